@@ -1,0 +1,186 @@
+"""Puts a running system together: server, client, encoder, questions, task, environments.
+
+The command lines use it, and so does `gymnasium.make("QueryMutation-v0")`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from query_mutator import operators as operator_registry
+from query_mutator.data import Split, guard_questions, load_questions, python_docs, split_questions
+from query_mutator.encoder import Encoder, english_words, resolve_encoder
+from query_mutator.llm.build import BackendChoice, build_client, resolve_backend
+from query_mutator.llm.client import Client
+from query_mutator.observation import Projection
+from query_mutator.rewards import WeightedReward
+from query_mutator.task import PYTHON_DOMAIN, CallSettings, Task, build_task
+from query_mutator.types import Question, StepRecord
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED_TARGET = "pydoc-assistant"
+EMBEDDED_MUTATOR = "rule-rewriter"
+BUNDLED_DATASET = "python_docs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSettings:
+    """What decides which models answer and how calls reach them."""
+
+    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    ollama_url: str | None = None
+    target_model: str | None = None
+    mutator_model: str | None = None
+    batch_size: int = 8
+    timeout_s: float = 120.0
+    encoder: str = "all-MiniLM-L6-v2"
+    device: str = "cpu"
+    deterministic: bool = False
+    running_speed: float = 0.0
+    latency_ms: float = 0.0
+    latency_sigma: float = 0.0
+
+
+class System:
+    """The models of a run behind one client, with the encoder beside them; a context manager that ends what it began."""
+
+    def __init__(self, settings: SystemSettings) -> None:
+        self.settings = settings
+        self._stack = ExitStack()
+        try:
+            self.choice = resolve_backend(
+                settings.backend, url=settings.ollama_url, target_model=settings.target_model
+            )
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def embedded(self) -> bool:
+        """Return whether the embedded assistant answers."""
+        return self.choice.kind == "embedded"
+
+    def _start(self) -> None:
+        settings = self.settings
+        self.known_words: frozenset[str] = english_words()
+        if self.embedded:
+            self.encoder = self._resolve_encoder(None)
+            self.url = self._start_embedded()
+        else:
+            assert self.choice.url is not None
+            self.url = self.choice.url
+        self.client: Client = build_client(self.url, batch_size=settings.batch_size, timeout_s=settings.timeout_s)
+        self._stack.callback(self.client.close)
+        self.target_model = settings.target_model or EMBEDDED_TARGET
+        self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
+        for model in dict.fromkeys((self.target_model, self.mutator_model)):
+            self.client.require_model(model)
+        if not self.embedded:
+            self.encoder = self._resolve_encoder(self.client.embed)
+
+    def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
+        settings = self.settings
+        encoder = resolve_encoder(
+            settings.encoder, device=settings.device, deterministic=settings.deterministic, embed=embed
+        )
+        self._stack.callback(encoder.close)
+        return encoder
+
+    def _start_embedded(self) -> str:
+        """Start the embedded server in this process, sharing the encoder and its memory of texts."""
+        from query_mutator.embedded.corpus import load_corpus
+        from query_mutator.embedded.models import default_models
+        from query_mutator.embedded.server import start_server
+
+        settings = self.settings
+        corpus = load_corpus()
+        self.known_words |= corpus.vocabulary()
+        server = start_server(
+            default_models(self.encoder, corpus=corpus),
+            encoder=self.encoder,
+            num_parallel=settings.batch_size,
+            latency_ms=settings.latency_ms,
+            latency_sigma=settings.latency_sigma,
+            running_speed=settings.running_speed,
+        )
+        self._stack.callback(server.close)
+        return server.url
+
+    def close(self) -> None:
+        """Close connections, server and encoder; idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What decides which questions are asked and what an episode may do."""
+
+    dataset: str = BUNDLED_DATASET
+    question_column: str | None = None
+    answer_column: str | None = None
+    operators: str = ""
+    domain: str = PYTHON_DOMAIN
+    reward: str = ""
+    max_episode_steps: int = 5
+    answer: Literal["best", "last"] = "best"
+    step_cost: float = 0.02
+    embedding_dims: int = 24
+    target_max_tokens: int = 256
+    mutator_max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = 0
+
+
+def load_dataset(settings: TaskSettings) -> list[Question]:
+    """Return the questions of `settings.dataset`: the bundled set's name, or a file."""
+    if settings.dataset == BUNDLED_DATASET and not Path(settings.dataset).exists():
+        return python_docs()
+    return load_questions(
+        settings.dataset, question_column=settings.question_column, answer_column=settings.answer_column
+    )
+
+
+def make_task(
+    system: System, settings: TaskSettings, questions: Sequence[Question], *, projection: Projection | None = None
+) -> Task:
+    """Return the task on training `questions` against a running system."""
+    return build_task(
+        questions,
+        calls=CallSettings(
+            target_model=system.target_model,
+            mutator_model=system.mutator_model,
+            target_max_tokens=settings.target_max_tokens,
+            mutator_max_tokens=settings.mutator_max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+        ),
+        encoder=system.encoder,
+        operators=operator_registry.select(settings.operators),
+        known_words=system.known_words,
+        embedding_dims=settings.embedding_dims,
+        projection=projection,
+        reward=WeightedReward.parse(settings.reward) if settings.reward else None,
+        domain=settings.domain,
+        max_episode_steps=settings.max_episode_steps,
+        answer=settings.answer,
+        step_cost=settings.step_cost,
+    )
+
+
+def split_dataset(settings: TaskSettings) -> Split:
+    """Return the hash-stable split of the dataset."""
+    return split_questions(load_dataset(settings))

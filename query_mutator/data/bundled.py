@@ -1,0 +1,21 @@
+"""The two question sets that come with the product."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from query_mutator.data.loaders import load_questions
+from query_mutator.types import Question
+
+FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
+
+
+def python_docs() -> list[Question]:
+    """Return the ordinary questions about Python's standard library, in the voices people type."""
+    return load_questions(FOLDER / "python_docs.jsonl")
+
+
+def guard_questions() -> list[Question]:
+    """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
+    return load_questions(FOLDER / "guard.jsonl")

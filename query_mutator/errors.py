@@ -1,0 +1,66 @@
+"""What can go wrong, as one tree.
+
+    QueryMutatorError
+    ├── UsageError (also a ValueError)   something a user typed or a file they gave        exit code 2
+    │   ├── DatasetError                 a row of a question file, with file and line
+    │   ├── CheckpointError              unreadable, or made for other settings
+    │   └── EncoderError                 an encoder that cannot be found or verified
+    ├── BackendError                     a server that cannot serve this run at all        exit code 2
+    │   ├── ServerDownError              nothing answers at the address
+    │   └── ModelMissingError            the server answers, the model is not there
+    ├── DiskError                        a file of the run could not be written            exit code 2
+    └── TooManyFailuresError             calls failed more often than allowed              exit code 3
+
+A single failed call is not in this tree: it is data (`types.ErrorInfo`), because a run goes on after it.
+"""
+
+from __future__ import annotations
+
+EXIT_USAGE = 2
+EXIT_FAILURES = 3
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class QueryMutatorError(Exception):
+    """Base of all errors; `str(error)` is one line that says what to do, `exit_code` what a CLI returns."""
+
+    exit_code = EXIT_USAGE
+
+
+class UsageError(QueryMutatorError, ValueError):
+    """Something a user typed cannot be used as it stands."""
+
+
+class DatasetError(UsageError):
+    """A row of a question file is broken; the message begins with `file:line:`."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint cannot be read, or belongs to other settings."""
+
+
+class EncoderError(UsageError):
+    """A sentence encoder cannot be found, or its weights are not the ones expected."""
+
+
+class BackendError(QueryMutatorError):
+    """A model server cannot serve this run."""
+
+
+class ServerDownError(BackendError):
+    """Nothing answers at the server's address."""
+
+
+class ModelMissingError(BackendError):
+    """The server answers, but does not have the model."""
+
+
+class DiskError(QueryMutatorError):
+    """A file of the run could not be written (a full disk, a read-only folder)."""
+
+
+class TooManyFailuresError(QueryMutatorError):
+    """More calls failed than the run allows."""
+
+    exit_code = EXIT_FAILURES

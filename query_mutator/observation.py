@@ -1,0 +1,125 @@
+"""What the policy sees: one float32 vector, built from texts and the models' replies, never from gold answers.
+
+K projected embedding dimensions, A operators
+slice        size  content
+question     K     embedding of the question as it stands, projected and whitened
+answer       K     embedding of the target's answer to it, likewise
+similarity   3     cosines: original question ~ answer, present question ~ answer, best original ~ answer so far
+drift        1     1 - cosine of original and present question
+verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
+words        4     share of unknown words, log length, sentences, question marks
+progress     2     share of the episode's steps used, present question is the original
+used         A     operators used in this episode
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+_WORD = re.compile(r"[a-z][a-z']*")
+_SCALARS = (("similarity", 3), ("drift", 1), ("verdicts", 4), ("words", 4), ("progress", 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A linear map of embeddings [D] to K whitened principal components."""
+
+    mean: FloatArray  # [D]
+    components: FloatArray  # [D, K], each column scaled so that projected data have unit variance
+
+    @classmethod
+    def fit(cls, vectors: FloatArray, *, dims: int) -> Projection:
+        """Return the whitening PCA of `vectors` [n, D] onto at most `dims` components (signs fixed, so repeatable)."""
+        mean = vectors.mean(axis=0, dtype=np.float64)
+        _, scale, axes = np.linalg.svd(vectors - mean, full_matrices=False)
+        kept = min(dims, int((scale > 1e-6 * scale[0]).sum()))
+        axes = axes[:kept]
+        signs = np.sign(axes[np.arange(kept), np.abs(axes).argmax(axis=1)])
+        spread = scale[:kept] / math.sqrt(max(1, len(vectors) - 1))
+        components = np.zeros((vectors.shape[1], dims))
+        components[:, :kept] = (axes * (signs / spread)[:, None]).T
+        return cls(mean=mean.astype(np.float32), components=components.astype(np.float32))
+
+    @property
+    def dims(self) -> int:
+        """Return K."""
+        return int(self.components.shape[1])
+
+    def __call__(self, vector: FloatArray) -> FloatArray:
+        """Return the K components of one embedding [D]."""
+        projected: FloatArray = (vector - self.mean) @ self.components
+        return projected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """One moment of an episode, as far as the policy may see it."""
+
+    original: str
+    current: str
+    original_vector: FloatArray  # [D]
+    current_vector: FloatArray  # [D]
+    answer_vector: FloatArray  # [D]
+    best_similarity: float
+    refused: bool
+    not_sure: bool
+    first_refused: bool
+    first_not_sure: bool
+    step_fraction: float
+    used: Sequence[bool]  # [A]
+
+
+class Observer:
+    """Builds observations; holds what is frozen for a run: the projection and the known words."""
+
+    def __init__(self, *, projection: Projection, known_words: Collection[str], num_operators: int) -> None:
+        self.projection = projection
+        self.known_words = known_words
+        self.slices = _slices(projection.dims, num_operators)
+        self.size = max(piece.stop for piece in self.slices.values())
+
+    def __call__(self, sight: Sight) -> FloatArray:
+        """Return the observation [O]."""
+        obs = np.empty(self.size, dtype=np.float32)
+        put = self.slices
+        obs[put["question"]] = self.projection(sight.current_vector)
+        obs[put["answer"]] = self.projection(sight.answer_vector)
+        obs[put["similarity"]] = (
+            np.dot(sight.original_vector, sight.answer_vector),
+            np.dot(sight.current_vector, sight.answer_vector),
+            sight.best_similarity,
+        )
+        obs[put["drift"]] = 1.0 - np.dot(sight.original_vector, sight.current_vector)
+        obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
+        obs[put["words"]] = self._words(sight.current)
+        obs[put["progress"]] = (sight.step_fraction, sight.current == sight.original)
+        obs[put["used"]] = sight.used
+        return obs
+
+    def _words(self, text: str) -> tuple[float, float, float, float]:
+        words = _WORD.findall(text.lower())
+        unknown = sum(word not in self.known_words and word.rstrip("'s") not in self.known_words for word in words)
+        sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])
+        return (
+            4.0 * unknown / max(1, len(words)),
+            math.log1p(len(words)) / 2,
+            min(sentences, 6) / 3,
+            text.count("?") / 2,
+        )
+
+
+def _slices(dims: int, num_operators: int) -> dict[str, slice]:
+    slices: dict[str, slice] = {}
+    start = 0
+    for name, size in (("question", dims), ("answer", dims), *_SCALARS, ("used", num_operators)):
+        slices[name] = slice(start, start + size)
+        start += size
+    return slices

@@ -1,0 +1,41 @@
+"""One score in [0, 1] out of weighed parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from query_mutator.errors import UsageError
+from query_mutator.rewards.parts import PARTS, Evidence
+from query_mutator.types import Reward
+
+#: Being right decides; the rest tells near misses apart.
+DEFAULT_WEIGHTS: Mapping[str, float] = {"right": 0.7, "similarity": 0.15, "answered": 0.1, "meaning": 0.05}
+
+
+class WeightedReward:
+    """The weighed mean of named parts; weights need not sum to 1, they are divided by their sum."""
+
+    def __init__(self, weights: Mapping[str, float] = DEFAULT_WEIGHTS) -> None:
+        if not weights or any(weight < 0 for weight in weights.values()) or sum(weights.values()) <= 0:
+            raise UsageError("reward weights must be 0 or more with one above 0, as in right=0.7,similarity=0.3")
+        total = sum(weights.values())
+        self.weights = {name: weight / total for name, weight in weights.items()}
+        self._parts = {name: PARTS.get(name) for name in weights}
+
+    @classmethod
+    def parse(cls, spec: str) -> WeightedReward:
+        """Return the reward written as `right=0.7,similarity=0.3`."""
+        weights: dict[str, float] = {}
+        for item in spec.split(","):
+            name, _, value = item.partition("=")
+            try:
+                weights[name.strip()] = float(value)
+            except ValueError:
+                raise UsageError(f"reward {item.strip()!r} is not NAME=WEIGHT, as in right=0.7") from None
+        return cls(weights)
+
+    def __call__(self, evidence: Evidence) -> Reward:
+        """Return the score and every part of it, unweighed."""
+        parts = {name: part(evidence) for name, part in self._parts.items()}
+        score = sum(self.weights[name] * value for name, value in parts.items())
+        return Reward(score=min(1.0, max(0.0, score)), parts=parts)

@@ -1,0 +1,185 @@
+"""The records that travel through the product; wire formats become one of these at the edge.
+
+    Question -> (operator) -> ChatRequest -> (client) -> Completion -> (reward) -> Reward -> StepRecord
+
+Times are in seconds (`_s`) as floats; wire nanoseconds are converted in `Completion.from_ollama`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant"]
+Purpose = Literal["mutate", "target", "judge"]
+
+#: Every way one call can fail; `ErrorInfo.kind` is one of them.
+ERROR_KINDS = (
+    "connect",  # refused, reset, unreachable
+    "timeout",  # no complete reply in time
+    "busy",  # 503, 429: the server asks to come back later
+    "server",  # any other 5xx
+    "memory",  # the server ran out of memory for the model
+    "model_missing",  # 404 for the model
+    "request",  # any other 4xx: the request itself is wrong
+    "malformed",  # truncated or unreadable reply
+    "empty",  # a reply without text
+    "incomplete",  # done: false, or done_reason "load"
+    "cancelled",  # we closed the call ourselves
+)
+
+NANOSECONDS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One ordinary question; `accept` and `reference` are gold and never reach an observation."""
+
+    id: str
+    text: str
+    accept: tuple[str, ...] = ()  # names that count as right
+    reference: str | None = None  # a good answer, for similarity
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorInfo:
+    """Why one call failed: `kind` (one of ERROR_KINDS), a message, the HTTP status if there was one."""
+
+    kind: str
+    message: str
+    status: int | None = None
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One call to a model; `options` are the server's runner options beside those named here."""
+
+    model: str
+    messages: tuple[Message, ...]
+    purpose: Purpose = "target"
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def user(cls, text: str, **fields: Any) -> ChatRequest:
+        """Return a request with one user message."""
+        return cls(messages=(Message(role="user", content=text),), **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A model's reply, or the error in its place; `queue_wait_s` is the time the server held it back."""
+
+    text: str = ""
+    model: str = ""
+    error: ErrorInfo | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_s: float = 0.0  # the server's own account
+    load_s: float = 0.0
+    prompt_eval_s: float = 0.0
+    eval_s: float = 0.0
+    latency_s: float = 0.0  # what the client waited
+    attempts: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """True when the reply is an answer."""
+        return self.error is None
+
+    @property
+    def queue_wait_s(self) -> float:
+        """Return total - load - prompt_eval - eval, never below 0 (how Ollama's durations add up)."""
+        return max(0.0, self.total_s - self.load_s - self.prompt_eval_s - self.eval_s)
+
+    @classmethod
+    def failed(cls, kind: str, message: str, **fields: Any) -> Completion:
+        """Return a completion that carries only an error; `status`, `retry_after_s` go to the error."""
+        about = {name: fields.pop(name) for name in ("status", "retry_after_s") if name in fields}
+        return cls(error=ErrorInfo(kind=kind, message=message, **about), **fields)
+
+    @classmethod
+    def from_ollama(cls, payload: Mapping[str, Any]) -> Completion:
+        """Return the record of one final `/api/chat` or `/api/generate` object (durations in ns).
+
+        Replies that are no answers (an `error` key, `done` false, `done_reason` "load", no text) carry an error.
+        """
+        message = payload.get("message") or {}
+        text = str(message.get("content") or payload.get("response") or "").strip()
+        error = None
+        if payload.get("error"):
+            error = ErrorInfo(kind="server", message=str(payload["error"]))
+        elif payload.get("done_reason") == "load":
+            error = ErrorInfo(kind="incomplete", message="the server only loaded the model")
+        elif payload.get("done") is not True:
+            error = ErrorInfo(kind="incomplete", message="the reply stopped before it was done")
+        elif not text:
+            error = ErrorInfo(kind="empty", message="the reply has no text")
+        return cls(
+            text=text if error is None else "",
+            model=str(payload.get("model") or ""),
+            error=error,
+            prompt_tokens=int(payload.get("prompt_eval_count") or 0),
+            completion_tokens=int(payload.get("eval_count") or 0),
+            total_s=_seconds(payload, "total_duration"),
+            load_s=_seconds(payload, "load_duration"),
+            prompt_eval_s=_seconds(payload, "prompt_eval_duration"),
+            eval_s=_seconds(payload, "eval_duration"),
+        )
+
+    def after(self, *, latency_s: float) -> Completion:
+        """Return the same completion with the time the client waited."""
+        return replace(self, latency_s=latency_s)
+
+
+def _seconds(payload: Mapping[str, Any], key: str) -> float:
+    return float(payload.get(key) or 0) * NANOSECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A score in [0, 1] and the named parts it was made of."""
+
+    score: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One environment step as it stands in `transcripts.jsonl`; all that depends on the clock is in `timing`."""
+
+    env: int
+    step: int  # counts this environment's steps in the run, from 0
+    episode: int  # counts this environment's episodes, from 0
+    question_id: str
+    operator: str
+    question: str  # as first put
+    rewrite: str  # as it stands after this step
+    answer: str
+    baseline_score: float
+    score: float  # of what would be submitted now
+    parts: Mapping[str, float]
+    reward: float
+    valid: bool = True
+    error: ErrorInfo | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return asdict(self)

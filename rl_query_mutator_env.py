@@ -1,0 +1,431 @@
+"""The environment: an episode rewrites one question, step by step, until the answer to it is submitted.
+
+    reset   draw a question, ask the target as it stands
+    step    an operator: the mutator rewrites the present question, the target answers it
+            undo:        back to the question as first put
+            submit:      the episode ends (terminated); after `max_episode_steps` it is cut off (truncated)
+    reward  change of the score of what would be submitted now, minus a cost for steps that call a model;
+            so the return is final score - baseline score - costs
+
+`QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
+`gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
+Both run the same generators (`reset_flow`, `step_flow`), so they give the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsInt
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from query_mutator.errors import BackendError
+from query_mutator.llm.client import Client
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import retry_delay_s
+from query_mutator.observation import Sight
+from query_mutator.rewards import Evidence, is_not_sure, is_refusal
+from query_mutator.scheduling import (
+    Call,
+    Encode,
+    Flow,
+    PooledScheduler,
+    RetryDelay,
+    Scheduler,
+    SequentialScheduler,
+    run_flow,
+)
+from query_mutator.task import SUBMIT, UNDO, Task
+from query_mutator.types import Completion, ErrorInfo, Question, Reward, StepRecord
+
+FloatArray = NDArray[np.float32]
+StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
+
+RESET_TRIES_PER_QUESTION = 3
+RESET_QUESTIONS = 5  # different questions whose first answer may fail before the server is given up
+
+gym.register(
+    id="QueryMutation-v0",
+    entry_point="query_mutator.assemble:make_env",
+    vector_entry_point="query_mutator.assemble:make_vector_env",
+) if "QueryMutation-v0" not in gym.registry else None
+
+
+def register() -> None:
+    """Entry point `gymnasium.envs`: importing this module has registered `QueryMutation-v0` already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A question text, the target's answer to it, and what they are worth; vectors are [D]."""
+
+    text: str
+    answer: str
+    text_vector: FloatArray
+    answer_vector: FloatArray
+    similarity: float  # cosine of the original question and the answer: no gold in it
+    reward: Reward
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Return what `answer="best"` compares: an answer beats "not sure" beats a refusal, then similarity decides."""
+        return not is_refusal(self.answer), not is_not_sure(self.answer), self.similarity
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """What has happened since the question was drawn."""
+
+    index: int  # of the question in the task
+    first: Attempt
+    current: Attempt
+    best: Attempt
+    known: dict[str, Attempt]  # every text asked in this episode: it is not asked again
+    used: list[bool]
+    steps: int = 0
+    calls: int = 1
+    total_reward: float = 0.0
+    names: list[str] = field(default_factory=list)  # actions taken
+
+
+class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
+    """One question at a time; calls are made one after the other in the calling thread."""
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium's own declaration
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        client: Client,
+        retry_delay: RetryDelay = retry_delay_s,
+        env_id: int = 0,
+        on_record: Callable[[StepRecord], None] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.task = task
+        self.client = client
+        self.retry_delay = retry_delay
+        self.env_id = env_id
+        self.on_record = on_record
+        self.render_mode = render_mode
+        size = task.observer.size
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(size,), dtype=np.float32)
+        self.action_space = gym.spaces.Discrete(len(task.actions))
+        self.episode: Episode | None = None
+        self.total_steps = 0
+        self.total_episodes = 0
+        self.invalid_steps = 0
+        self._order: list[int] = []
+
+    # --- gymnasium's interface -------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Draw a question (or take `options["question"]`, an index) and return the observation [O] and info."""
+        result: tuple[FloatArray, dict[str, Any]] = self._run(self.reset_flow(seed=seed, options=options))
+        return result
+
+    def step(self, action: SupportsInt) -> StepResult:
+        """Carry out one action and return observation [O], reward, terminated, truncated, info."""
+        result: StepResult = self._run(self.step_flow(int(action)))
+        return result
+
+    def render(self) -> str:  # type: ignore[override]
+        """Return the episode so far as text."""
+        if self.episode is None:
+            return "(not reset)"
+        episode = self.episode
+        return f"{episode.first.text}\n  {' > '.join(episode.names) or '-'}\n{episode.current.text}\n  {episode.current.answer}"
+
+    def _run(self, flow: Flow) -> Any:
+        return run_flow(flow, client=self.client, encoder=self.task.encoder, retry_delay_s=self.retry_delay)
+
+    # --- the state machine -----------------------------------------------------------------------------------------
+
+    def reset_flow(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Flow:
+        """Yield the calls of a reset; return (observation, info)."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._order = []
+        fixed = (options or {}).get("question")
+        error: ErrorInfo | None = None
+        for _ in range(1 if fixed is not None else RESET_QUESTIONS):
+            index = int(fixed) if fixed is not None else self._draw()
+            for _ in range(RESET_TRIES_PER_QUESTION):
+                completion: Completion = yield Call(self.task.calls.target(self.task.questions[index].text))
+                if completion.ok:
+                    return (yield from self._begin(index, completion.text))
+                error = completion.error
+        raise BackendError(f"no question could be put to {self.task.calls.target_model}: {error}")
+
+    def step_flow(self, action: int) -> Flow:
+        """Yield the calls of one step; return gymnasium's five."""
+        assert self.episode is not None, "call reset() before step()"
+        episode, name = self.episode, self.task.actions[action]
+        before = self._submitted().reward.score
+        cost, error = 0.0, None
+        if name == UNDO:
+            episode.current = episode.first
+        elif name != SUBMIT:
+            cost = self.task.step_cost
+            error = yield from self._rewrite(action)
+        episode.names.append(name)
+        episode.steps += 1
+        reward = 0.0 if error else self._submitted().reward.score - before - cost
+        return self._end_step(name, reward, error, terminated=name == SUBMIT)
+
+    def _draw(self) -> int:
+        if not self._order:
+            self._order = [int(index) for index in self.np_random.permutation(len(self.task.questions))]
+        return self._order.pop()
+
+    def _begin(self, index: int, answer: str) -> Flow:
+        question = self.task.questions[index]
+        (answer_vector,) = yield Encode((answer,))
+        first = self._attempt(index, question.text, answer, self.task.question_vectors[index], answer_vector)
+        used = [False] * len(self.task.operators)
+        self.episode = Episode(
+            index=index, first=first, current=first, best=first, known={question.text: first}, used=used
+        )
+        return self._observe(), {"question_id": question.id, "baseline_score": first.reward.score}
+
+    def _rewrite(self, action: int) -> Flow:
+        """Have the mutator rewrite and the target answer; return the error of a call that failed for good."""
+        assert self.episode is not None
+        episode, operator = self.episode, self.task.operators[action]
+        prompt = operator.render(episode.current.text, context=self.task.context(episode.index))
+        mutated: Completion = yield Call(self.task.calls.mutator(prompt))
+        episode.calls += 1
+        text = clean_rewrite(mutated.text) or episode.current.text
+        if not mutated.ok:
+            return mutated.error
+        if text not in episode.known:
+            answered: Completion = yield Call(self.task.calls.target(text))
+            episode.calls += 1
+            if not answered.ok:
+                return answered.error
+            vectors = yield Encode((text, answered.text))
+            episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
+        episode.used[action] = True
+        episode.current = episode.known[text]
+        episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank)
+        return None
+
+    def _attempt(
+        self, index: int, text: str, answer: str, text_vector: FloatArray, answer_vector: FloatArray
+    ) -> Attempt:
+        original = self.task.question_vectors[index]
+        evidence = Evidence(
+            question=self.task.questions[index],
+            rewrite=text,
+            answer=answer,
+            question_vector=original,
+            rewrite_vector=text_vector,
+            answer_vector=answer_vector,
+            reference_vector=self.task.reference_vectors[index],
+        )
+        return Attempt(
+            text=text,
+            answer=answer,
+            text_vector=text_vector,
+            answer_vector=answer_vector,
+            similarity=float(np.dot(original, answer_vector)),
+            reward=self.task.reward(evidence),
+        )
+
+    def _submitted(self) -> Attempt:
+        """Return what would be submitted now."""
+        assert self.episode is not None
+        return self.episode.best if self.task.answer == "best" else self.episode.current
+
+    def _observe(self) -> FloatArray:
+        assert self.episode is not None
+        episode = self.episode
+        current, first = episode.current, episode.first
+        return self.task.observer(
+            Sight(
+                original=first.text,
+                current=current.text,
+                original_vector=first.text_vector,
+                current_vector=current.text_vector,
+                answer_vector=current.answer_vector,
+                best_similarity=episode.best.similarity,
+                refused=is_refusal(current.answer),
+                not_sure=is_not_sure(current.answer),
+                first_refused=is_refusal(first.answer),
+                first_not_sure=is_not_sure(first.answer),
+                step_fraction=episode.steps / self.task.max_episode_steps,
+                used=episode.used,
+            )
+        )
+
+    def _end_step(self, name: str, reward: float, error: ErrorInfo | None, *, terminated: bool) -> StepResult:
+        assert self.episode is not None
+        episode, submitted = self.episode, self._submitted()
+        episode.total_reward += reward
+        truncated = not terminated and episode.steps >= self.task.max_episode_steps
+        info: dict[str, Any] = {"valid": error is None, "score": submitted.reward.score}
+        if terminated or truncated:
+            info |= self._summary()
+        self._record(name, reward, error)
+        self.total_steps += 1
+        self.total_episodes += terminated or truncated
+        self.invalid_steps += error is not None
+        return self._observe(), reward, terminated, truncated, info
+
+    def _summary(self) -> dict[str, Any]:
+        assert self.episode is not None
+        episode, submitted = self.episode, self._submitted()
+        return {
+            "episode": {"r": episode.total_reward, "l": episode.steps},
+            "question_id": self.task.questions[episode.index].id,
+            "answer": submitted.answer,
+            "rewrite": submitted.text,
+            "success": submitted.reward.parts.get("right", 0.0),
+            "baseline_success": episode.first.reward.parts.get("right", 0.0),
+            "refused": is_refusal(submitted.answer),
+            "calls": episode.calls,
+        }
+
+    def _record(self, name: str, reward: float, error: ErrorInfo | None) -> None:
+        assert self.episode is not None
+        if self.on_record is None:
+            return
+        episode, question, submitted = self.episode, self._question(), self._submitted()
+        self.on_record(
+            StepRecord(
+                env=self.env_id,
+                step=self.total_steps,
+                episode=self.total_episodes,
+                question_id=question.id,
+                operator=name,
+                question=question.text,
+                rewrite=episode.current.text,
+                answer=episode.current.answer,
+                baseline_score=episode.first.reward.score,
+                score=submitted.reward.score,
+                parts=dict(episode.current.reward.parts),
+                reward=reward,
+                valid=error is None,
+                error=error,
+            )
+        )
+
+    def _question(self) -> Question:
+        assert self.episode is not None
+        return self.task.questions[self.episode.index]
+
+
+class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):
+    """N environments in step; each goes rewrite -> answer -> score on its own, with `batch_size` calls in flight.
+
+    `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`).
+    """
+
+    def __init__(self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8) -> None:
+        self.envs = list(envs)
+        if not self.envs:
+            raise ValueError("envs must hold at least one QueryMutationEnv")
+        super().__init__()
+        first = self.envs[0]
+        self.num_envs = len(self.envs)
+        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.autoreset_mode = AutoresetMode.SAME_STEP
+        self.render_mode = first.render_mode
+        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._observations = np.zeros(self.observation_space.shape or (), dtype=np.float32)  # [N, O]
+        self._scheduler = _scheduler(first, batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Return the bound on calls in flight."""
+        return self._scheduler.batch_size
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Reset all environments, or those in `options["reset_mask"]` [N]; env i gets `seed + i`."""
+        mask = _reset_mask(options, self.num_envs)
+        seeds = _seeds(seed, self.num_envs)
+        passed_on = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
+        chosen = [index for index in range(self.num_envs) if mask[index]]
+        results = self._run_all({i: self.envs[i].reset_flow(seed=seeds[i], options=passed_on) for i in chosen})
+        infos: dict[str, Any] = {}
+        for index in chosen:
+            self._observations[index], info = results[index]
+            infos = self._add_info(infos, info, index)
+        return self._observations.copy(), infos
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Step all environments with `actions` [N]; one that ends is reset in the same step (`final_obs`)."""
+        if len(actions) != self.num_envs:
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
+        results = self._run_all({i: _step_and_reset(env, int(actions[i])) for i, env in enumerate(self.envs)})
+        rewards = np.zeros(self.num_envs)
+        terminations = np.zeros(self.num_envs, dtype=np.bool_)
+        truncations = np.zeros(self.num_envs, dtype=np.bool_)
+        infos: dict[str, Any] = {}
+        for index in range(self.num_envs):
+            self._observations[index], rewards[index], terminations[index], truncations[index], info = results[index]
+            infos = self._add_info(infos, info, index)
+        return self._observations.copy(), rewards, terminations, truncations, infos
+
+    batch_reset = reset
+    batch_step = step
+
+    def _run_all(self, flows: dict[int, Flow]) -> dict[int, Any]:
+        for index, flow in flows.items():
+            self._scheduler.start(index, flow)
+        return dict(self._scheduler.finished() for _ in flows)  # type: ignore[misc]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers and the environments; `close()` calls this once."""
+        self._scheduler.close()
+        for env in self.envs:
+            env.close()
+
+
+def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
+    """Yield the calls of a step and, when the episode ends in it, those of the next question's first answer."""
+    obs, reward, terminated, truncated, info = yield from env.step_flow(action)
+    if terminated or truncated:
+        next_obs, next_info = yield from env.reset_flow()
+        obs, info = next_obs, {"final_obs": obs, "final_info": info, **next_info}
+    return obs, reward, terminated, truncated, info
+
+
+def _scheduler(env: QueryMutationEnv, batch_size: int | None) -> Scheduler:
+    shared = {"client": env.client, "encoder": env.task.encoder, "retry_delay_s": env.retry_delay}
+    if batch_size is None:
+        return SequentialScheduler(**shared)
+    return PooledScheduler(**shared, batch_size=batch_size)
+
+
+def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + index for index in range(num_envs)]
+    if len(seed) != num_envs:
+        raise ValueError(f"{len(seed)} seeds for {num_envs} environments")
+    return list(seed)
+
+
+def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> NDArray[np.bool_]:
+    if not options or "reset_mask" not in options:
+        return np.ones(num_envs, dtype=np.bool_)
+    mask = options["reset_mask"]
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
+        raise ValueError(f"options['reset_mask'] must be a bool array of shape ({num_envs},) with at least one True")
+    return mask
