@@ -23,11 +23,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import retry_delay_s
 
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
-from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.retry import retry_delay_s
 from query_mutator.observation import Sight
 from query_mutator.rewards import Evidence, is_not_sure, is_refusal
 from query_mutator.scheduling import (
@@ -49,15 +49,18 @@ StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
 RESET_TRIES_PER_QUESTION = 3
 RESET_QUESTIONS = 5  # different questions whose first answer may fail before the server is given up
 
-gym.register(
-    id="QueryMutation-v0",
-    entry_point="query_mutator.assemble:make_env",
-    vector_entry_point="query_mutator.assemble:make_vector_env",
-) if "QueryMutation-v0" not in gym.registry else None
-
 
 def register() -> None:
-    """Entry point `gymnasium.envs`: importing this module has registered `QueryMutation-v0` already."""
+    """Register `QueryMutation-v0` with gymnasium; also the `gymnasium.envs` entry point, so it may run twice."""
+    if "QueryMutation-v0" not in gym.registry:
+        gym.register(
+            id="QueryMutation-v0",
+            entry_point="query_mutator.assemble:make_env",
+            vector_entry_point="query_mutator.assemble:make_vector_env",
+        )
+
+
+register()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         retry_delay: RetryDelay = retry_delay_s,
         env_id: int = 0,
         on_record: Callable[[StepRecord], None] | None = None,
+        on_close: Callable[[], None] | None = None,
         render_mode: str | None = None,
     ) -> None:
         self.task = task
@@ -113,6 +117,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.retry_delay = retry_delay
         self.env_id = env_id
         self.on_record = on_record
+        self.on_close = on_close
         self.render_mode = render_mode
         size = task.observer.size
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(size,), dtype=np.float32)
@@ -141,8 +146,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """Return the episode so far as text."""
         if self.episode is None:
             return "(not reset)"
-        episode = self.episode
-        return f"{episode.first.text}\n  {' > '.join(episode.names) or '-'}\n{episode.current.text}\n  {episode.current.answer}"
+        first, current = self.episode.first, self.episode.current
+        actions = " > ".join(self.episode.names) or "-"
+        return f"{first.text}\n  {actions}\n{current.text}\n  {current.answer}"
+
+    def close(self) -> None:
+        """Give back what was made for this environment; idempotent."""
+        if self.on_close is not None:
+            self.on_close()
+            self.on_close = None
 
     def _run(self, flow: Flow) -> Any:
         return run_flow(flow, client=self.client, encoder=self.task.encoder, retry_delay_s=self.retry_delay)

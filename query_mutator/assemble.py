@@ -8,20 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from query_mutator import operators as operator_registry
-from query_mutator.data import Split, guard_questions, load_questions, python_docs, split_questions
+from query_mutator.data import Split, load_questions, python_docs, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
-from query_mutator.llm.build import BackendChoice, build_client, resolve_backend
-from query_mutator.llm.client import Client
+from query_mutator.errors import UsageError
+from query_mutator.llm.build import build_embed, resolve_backend
+from query_mutator.llm.limits import Limit
+from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.observation import Projection
+from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward
 from query_mutator.task import PYTHON_DOMAIN, CallSettings, Task, build_task
-from query_mutator.types import Question, StepRecord
+from query_mutator.types import Question
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +53,13 @@ class SystemSettings:
 
 
 class System:
-    """The models of a run behind one client, with the encoder beside them; a context manager that ends what it began."""
+    """The models of a run behind one client, and the encoder; a context manager that ends what it began."""
 
     def __init__(self, settings: SystemSettings) -> None:
         self.settings = settings
         self._stack = ExitStack()
         try:
-            self.choice = resolve_backend(
-                settings.backend, url=settings.ollama_url, target_model=settings.target_model
-            )
+            self.choice = resolve_backend(settings.backend, url=settings.ollama_url, target_model=settings.target_model)
             self._start()
         except BaseException:
             self.close()
@@ -77,14 +79,16 @@ class System:
         else:
             assert self.choice.url is not None
             self.url = self.choice.url
-        self.client: Client = build_client(self.url, batch_size=settings.batch_size, timeout_s=settings.timeout_s)
+        backend = OllamaBackend(self.url, timeout_s=settings.timeout_s, pool_size=settings.batch_size)
+        # No Retry around it: the scheduler waits before a retry, so that a waiting call holds no worker.
+        self.client = Limit(backend, limit=settings.batch_size)
         self._stack.callback(self.client.close)
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
         for model in dict.fromkeys((self.target_model, self.mutator_model)):
-            self.client.require_model(model)
+            backend.require_model(model)
         if not self.embedded:
-            self.encoder = self._resolve_encoder(self.client.embed)
+            self.encoder = self._resolve_encoder(build_embed(backend, limit=self.client))
 
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
         settings = self.settings
@@ -121,7 +125,9 @@ class System:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -178,6 +184,64 @@ def make_task(
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
         step_cost=settings.step_cost,
+    )
+
+
+_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make`, and how many use each
+
+
+def _share(settings: SystemSettings) -> System:
+    system, users = _shared.get(settings) or (System(settings), 0)
+    _shared[settings] = (system, users + 1)
+    return system
+
+
+def _release(settings: SystemSettings) -> None:
+    system, users = _shared.pop(settings)
+    if users > 1:
+        _shared[settings] = (system, users - 1)
+    else:
+        system.close()
+
+
+def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) -> QueryMutationEnv:
+    """Return one environment on training questions; keywords are the fields of SystemSettings and TaskSettings."""
+    system_settings, task_settings = _sort_keywords(kwargs)
+    system = _share(system_settings)
+    try:
+        task = make_task(system, task_settings, split_dataset(task_settings).train)
+    except BaseException:
+        _release(system_settings)
+        raise
+    return QueryMutationEnv(
+        task,
+        client=system.client,
+        env_id=env_id,
+        render_mode=render_mode,
+        on_close=lambda: _release(system_settings),
+    )
+
+
+def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
+    """Return N environments that share one task and one pool of `batch_size` workers."""
+    first = make_env(**kwargs)
+    more = [
+        QueryMutationEnv(first.task, client=first.client, env_id=index, render_mode=first.render_mode)
+        for index in range(1, num_envs)
+    ]
+    return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)
+
+
+def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
+    system_names = {field.name for field in fields(SystemSettings)}
+    task_names = {field.name for field in fields(TaskSettings)}
+    for name in kwargs:
+        if name not in system_names | task_names | {"render_mode", "env_id"}:
+            near = nearest(name, system_names | task_names)
+            raise UsageError(f"unknown keyword {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+    return (
+        SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
+        TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),
     )
 
 

@@ -86,7 +86,7 @@ class Task:
         return OperatorContext(domain=self.domain, neighbour=self.neighbours[index])
 
     def on(self, questions: Sequence[Question]) -> Task:
-        """Return the same task on other questions (held-out ones): projection and neighbours stay the training set's."""
+        """Return the same task on other (held-out) questions; projection and neighbours stay the training set's."""
         vectors, references, neighbours = _embed(
             questions, self.encoder, train=self.train_questions, train_vectors=self.train_vectors
         )

@@ -1,0 +1,121 @@
+"""Question files, the split, and what the bundled sets promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from query_mutator import pynames
+from query_mutator.data import guard_questions, load_questions, python_docs, split_questions
+from query_mutator.data.split import target_key
+from query_mutator.errors import DatasetError
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_jsonl_row_becomes_a_question_with_the_docstring_as_reference(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", '{"id": "a", "query": " sort a list ", "accept": ["sorted"], "tags": ["plain"]}')
+    (question,) = load_questions(path)
+    assert (question.id, question.text, question.accept, question.tags) == ("a", "sort a list", ("sorted",), ("plain",))
+    assert question.reference is not None
+    assert question.reference.startswith("Return a new list")
+
+
+def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"q": "capital of France?", "a": "Paris"}, {"q": "two and two?", "a": "4"}]
+    csv_path = write(tmp_path / "q.csv", "q,a", *(f"{row['q']},{row['a']}" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
+    loaded = [
+        load_questions(path, question_column="q", answer_column="a") for path in (csv_path, tmp_path / "q.parquet")
+    ]
+    assert loaded[0] == loaded[1]
+    assert (loaded[0][0].accept, loaded[0][0].reference) == (("Paris",), "Paris")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{not json", ":2: not JSON"),
+        ("[1]", ":2: a JSON list"),
+        ('{"query": "  "}', ":2: the question is not a text"),
+        ('{"query": ""}', ":2: the question is empty"),
+        ('{"other": "x"}', ":2: no question column"),
+        ('{"query": "x", "accept": []}', ":2: `accept` must be a list"),
+        ('{"id": "one", "query": "x"}', ":2: id 'one' stands in line 1 already"),
+        ('{"query": "x", "tags": "plain"}', ":2: `tags` must be a list"),
+    ],
+)
+def test_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str, says: str) -> None:
+    path = write(tmp_path / "q.jsonl", '{"id": "one", "query": "fine"}', line)
+    with pytest.raises(DatasetError) as caught:
+        load_questions(path)
+    assert str(caught.value).startswith(f"{path}{says}")
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_row_with_too_few_cells_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.csv", "query,answer", "a,b", "c")
+    with pytest.raises(DatasetError, match=r":3: fewer cells"):
+        load_questions(path)
+
+
+def test_wrong_column_name_suggests_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", '{"prompt": "x"}')
+    with pytest.raises(DatasetError, match="did you mean 'prompt'"):
+        load_questions(path, question_column="promt")
+
+
+def test_missing_and_unknown_files_say_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no such file"):
+        load_questions(tmp_path / "absent.jsonl")
+    with pytest.raises(DatasetError, match=r"unknown kind '\.txt'"):
+        load_questions(write(tmp_path / "q.txt", "x"))
+
+
+def test_bundled_questions_keep_the_mix_written_down_before_tuning() -> None:
+    questions = python_docs()
+    share = {
+        tag: sum(tag in question.tags for question in questions) / len(questions)
+        for tag in ("trigger", "misspelt", "slang", "wordy", "plain")
+    }
+    assert len(questions) >= 600
+    assert len({question.accept[0] for question in questions}) >= 200
+    assert share["trigger"] == pytest.approx(0.25, abs=0.01)
+    assert share["misspelt"] == pytest.approx(0.20, abs=0.01)
+    assert share["slang"] == pytest.approx(0.15, abs=0.01)
+    assert share["wordy"] == pytest.approx(0.15, abs=0.01)
+    assert share["plain"] <= 0.10
+
+
+def test_split_keeps_targets_apart_and_does_not_move() -> None:
+    questions = python_docs()
+    split = split_questions(questions)
+    assert len(split.test) >= 240
+    trained = {target_key(question) for question in split.train}
+    assert not [q.id for q in split.test if any(pynames.same_object(q.accept[0], name) for name in trained)]
+    fewer = split_questions(questions[::3])
+    assert set(fewer.test) <= set(split.test)
+    assert set(fewer.train) <= set(split.train)
+
+
+def test_guard_requests_have_no_gold() -> None:
+    guard = guard_questions()
+    assert len(guard) >= 20
+    assert all(not question.accept and question.reference is None for question in guard)
+
+
+def test_every_bundled_line_is_one_json_object_with_the_documented_fields() -> None:
+    from query_mutator.data.bundled import FOLDER
+
+    for line in (FOLDER / "python_docs.jsonl").read_text(encoding="utf-8").splitlines():
+        assert (
+            {"id", "query", "accept", "tags"} <= set(json.loads(line)) <= {"id", "query", "accept", "tags", "reference"}
+        )

@@ -1,0 +1,31 @@
+"""Intervals against values from the textbooks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from query_mutator.intervals import mean_interval, paired_interval, wilson_interval
+
+
+def test_wilson_matches_the_published_example() -> None:
+    # R. Newcombe (1998), table I: 81 of 263, Wilson without continuity correction.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+
+
+def test_wilson_stays_inside_and_off_the_point_at_the_ends() -> None:
+    low, high = wilson_interval(28, 28)
+    assert high == 1.0
+    assert 0.85 < low < 0.9
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_mean_interval_uses_student_t() -> None:
+    low, high = mean_interval([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-5)
+    assert mean_interval([1.0]) == (-math.inf, math.inf)
+
+
+def test_paired_interval_is_that_of_the_differences() -> None:
+    assert paired_interval([3.0, 5.0, 7.0], [2.0, 3.0, 4.0]) == mean_interval([1.0, 2.0, 3.0])
