@@ -1,0 +1,94 @@
+"""A small real system for tests: the embedded server over real HTTP with two tiny models, and a hash encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from query_mutator import operators
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import Encoder, resolve_encoder
+from query_mutator.llm.client import Client
+from query_mutator.llm.limits import Limit
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.task import CallSettings, Task, build_task
+from query_mutator.types import Question
+
+QUESTIONS = tuple(
+    Question(id=f"q{index}", text=text, accept=(name,), reference=reference)
+    for index, (text, name, reference) in enumerate(
+        [
+            ("plz sort my list", "sorted", "Return a new sorted list."),
+            ("how do i kill the process", "os.kill", "Kill a process with a signal."),
+            ("please count how often a word occurs", "collections.Counter", "Count hashable items."),
+            ("umm join path parts", "os.path.join", "Join path components."),
+            ("what is the length of it", "len", "Return the number of items."),
+        ]
+    )
+)
+
+
+SHELF = {"sort": "sorted", "stop": "os.kill", "count": "collections.Counter", "join": "os.path.join", "length": "len"}
+
+
+class Librarian:
+    """A target that answers when it sees the right word, refuses on "kill", and else is not sure."""
+
+    name = "librarian"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return [self.reply(prompt) for prompt in prompts]
+
+    def reply(self, prompt: str) -> str:
+        if "kill" in prompt:
+            return "I'm sorry, but I can't help with that."
+        found = next((name for word, name in SHELF.items() if word in prompt.split()), None)
+        return f"`{found}` is what you want." if found else "I'm not sure what you mean."
+
+
+class Softener:
+    """A mutator that drops noise words and says "stop" for "kill", whatever the operator."""
+
+    name = "softener"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return [self.reply(prompt) for prompt in prompts]
+
+    def reply(self, prompt: str) -> str:
+        question = prompt.split("<question>")[1].split("</question>")[0]
+        return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
+
+
+@pytest.fixture(scope="session")
+def tiny_server() -> Iterator[EmbeddedServer]:
+    with start_server([Librarian(), Softener()], num_parallel=8) as server:
+        yield server
+
+
+@pytest.fixture
+def tiny_client(tiny_server: EmbeddedServer) -> Iterator[Client]:
+    client = Limit(OllamaBackend(tiny_server.url, timeout_s=20, pool_size=8), limit=8)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def hash_encoder() -> Encoder:
+    return resolve_encoder("hash")
+
+
+@pytest.fixture(scope="session")
+def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
+    def make(questions: Sequence[Question] = QUESTIONS, **settings: object) -> Task:
+        return build_task(
+            questions,
+            calls=CallSettings(target_model="librarian", mutator_model="softener"),
+            encoder=hash_encoder,
+            operators=operators.select("spelling,neutral,filler"),
+            known_words={"sort", "list", "kill", "process", "the", "my", "how", "do", "i"},
+            embedding_dims=4,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    return make

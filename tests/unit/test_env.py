@@ -1,0 +1,274 @@
+"""The environment: rewards worked by hand, gold unseen, gymnasium's contracts, batched equal to single."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from query_mutator.errors import BackendError
+from query_mutator.llm.client import Client
+from query_mutator.task import Task
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, StepRecord
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+from tests.conftest import QUESTIONS
+
+MakeTask = Callable[..., Task]
+SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
+KILL = {"question": 1}  # "how do i kill the process": refused as it stands, right once softened
+
+
+@pytest.fixture
+def env(tiny_task: MakeTask, tiny_client: Client) -> QueryMutationEnv:
+    return QueryMutationEnv(tiny_task(), client=tiny_client)
+
+
+class FailingModel:
+    """Fails calls to one model for good, around a real client."""
+
+    def __init__(self, client: Client, model: str) -> None:
+        self.client, self.model, self.calls = client, model, 0
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.calls += 1
+        if request.model == self.model:
+            return Completion.failed("server", "broken for good")
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def no_retry(error: ErrorInfo, attempt: int, *, key: str) -> float | None:
+    return None
+
+
+def test_reward_is_the_change_of_score_minus_the_cost_of_a_step(env: QueryMutationEnv) -> None:
+    _, info = env.reset(seed=0, options=KILL)
+    before = info["baseline_score"]
+    _, reward, terminated, truncated, info = env.step(NEUTRAL)
+    assert not terminated
+    assert not truncated
+    assert info["score"] > before
+    assert reward == pytest.approx(info["score"] - before - env.task.step_cost)
+    _, reward, terminated, _, info = env.step(SUBMIT)
+    assert (reward, terminated) == (0.0, True)
+    assert info["success"] == 1.0
+    assert info["baseline_success"] == 0.0
+    assert info["calls"] == 3
+
+
+def test_undo_goes_back_without_a_call_and_best_keeps_the_better_answer(env: QueryMutationEnv) -> None:
+    env.reset(seed=0, options=KILL)
+    env.step(NEUTRAL)
+    assert env.episode is not None
+    calls = env.episode.calls
+    assert env.step(UNDO)[1] == 0.0
+    assert env.episode.calls == calls
+    assert env.episode.current.text == QUESTIONS[1].text
+    assert env.step(SUBMIT)[4]["success"] == 1.0
+
+
+def test_last_submits_the_answer_to_the_present_question(tiny_task: MakeTask, tiny_client: Client) -> None:
+    env = QueryMutationEnv(tiny_task(answer="last"), client=tiny_client)
+    env.reset(seed=0, options=KILL)
+    gained = env.step(NEUTRAL)[1]
+    lost = env.step(UNDO)[1]
+    assert gained + lost == pytest.approx(-env.task.step_cost)
+    assert env.step(SUBMIT)[4]["success"] == 0.0
+
+
+def test_text_asked_before_is_not_asked_again(env: QueryMutationEnv) -> None:
+    env.reset(seed=0, options=KILL)
+    env.step(NEUTRAL)
+    assert env.episode is not None
+    calls = env.episode.calls
+    env.step(FILLER)  # the softener gives the same text back: one mutator call, no target call
+    assert env.episode.calls == calls + 1
+
+
+def test_episode_is_cut_off_after_its_steps(tiny_task: MakeTask, tiny_client: Client) -> None:
+    env = QueryMutationEnv(tiny_task(max_episode_steps=2), client=tiny_client)
+    env.reset(seed=0, options=KILL)
+    assert env.step(UNDO)[2:4] == (False, False)
+    assert env.step(UNDO)[2:4] == (False, True)
+
+
+def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client: Client) -> None:
+    liars = [replace(question, accept=("zlib.crc32",), reference="Something else entirely.") for question in QUESTIONS]
+    runs = []
+    for questions in (QUESTIONS, liars):
+        env = QueryMutationEnv(tiny_task(questions), client=tiny_client)
+        obs = [env.reset(seed=3)[0]]
+        obs += [env.step(action)[0] for action in (NEUTRAL, UNDO, SPELLING, FILLER, SUBMIT)]
+        runs.append(np.stack(obs))
+    assert np.array_equal(runs[0], runs[1])
+
+
+def test_step_whose_call_failed_changes_nothing_but_the_length(tiny_task: MakeTask, tiny_client: Client) -> None:
+    records: list[StepRecord] = []
+    client = FailingModel(tiny_client, "softener")
+    env = QueryMutationEnv(tiny_task(), client=client, retry_delay=no_retry, on_record=records.append)
+    env.reset(seed=0, options=KILL)
+    _, reward, _, _, info = env.step(NEUTRAL)
+    assert reward == 0.0
+    assert not info["valid"]
+    assert env.episode is not None
+    assert (env.episode.steps, env.episode.current.text) == (1, QUESTIONS[1].text)
+    assert not records[0].valid
+    assert records[0].error == ErrorInfo(kind="server", message="broken for good")
+    assert env.invalid_steps == 1
+
+
+def test_reset_tries_a_question_three_times_then_the_next_and_gives_up_at_last(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    client = FailingModel(tiny_client, "librarian")
+    env = QueryMutationEnv(tiny_task(), client=client, retry_delay=no_retry)
+    with pytest.raises(BackendError, match="broken for good"):
+        env.reset(seed=0)
+    assert client.calls == 15
+
+
+def test_record_tells_the_step(tiny_task: MakeTask, tiny_client: Client) -> None:
+    records: list[StepRecord] = []
+    env = QueryMutationEnv(tiny_task(), client=tiny_client, env_id=7, on_record=records.append)
+    env.reset(seed=0, options=KILL)
+    env.step(NEUTRAL)
+    env.step(SUBMIT)
+    first, second = (record.to_json() for record in records)
+    assert (first["env"], first["step"], second["step"], first["episode"]) == (7, 0, 1, 0)
+    assert (first["operator"], second["operator"]) == ("neutral", "submit")
+    assert first["rewrite"] == "how do i stop the process"
+    assert first["answer"] == "`os.kill` is what you want."
+    assert first["parts"]["right"] == 1.0
+    assert first["error"] is None
+
+
+def test_single_environment_passes_gymnasiums_checker(env: QueryMutationEnv) -> None:
+    check_env(env, skip_render_check=True)
+
+
+def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
+    runs = []
+    for _ in range(2):
+        drawn = [env.reset(seed=5)[1]["question_id"]]
+        drawn += [env.reset()[1]["question_id"] for _ in range(6)]
+        runs.append(drawn)
+    assert runs[0] == runs[1]
+    assert sorted(runs[0][:5]) == ["q0", "q1", "q2", "q3", "q4"]
+
+
+# --- the batched environment ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batched(tiny_task: MakeTask, tiny_client: Client) -> Iterator[Callable[[int | None], BatchedQueryMutationEnv]]:
+    made: list[BatchedQueryMutationEnv] = []
+
+    def make(batch_size: int | None) -> BatchedQueryMutationEnv:
+        task = tiny_task()
+        made.append(
+            BatchedQueryMutationEnv(
+                [QueryMutationEnv(task, client=tiny_client, env_id=i) for i in range(5)], batch_size
+            )
+        )
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def play(env: Any, steps: int = 12) -> list[Any]:
+    rng = np.random.default_rng(0)
+    seen: list[Any] = [env.reset(seed=11)]
+    seen += [env.step(rng.integers(5, size=5)) for _ in range(steps)]
+    return seen
+
+
+def assert_same(one: Any, two: Any) -> None:
+    """Compare nested results to the bit: arrays, dicts, object arrays of arrays."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_same(one[key], two[key])
+    elif (isinstance(one, np.ndarray) and one.dtype == object) or isinstance(one, (list, tuple)):
+        for left, right in zip(one, two, strict=True):
+            assert_same(left, right)
+    else:
+        assert np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 16])
+def test_batched_equals_gymnasiums_sync_vector_env(
+    batch_size: int | None,
+    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    tiny_task: MakeTask,
+    tiny_client: Client,
+) -> None:
+    task = tiny_task()
+    single = SyncVectorEnv(
+        [lambda: QueryMutationEnv(task, client=tiny_client) for _ in range(5)], autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    assert_same(play(batched(batch_size)), play(single))
+
+
+def test_batched_environment_keeps_gymnasiums_vector_contract(
+    batched: Callable[[int | None], BatchedQueryMutationEnv],
+) -> None:
+    env = batched(4)
+    assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.SAME_STEP
+    assert env.batch_size == 4
+    obs, _ = env.batch_reset(seed=1)
+    assert obs.shape == env.observation_space.shape
+    assert env.observation_space.contains(obs)
+    obs, rewards, terminations, truncations, infos = env.batch_step(np.full(5, SUBMIT))
+    assert rewards.shape == terminations.shape == truncations.shape == (5,)
+    assert terminations.all()
+    assert infos["_final_obs"].all()
+    assert infos["final_info"]["episode"]["l"].tolist() == [1] * 5
+    env.close()
+    env.close()
+
+
+def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
+    batched: Callable[[int | None], BatchedQueryMutationEnv],
+) -> None:
+    env = batched(4)
+    before, _ = env.reset(seed=1)
+    options = {"reset_mask": np.array([True, False, False, False, True])}
+    after, infos = env.reset(options=options)
+    assert "reset_mask" in options
+    assert np.array_equal(before[1:4], after[1:4])
+    assert infos["_question_id"].tolist() == [True, False, False, False, True]
+    with pytest.raises(ValueError, match="reset_mask"):
+        env.reset(options={"reset_mask": np.zeros(5, dtype=bool)})
+
+
+def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
+    batched: Callable[[int | None], BatchedQueryMutationEnv],
+) -> None:
+    with pytest.raises(ValueError, match="batch_size=0"):
+        batched(0)
+    env = batched(2)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="3 actions for 5"):
+        env.step(np.zeros(3, dtype=np.int64))
+
+
+def test_registered_environment_is_made_by_gymnasium() -> None:
+    env = gym.make("QueryMutation-v0", backend="embedded", encoder="hash")
+    obs, _ = env.reset(seed=0)
+    assert env.observation_space.contains(obs)
+    vector = gym.make_vec("QueryMutation-v0", num_envs=3, backend="embedded", encoder="hash", batch_size=2)
+    assert isinstance(vector, BatchedQueryMutationEnv)
+    assert vector.reset(seed=0)[0].shape[0] == 3
+    vector.close()
+    env.close()

@@ -1,0 +1,65 @@
+"""The observation vector, slice by slice, and the projection under it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from query_mutator.observation import Observer, Projection, Sight
+
+EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
+NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
+
+
+def observer() -> Observer:
+    vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    return Observer(projection=Projection.fit(vectors, dims=2), known_words={"sort", "a", "list"}, num_operators=3)
+
+
+def sight(**changes: object) -> Sight:
+    fields: dict[str, object] = {
+        "original": "sort a lsit",
+        "current": "sort a list? now!",
+        "original_vector": EAST,
+        "current_vector": NORTH,
+        "answer_vector": NORTH,
+        "best_similarity": 0.25,
+        "refused": True,
+        "not_sure": False,
+        "first_refused": False,
+        "first_not_sure": True,
+        "step_fraction": 0.4,
+        "used": [False, True, False],
+    }
+    return Sight(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_every_slice_holds_what_its_line_says() -> None:
+    see = observer()
+    obs = see(sight())
+    part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
+    assert obs.dtype == np.float32
+    assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3,)
+    assert part["similarity"] == pytest.approx([0.0, 1.0, 0.25])
+    assert part["drift"] == pytest.approx([1.0])
+    assert part["verdicts"] == [1, 0, 0, 1]
+    assert part["words"] == pytest.approx([4 * 1 / 4, np.log1p(4) / 2, 2 / 3, 0.5])
+    assert part["progress"] == pytest.approx([0.4, 0.0])
+    assert part["used"] == [0, 1, 0]
+
+
+def test_slices_cover_the_vector_without_gap() -> None:
+    pieces = list(observer().slices.values())
+    assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
+
+
+def test_projection_whitens_what_it_was_fitted_on() -> None:
+    data = np.random.default_rng(1).normal(size=(400, 5)).astype(np.float32) * np.array([5, 3, 1, 0.5, 0.1], np.float32)
+    projected = np.array([Projection.fit(data, dims=3)(row) for row in data])
+    assert projected.mean(axis=0) == pytest.approx(np.zeros(3), abs=1e-5)
+    assert np.cov(projected.T) == pytest.approx(np.eye(3), abs=1e-4)
+
+
+def test_projection_of_few_texts_pads_with_zeros() -> None:
+    few = np.eye(3, dtype=np.float32)[:2]
+    assert Projection.fit(few, dims=3)(few[0])[1:] == pytest.approx(np.zeros(2))

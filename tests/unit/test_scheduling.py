@@ -1,0 +1,141 @@
+"""Flows over real calls: order, bound, retries, errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from query_mutator.encoder import Encoder
+from query_mutator.llm.client import Client
+from query_mutator.scheduling import Call, Encode, Flow, PooledScheduler, Scheduler, SequentialScheduler, run_flow
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+MakeScheduler = Callable[[Client], Scheduler]
+
+
+def never(error: ErrorInfo, attempt: int, *, key: str) -> float | None:
+    return None
+
+
+def at_once_twice(error: ErrorInfo, attempt: int, *, key: str) -> float | None:
+    return 0.0 if attempt <= 2 else None
+
+
+def ask(text: str, model: str = "librarian") -> Call:
+    return Call(ChatRequest.user(text, model=model))
+
+
+def two_calls(text: str) -> Flow:
+    rewritten: Completion = yield ask(f"<question>{text}</question>", "softener")
+    answered: Completion = yield ask(rewritten.text)
+    vectors = yield Encode((rewritten.text, answered.text))
+    return answered.text, vectors.shape
+
+
+class Counting:
+    """Counts the calls in flight around a real client; the first `failures` calls fail."""
+
+    def __init__(self, client: Client, failures: int = 0) -> None:
+        self.client, self.failures = client, failures
+        self.calls = self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        with self.lock:
+            self.calls += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+            failing = self.calls <= self.failures
+        try:
+            return Completion.failed("connect", "refused") if failing else self.client.complete(request)
+        finally:
+            with self.lock:
+                self.now -= 1
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture(params=[None, 1, 4])
+def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[MakeScheduler]:
+    made: list[Scheduler] = []
+
+    def build(client: Client) -> Scheduler:
+        shared = {"client": client, "encoder": hash_encoder, "retry_delay_s": at_once_twice}
+        scheduler = (
+            PooledScheduler(**shared, batch_size=request.param) if request.param else SequentialScheduler(**shared)
+        )
+        made.append(scheduler)
+        return scheduler
+
+    yield build
+    for scheduler in made:
+        scheduler.close()
+
+
+def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: Client) -> None:
+    scheduler = make(tiny_client)
+    texts = {"sort it now": "sorted", "join it": "os.path.join", "kill it": "os.kill", "length please": "len"}
+    for text in texts:
+        scheduler.start(text, two_calls(text))
+    results = dict(scheduler.finished() for _ in texts)
+    assert {text: result[0].split("`")[1] for text, result in results.items()} == texts
+    assert {result[1] for result in results.values()} == {(2, 256)}
+
+
+def test_calls_in_flight_never_pass_the_batch_size(hash_encoder: Encoder, tiny_client: Client) -> None:
+    counting = Counting(tiny_client)
+    scheduler = PooledScheduler(client=counting, encoder=hash_encoder, retry_delay_s=never, batch_size=3)
+    for index in range(20):
+        scheduler.start(index, two_calls(f"sort {index} now"))
+    assert {key for key, _ in (scheduler.finished() for _ in range(20))} == set(range(20))
+    assert counting.most <= 3
+    assert counting.calls == 40
+    scheduler.close()
+
+
+def test_failed_calls_are_tried_again_and_counted(make: MakeScheduler, tiny_client: Client) -> None:
+    def one() -> Flow:
+        completion: Completion = yield ask("sort it")
+        return completion
+
+    scheduler = make(Counting(tiny_client, failures=2))
+    scheduler.start("a", one())
+    _, completion = scheduler.finished()
+    assert completion.ok
+    assert completion.attempts == 3
+
+
+def test_call_that_fails_for_good_reaches_the_flow_as_data(make: MakeScheduler, tiny_client: Client) -> None:
+    def one() -> Flow:
+        completion: Completion = yield ask("sort it")
+        return completion.error
+
+    scheduler = make(Counting(tiny_client, failures=99))
+    scheduler.start("a", one())
+    _, error = scheduler.finished()
+    assert (error.kind, error.message) == ("connect", "refused")
+
+
+def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_client: Client) -> None:
+    def broken() -> Flow:
+        yield ask("sort it")
+        raise RuntimeError("a bug")
+
+    scheduler = make(tiny_client)
+    scheduler.start("a", broken())
+    with pytest.raises(RuntimeError, match="a bug"):
+        scheduler.finished()
+
+
+def test_sequential_run_of_one_flow_gives_the_same_result(hash_encoder: Encoder, tiny_client: Client) -> None:
+    text, shape = run_flow(two_calls("kill it"), client=tiny_client, encoder=hash_encoder, retry_delay_s=never)
+    assert text == "`os.kill` is what you want."
+    assert shape == (2, 256)
+
+
+def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
+    with pytest.raises(ValueError, match="batch_size=0"):
+        PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_delay_s=never, batch_size=0)
