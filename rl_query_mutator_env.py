@@ -14,6 +14,7 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsInt
@@ -142,7 +143,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         result: StepResult = self._run(self.step_flow(int(action)))
         return result
 
-    def render(self) -> str:  # type: ignore[override]
+    def render(self) -> str:
         """Return the episode so far as text."""
         if self.episode is None:
             return "(not reset)"
@@ -383,12 +384,45 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         """Step all environments with `actions` [N]; one that ends is reset in the same step (`final_obs`)."""
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
-        results = self._run_all({i: _step_and_reset(env, int(actions[i])) for i, env in enumerate(self.envs)})
+        self.send(actions, range(self.num_envs))
+        results = dict(self._scheduler.finished() for _ in range(self.num_envs))
+        return self._gather(results, range(self.num_envs))  # type: ignore[arg-type]
+
+    def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
+        """Begin a step in each of `env_ids`; it goes on while the caller does something else."""
+        for action, index in zip(actions, env_ids, strict=True):
+            self._scheduler.start(int(index), _step_and_reset(self.envs[index], int(action)))
+
+    def recv(
+        self, min_envs: int = 1, timeout_s: float | None = None
+    ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Return gymnasium's five for the environments that are ready [n], which are in `infos["env_id"]`.
+
+        Waits for at least `min_envs` of those under way; after `timeout_s` seconds it returns what is there.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        results: dict[int, StepResult] = {}
+        while self._scheduler.in_progress:
+            waits = deadline_s if len(results) < min_envs else 0.0
+            try:
+                index, result = self._scheduler.finished(deadline_s=waits)
+            except TimeoutError:
+                break
+            results[index] = result  # type: ignore[index]
+        ids = sorted(results)
+        obs, rewards, terminations, truncations, infos = self._gather(results, ids)
+        infos = {**_rows(infos, ids), "env_id": np.array(ids, dtype=np.int64)}
+        return obs[ids], rewards[ids], terminations[ids], truncations[ids], infos
+
+    def _gather(
+        self, results: dict[int, StepResult], env_ids: Iterable[int]
+    ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Return the five as arrays over all N environments; rows of environments not in `env_ids` are as before."""
         rewards = np.zeros(self.num_envs)
         terminations = np.zeros(self.num_envs, dtype=np.bool_)
         truncations = np.zeros(self.num_envs, dtype=np.bool_)
         infos: dict[str, Any] = {}
-        for index in range(self.num_envs):
+        for index in env_ids:
             self._observations[index], rewards[index], terminations[index], truncations[index], info = results[index]
             infos = self._add_info(infos, info, index)
         return self._observations.copy(), rewards, terminations, truncations, infos
@@ -417,11 +451,16 @@ def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
     return obs, reward, terminated, truncated, info
 
 
+def _rows(infos: dict[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the rows `env_ids` of every array of infos over all environments, dicts included."""
+    return {key: _rows(value, env_ids) if isinstance(value, dict) else value[env_ids] for key, value in infos.items()}
+
+
 def _scheduler(env: QueryMutationEnv, batch_size: int | None) -> Scheduler:
-    shared = {"client": env.client, "encoder": env.task.encoder, "retry_delay_s": env.retry_delay}
+    client, encoder = env.client, env.task.encoder
     if batch_size is None:
-        return SequentialScheduler(**shared)
-    return PooledScheduler(**shared, batch_size=batch_size)
+        return SequentialScheduler(client=client, encoder=encoder, retry_delay_s=env.retry_delay)
+    return PooledScheduler(client=client, encoder=encoder, retry_delay_s=env.retry_delay, batch_size=batch_size)
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -38,7 +38,7 @@ class Projection:
     @classmethod
     def fit(cls, vectors: FloatArray, *, dims: int) -> Projection:
         """Return the whitening PCA of `vectors` [n, D] onto at most `dims` components (signs fixed, so repeatable)."""
-        mean = vectors.mean(axis=0, dtype=np.float64)
+        mean: NDArray[np.float64] = vectors.mean(axis=0, dtype=np.float64)
         _, scale, axes = np.linalg.svd(vectors - mean, full_matrices=False)
         kept = min(dims, int((scale > 1e-6 * scale[0]).sum()))
         axes = axes[:kept]
@@ -55,8 +55,7 @@ class Projection:
 
     def __call__(self, vector: FloatArray) -> FloatArray:
         """Return the K components of one embedding [D]."""
-        projected: FloatArray = (vector - self.mean) @ self.components
-        return projected
+        return np.asarray((vector - self.mean) @ self.components, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

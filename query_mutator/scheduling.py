@@ -12,6 +12,7 @@ import heapq
 import itertools
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -56,11 +57,18 @@ class Scheduler(Protocol):
 
     batch_size: int
 
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows were started and not yet returned by `finished`."""
+
     def start(self, key: Hashable, flow: Flow) -> None:
         """Begin a flow under a key of the caller's."""
 
-    def finished(self) -> tuple[Hashable, Any]:
-        """Return the key and result of the next flow that ends; an exception in a flow is raised here."""
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+        """Return key and result of the next flow that ends; what a flow raises is raised here.
+
+        `deadline_s` is a time of `time.monotonic()` after which it is a TimeoutError (0: only what is there already).
+        """
 
     def close(self) -> None:
         """Stop the workers; idempotent."""
@@ -101,15 +109,22 @@ class SequentialScheduler:
         self._run: Callable[[Flow], Any] = lambda flow: run_flow(
             flow, client=client, encoder=encoder, retry_delay_s=retry_delay_s
         )
-        self._waiting: list[tuple[Hashable, Flow]] = []
+        self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
     def start(self, key: Hashable, flow: Flow) -> None:
         """Put a flow at the end of the line."""
         self._waiting.append((key, flow))
 
-    def finished(self) -> tuple[Hashable, Any]:
-        """Run the first flow in line and return its key and result."""
-        key, flow = self._waiting.pop(0)
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows wait in line."""
+        return len(self._waiting)
+
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+        """Run the first flow in line and return its key and result; nothing is ever there already."""
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise TimeoutError
+        key, flow = self._waiting.popleft()
         return key, self._run(flow)
 
     def close(self) -> None:
@@ -146,7 +161,7 @@ class PooledScheduler:
         self._encoding = False
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
-        self._done: list[tuple[Hashable, Any]] = []
+        self._done: deque[tuple[Hashable, Any]] = deque()
         self._in_progress = 0
 
     def start(self, key: Hashable, flow: Flow) -> None:
@@ -154,13 +169,19 @@ class PooledScheduler:
         self._in_progress += 1
         self._advance(_Running(key, flow), None)
 
-    def finished(self) -> tuple[Hashable, Any]:
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows are under way or ended and not yet fetched."""
+        return self._in_progress + len(self._done)
+
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
         """Return the next flow that ends, advancing the others meanwhile; IndexError when none is under way."""
         while not self._done:
             if not self._in_progress:
                 raise IndexError("no flow is under way")
-            self._handle_events()
-        return self._done.pop(0)
+            if not self._handle_event(deadline_s) and deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError
+        return self._done.popleft()
 
     def close(self) -> None:
         """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
@@ -197,21 +218,23 @@ class PooledScheduler:
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
-    def _handle_events(self) -> None:
+    def _handle_event(self, deadline_s: float | None) -> bool:
+        """Take one event and advance the flows it concerns; False when none came before a timer or the deadline."""
         self._fire_timers()
         try:
-            flows, outcome = self._events.get(timeout=self._until_next_timer())
+            flows, outcome = self._events.get(timeout=self._patience_s(deadline_s))
         except queue.Empty:
-            return
+            return False
         if isinstance(outcome, BaseException):
             raise outcome
         if isinstance(outcome, Completion):
             self._take_completion(flows[0], outcome)
-            return
+            return True
         self._encoding = False
         for running, vectors in zip(flows, outcome, strict=True):
             self._advance(running, vectors)
         self._encode_pending()
+        return True
 
     def _take_completion(self, running: _Running, completion: Completion) -> None:
         completion = replace(completion, attempts=running.attempt)
@@ -225,8 +248,9 @@ class PooledScheduler:
         else:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
-    def _until_next_timer(self) -> float | None:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+    def _patience_s(self, deadline_s: float | None) -> float | None:
+        times = [moment for moment in (deadline_s, self._timers[0][0] if self._timers else None) if moment is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():

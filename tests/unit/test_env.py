@@ -272,3 +272,42 @@ def test_registered_environment_is_made_by_gymnasium() -> None:
     assert vector.reset(seed=0)[0].shape[0] == 3
     vector.close()
     env.close()
+
+
+def collect_alone(env: BatchedQueryMutationEnv, quota: int) -> list[list[Any]]:
+    """Every environment goes on alone until its quota, with actions of its own stream; return its steps."""
+    rngs = [np.random.default_rng([0, index]) for index in range(env.num_envs)]
+    steps: list[list[Any]] = [[] for _ in rngs]
+    env.reset(seed=11)
+    env.send([rng.integers(5) for rng in rngs], range(env.num_envs))
+    while any(len(taken) < quota for taken in steps):
+        obs, rewards, terminations, truncations, infos = env.recv(min_envs=2)
+        for row, index in enumerate(infos["env_id"]):
+            steps[index].append((obs[row], rewards[row], terminations[row], truncations[row]))
+        again = [index for index in infos["env_id"] if len(steps[index]) < quota]
+        env.send([rngs[index].integers(5) for index in again], again)
+    return steps
+
+
+def test_environments_that_go_on_alone_see_what_they_would_see_in_lock_step(
+    batched: Callable[[int | None], BatchedQueryMutationEnv],
+) -> None:
+    alone = [collect_alone(batched(batch_size), quota=6) for batch_size in (None, 1, 4)]
+    lock_step = batched(4)
+    lock_step.reset(seed=11)
+    rngs = [np.random.default_rng([0, index]) for index in range(5)]
+    expected: list[list[Any]] = [[] for _ in rngs]
+    for _ in range(6):
+        obs, rewards, terminations, truncations, _ = lock_step.step(np.array([rng.integers(5) for rng in rngs]))
+        for index in range(5):
+            expected[index].append((obs[index], rewards[index], terminations[index], truncations[index]))
+    for steps in alone:
+        assert_same(steps, expected)
+
+
+def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[[int | None], BatchedQueryMutationEnv]) -> None:
+    env = batched(2)
+    env.reset(seed=0)
+    assert env.recv(timeout_s=0.0)[4]["env_id"].tolist() == []
+    env.send([SUBMIT, SUBMIT], [1, 3])
+    assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]

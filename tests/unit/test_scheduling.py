@@ -75,14 +75,16 @@ def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[Make
         scheduler.close()
 
 
-def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: Client) -> None:
+def test_every_flow_ends_with_its_own_result(
+    make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder
+) -> None:
     scheduler = make(tiny_client)
     texts = {"sort it now": "sorted", "join it": "os.path.join", "kill it": "os.kill", "length please": "len"}
     for text in texts:
         scheduler.start(text, two_calls(text))
     results = dict(scheduler.finished() for _ in texts)
     assert {text: result[0].split("`")[1] for text, result in results.items()} == texts
-    assert {result[1] for result in results.values()} == {(2, 256)}
+    assert {result[1] for result in results.values()} == {(2, hash_encoder.dim)}
 
 
 def test_calls_in_flight_never_pass_the_batch_size(hash_encoder: Encoder, tiny_client: Client) -> None:
@@ -133,7 +135,7 @@ def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_cli
 def test_sequential_run_of_one_flow_gives_the_same_result(hash_encoder: Encoder, tiny_client: Client) -> None:
     text, shape = run_flow(two_calls("kill it"), client=tiny_client, encoder=hash_encoder, retry_delay_s=never)
     assert text == "`os.kill` is what you want."
-    assert shape == (2, 256)
+    assert shape == (2, hash_encoder.dim)
 
 
 def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
