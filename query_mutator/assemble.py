@@ -5,21 +5,18 @@ The command lines use it, and so does `gymnasium.make("QueryMutation-v0")`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.data import Split, load_questions, python_docs, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.errors import UsageError
-from query_mutator.llm.build import build_embed, resolve_backend
-from query_mutator.llm.limits import Limit
-from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.build import build_client, resolve_backend
 from query_mutator.observation import Projection
 from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward
@@ -27,7 +24,9 @@ from query_mutator.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.types import Question
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from query_mutator.embedded.corpus import Corpus
+
 
 EMBEDDED_TARGET = "pydoc-assistant"
 EMBEDDED_MUTATOR = "rule-rewriter"
@@ -59,7 +58,12 @@ class System:
         self.settings = settings
         self._stack = ExitStack()
         try:
-            self.choice = resolve_backend(settings.backend, url=settings.ollama_url, target_model=settings.target_model)
+            self.choice = resolve_backend(
+                settings.backend,
+                url=settings.ollama_url,
+                target_model=settings.target_model,
+                mutator_model=settings.mutator_model,
+            )
             self._start()
         except BaseException:
             self.close()
@@ -67,28 +71,33 @@ class System:
 
     @property
     def embedded(self) -> bool:
-        """Return whether the embedded assistant answers."""
-        return self.choice.kind == "embedded"
+        """Return whether the embedded assistant answers, in this process or behind an address."""
+        return self.choice.is_embedded
 
     def _start(self) -> None:
         settings = self.settings
         self.known_words: frozenset[str] = english_words()
         if self.embedded:
+            from query_mutator.embedded.corpus import load_corpus
+
+            corpus = load_corpus()
+            self.known_words |= corpus.vocabulary()
+        if self.choice.kind == "embedded":
             self.encoder = self._resolve_encoder(None)
-            self.url = self._start_embedded()
+            self.url = self._start_embedded(corpus)
         else:
             assert self.choice.url is not None
             self.url = self.choice.url
-        backend = OllamaBackend(self.url, timeout_s=settings.timeout_s, pool_size=settings.batch_size)
-        # No Retry around it: the scheduler waits before a retry, so that a waiting call holds no worker.
-        self.client = Limit(backend, limit=settings.batch_size)
-        self._stack.callback(self.client.close)
+        calls = build_client(self.url, batch_size=settings.batch_size, timeout_s=settings.timeout_s)
+        self._stack.callback(calls.close)
+        # Not `calls.retry`: the scheduler waits before a retry, so that a waiting call holds no worker.
+        self.client = calls.limit
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
         for model in dict.fromkeys((self.target_model, self.mutator_model)):
-            backend.require_model(model)
-        if not self.embedded:
-            self.encoder = self._resolve_encoder(build_embed(backend, limit=self.client))
+            calls.backend.require_model(model)
+        if self.choice.kind != "embedded":
+            self.encoder = self._resolve_encoder(calls.embed)
 
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
         settings = self.settings
@@ -98,15 +107,12 @@ class System:
         self._stack.callback(encoder.close)
         return encoder
 
-    def _start_embedded(self) -> str:
+    def _start_embedded(self, corpus: Corpus) -> str:
         """Start the embedded server in this process, sharing the encoder and its memory of texts."""
-        from query_mutator.embedded.corpus import load_corpus
         from query_mutator.embedded.models import default_models
         from query_mutator.embedded.server import start_server
 
         settings = self.settings
-        corpus = load_corpus()
-        self.known_words |= corpus.vocabulary()
         server = start_server(
             default_models(self.encoder, corpus=corpus),
             encoder=self.encoder,
