@@ -1,0 +1,322 @@
+"""The calls a person types: encode queries, have them rewritten, ask the target model; one at a time or many at once.
+
+    from ollama_utils import batch_mutate_queries, batch_query_target_model
+
+    rewrites = batch_mutate_queries(queries, "spelling", model="qwen2.5:3b", batch_size=8)
+    answers = batch_query_target_model(rewrites, model="llama3.2", batch_size=8)
+
+Results come in the order of the queries, and every query gets a text: a rewrite that failed is the original query, an
+answer that failed is DEFAULT_REFUSAL. `return_errors=True` gives `(text, ErrorInfo | None)` pairs that tell them apart.
+The server is OLLAMA_HOST or http://127.0.0.1:11434, the models are QUERY_MUTATOR_TARGET_MODEL and
+QUERY_MUTATOR_MUTATOR_MODEL, unless arguments say otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+
+from query_mutator import operators as operator_registry
+from query_mutator.encoder_weights import DEFAULT_ENCODER
+from query_mutator.errors import UsageError
+from query_mutator.llm.build import build_client, ollama_url
+from query_mutator.llm.client import Client
+from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.operators import OperatorContext
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, Purpose
+
+if TYPE_CHECKING:
+    from query_mutator.encoder import Encoder, FloatArray
+
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "DEFAULT_REFUSAL",
+    "CallSettings",
+    "batch_encode_queries",
+    "batch_mutate_queries",
+    "batch_query_target_model",
+    "encode_query",
+    "mutate_query",
+    "query_target_model",
+]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE = 8
+MAX_TOKENS: dict[Purpose, int] = {"mutate": 128, "target": 256}
+MODEL_VARIABLES: dict[Purpose, str] = {
+    "mutate": "QUERY_MUTATOR_MUTATOR_MODEL",
+    "target": "QUERY_MUTATOR_TARGET_MODEL",
+}
+
+Outcome = tuple[str, ErrorInfo | None]
+
+
+class CallSettings(TypedDict, total=False):
+    """Keyword arguments that every function with model calls takes beside its own."""
+
+    model: str | None  # default: the variable of MODEL_VARIABLES
+    url: str | None  # default: OLLAMA_HOST, else http://127.0.0.1:11434
+    max_tokens: int  # default: MAX_TOKENS
+    temperature: float  # default: 0
+    seed: int | None  # default: the server's own
+    timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
+    max_retries: int  # default: 2
+    client: Client | None  # used instead of connections to `url`, and left open; for many small batches
+
+
+# ---------------------------------------------------------------- the target model
+
+
+@overload
+def query_target_model(
+    query: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallSettings]
+) -> str: ...
+@overload
+def query_target_model(query: str, *, return_errors: Literal[True], **settings: Unpack[CallSettings]) -> Outcome: ...
+def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallSettings]) -> str | Outcome:
+    """Return the target model's answer to one query, DEFAULT_REFUSAL when the call failed."""
+    [outcome] = batch_query_target_model([query], batch_size=1, return_errors=True, **settings)
+    return outcome if return_errors else outcome[0]
+
+
+@overload
+def batch_query_target_model(
+    queries: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: Literal[False] = False,
+    **settings: Unpack[CallSettings],
+) -> list[str]: ...
+@overload
+def batch_query_target_model(
+    queries: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: Literal[True],
+    **settings: Unpack[CallSettings],
+) -> list[Outcome]: ...
+def batch_query_target_model(
+    queries: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: bool = False,
+    **settings: Unpack[CallSettings],
+) -> list[str] | list[Outcome]:
+    """Return the target model's answers in the order of `queries`, asking `batch_size` (8) at once.
+
+    A query whose call failed gets DEFAULT_REFUSAL. `max_workers` is another name for `batch_size`. ValueError for a
+    size below 1.
+    """
+    at_once = _calls_at_once(batch_size, max_workers)
+    replies = _complete_all(_texts(queries), purpose="target", at_once=at_once, settings=settings)
+    outcomes = [
+        _outcome(reply, text=reply.text, instead=DEFAULT_REFUSAL, what=f"asking {query!r}")
+        for query, reply in zip(queries, replies, strict=True)
+    ]
+    return outcomes if return_errors else [text for text, _ in outcomes]
+
+
+# ---------------------------------------------------------------- the mutator model
+
+
+@overload
+def mutate_query(
+    query: str, operator: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallSettings]
+) -> str: ...
+@overload
+def mutate_query(
+    query: str, operator: str, *, return_errors: Literal[True], **settings: Unpack[CallSettings]
+) -> Outcome: ...
+def mutate_query(
+    query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallSettings]
+) -> str | Outcome:
+    """Return one query as the operator rewrites it, the query itself when the call failed."""
+    [outcome] = batch_mutate_queries([query], operator, batch_size=1, return_errors=True, **settings)
+    return outcome if return_errors else outcome[0]
+
+
+@overload
+def batch_mutate_queries(
+    queries: Sequence[str],
+    operators: str | Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: Literal[False] = False,
+    **settings: Unpack[CallSettings],
+) -> list[str]: ...
+@overload
+def batch_mutate_queries(
+    queries: Sequence[str],
+    operators: str | Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: Literal[True],
+    **settings: Unpack[CallSettings],
+) -> list[Outcome]: ...
+def batch_mutate_queries(
+    queries: Sequence[str],
+    operators: str | Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    return_errors: bool = False,
+    **settings: Unpack[CallSettings],
+) -> list[str] | list[Outcome]:
+    """Return the queries rewritten, in their order, by one operator or by one for each, `batch_size` (8) at once.
+
+    A query whose rewrite failed comes back as it was. `max_workers` is another name for `batch_size`. ValueError for a
+    size below 1, an unknown operator or another number of operators than queries.
+    """
+    at_once = _calls_at_once(batch_size, max_workers)
+    names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
+    if len(names) != len(queries):
+        raise ValueError(f"{len(names)} operators for {len(queries)} queries; give one name, or one for each query")
+    prompts = [
+        operator_registry.get(name).render(query, context=OperatorContext())
+        for query, name in zip(_texts(queries), names, strict=True)
+    ]
+    replies = _complete_all(prompts, purpose="mutate", at_once=at_once, settings=settings)
+    outcomes = [
+        _outcome(reply, text=clean_rewrite(reply.text), instead=query, what=f"rewriting {query!r} by {name}")
+        for query, name, reply in zip(queries, names, replies, strict=True)
+    ]
+    return outcomes if return_errors else [text for text, _ in outcomes]
+
+
+# ---------------------------------------------------------------- the sentence encoder
+
+
+def encode_query(query: str, *, model: str = DEFAULT_ENCODER, url: str | None = None) -> FloatArray:
+    """Return the embedding of one query [dim], a unit vector."""
+    row: FloatArray = batch_encode_queries([query], model=model, url=url)[0]
+    return row
+
+
+def batch_encode_queries(
+    queries: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    max_workers: int | None = None,
+    model: str = DEFAULT_ENCODER,
+    url: str | None = None,
+) -> FloatArray:
+    """Return the embeddings of queries [n, dim] as unit rows, computed `batch_size` (8) texts at a time.
+
+    `model` is any encoder of `--encoder`: a name, a folder, `hash`, or `ollama:NAME` at `url`. There is no stand-in for
+    an embedding: EncoderError or BackendError when it cannot be had.
+    """
+    import numpy as np
+
+    rows_at_once = _calls_at_once(batch_size, max_workers)
+    texts = _texts(queries)
+    encoder = _encoder(model, ollama_url(url))
+    if not texts:
+        return np.zeros((0, encoder.dim), dtype=np.float32)
+    starts = range(0, len(texts), rows_at_once)
+    return np.concatenate([encoder.encode(texts[start : start + rows_at_once]) for start in starts])
+
+
+@functools.lru_cache(maxsize=4)
+def _encoder(model: str, url: str) -> Encoder:
+    """Return the encoder, loaded once; one on a server opens its connections call by call and keeps none."""
+    from query_mutator.encoder import resolve_encoder
+
+    def embed(name: str, texts: Sequence[str]) -> FloatArray:
+        stack = build_client(url, batch_size=1)
+        try:
+            return stack.embed(name, texts)
+        finally:
+            stack.close()
+
+    return resolve_encoder(model, embed=embed)
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def _calls_at_once(batch_size: int | None, max_workers: int | None) -> int:
+    if batch_size is not None and max_workers is not None and batch_size != max_workers:
+        raise ValueError(f"batch_size={batch_size} and max_workers={max_workers} are one setting; give one of them")
+    size = batch_size if batch_size is not None else max_workers
+    size = DEFAULT_BATCH_SIZE if size is None else size
+    if size < 1:
+        raise ValueError(f"batch_size={size} must be at least 1")
+    return size
+
+
+def _texts(queries: Sequence[str]) -> list[str]:
+    if isinstance(queries, str):
+        raise ValueError("queries is one text; give a list of texts, or use the function for one query")
+    return list(queries)
+
+
+def _complete_all(
+    prompts: Sequence[str], *, purpose: Purpose, at_once: int, settings: CallSettings
+) -> list[Completion]:
+    """Return the replies in the order of the prompts; Ctrl-C ends the calls in flight before it goes on."""
+    if unknown := settings.keys() - CallSettings.__annotations__.keys():
+        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(CallSettings.__annotations__)}")
+    if not prompts:
+        return []
+    requests = [_request(prompt, purpose, settings) for prompt in prompts]
+    with _client(at_once, settings) as client, ThreadPoolExecutor(at_once, thread_name_prefix="qm-call") as pool:
+        try:
+            return list(pool.map(client.complete, requests))
+        except BaseException:
+            client.close()
+            raise
+
+
+def _request(prompt: str, purpose: Purpose, settings: CallSettings) -> ChatRequest:
+    variable = MODEL_VARIABLES[purpose]
+    model = settings.get("model") or os.environ.get(variable)
+    if not model:
+        raise UsageError(f"which model? Give model=..., or set {variable}")
+    return ChatRequest.user(
+        prompt,
+        model=model,
+        purpose=purpose,
+        max_tokens=settings.get("max_tokens", MAX_TOKENS[purpose]),
+        temperature=settings.get("temperature", 0.0),
+        seed=settings.get("seed"),
+    )
+
+
+@contextmanager
+def _client(at_once: int, settings: CallSettings) -> Iterator[Client]:
+    given = settings.get("client")
+    if given is not None:
+        yield given
+        return
+    stack = build_client(
+        ollama_url(settings.get("url")),
+        batch_size=at_once,
+        timeout_s=settings.get("timeout_s", 120.0),
+        max_retries=settings.get("max_retries", 2),
+    )
+    try:
+        yield stack.retry
+    finally:
+        stack.close()
+
+
+def _outcome(reply: Completion, *, text: str, instead: str, what: str) -> Outcome:
+    """Return the text of a reply, or what stands in for it and why."""
+    error = reply.error
+    if error is None and not text:
+        error = ErrorInfo(kind="empty", message="the reply holds no question")
+    if error is None:
+        return text, None
+    logger.warning("%s failed, %r is used instead (%s)", what, instead, error)
+    return instead, error

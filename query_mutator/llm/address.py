@@ -1,0 +1,120 @@
+"""Where a server is: the forms of an address a user may type, and the way there past a proxy."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+from dataclasses import dataclass, replace
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from query_mutator.errors import UsageError
+
+DEFAULT_PORT = 11434
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+_SCHEME_PORTS = {"http": 80, "https": 443}
+_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen on, not to connect to
+
+
+def server_url(text: str) -> str:
+    """Return `http(s)://host:port[/path]` for any form Ollama accepts in OLLAMA_HOST; UsageError for others.
+
+    `host`, `host:port`, `:port` and `[ipv6]:port` are http, at port 11434 if they name none; a full URL has the port of
+    its scheme. An address that means every interface becomes loopback. Source: `OLLAMA_HOST` in Ollama's envconfig.
+    """
+    parts, port = _split(text)
+    host = parts.hostname or "127.0.0.1"
+    host = _EVERY_INTERFACE.get(host, host)
+    if port is None:
+        port = _SCHEME_PORTS[parts.scheme] if "://" in text else DEFAULT_PORT
+    return f"{parts.scheme}://{_bracketed(host)}:{port}{parts.path.rstrip('/')}"
+
+
+def _split(text: str) -> tuple[SplitResult, int | None]:
+    stripped = text.strip()
+    if "@" in stripped:
+        raise UsageError("a name or password inside the address of a server is not supported; leave it out")
+    url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")  # raises where looking the name up would
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not an address of a server ({error}); try http://127.0.0.1:11434") from None
+    if parts.scheme not in _SCHEME_PORTS or not url.isascii() or any(character.isspace() for character in url):
+        raise UsageError(f"{text!r} is not an address of a server; try http://127.0.0.1:11434")
+    return parts, port
+
+
+def _bracketed(host: str) -> str:
+    """Return a bare IPv6 address in brackets, anything else as it is."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How to reach one server: where to connect, and what to send so that its `url` is what answers."""
+
+    url: str  # normalised, without a trailing slash
+    host: str  # to connect to: the server's, or the proxy's
+    port: int
+    server_host: str  # whose certificate must match
+    secure: bool
+    target: str  # what precedes the path in a request line: the server's path, behind a proxy its whole URL
+    host_header: str
+    tunnel: str | None = None  # host:port to CONNECT to, for https through a proxy
+    proxy_authorization: str | None = None
+
+
+def route_to(text: str, *, trust_env: bool = True) -> Route:
+    """Return the route to a server; with `trust_env` past the proxy of HTTP_PROXY and its kin, never for loopback."""
+    url = server_url(text)
+    parts = urlsplit(url)
+    host, port, secure = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
+    authority = f"{_bracketed(host)}:{port}"
+    direct = Route(
+        url=url, host=host, port=port, server_host=host, secure=secure, target=parts.path, host_header=authority
+    )
+    proxy = proxy_for(host, scheme=parts.scheme) if trust_env and not is_loopback(host) else None
+    if proxy is None:
+        return direct
+    return replace(
+        direct,
+        host=proxy.hostname or "",
+        port=proxy.port or 80,
+        target=parts.path if secure else url,
+        tunnel=authority if secure else None,
+        proxy_authorization=_basic_authorization(proxy),
+    )
+
+
+def proxy_for(host: str, *, scheme: str) -> SplitResult | None:
+    """Return the proxy that the environment names for a host, or None; a kind we do not speak is a UsageError."""
+    from urllib.request import getproxies, proxy_bypass  # late: loopback servers, the usual ones, never need it
+
+    proxies = getproxies()
+    spec = proxies.get(scheme) or proxies.get("all")
+    if not spec or proxy_bypass(host):
+        return None
+    proxy = urlsplit(spec if "://" in spec else f"http://{spec}")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise UsageError(f"a {proxy.scheme} proxy is not supported; name an http:// one, or {host} in NO_PROXY")
+    return proxy
+
+
+def _basic_authorization(proxy: SplitResult) -> str | None:
+    if proxy.username is None:
+        return None
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()

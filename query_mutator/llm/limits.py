@@ -1,0 +1,52 @@
+"""One bound on the calls in flight, shared by every kind of call."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from query_mutator.llm.client import Client
+from query_mutator.types import ChatRequest, Completion
+
+
+class Limit:
+    """A client that lets at most `limit` calls through at once; the others wait for their turn."""
+
+    def __init__(self, client: Client, *, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"limit={limit} must be at least 1")
+        self._client = client
+        self.limit = limit
+        self._in_flight = 0
+        self._closed = False
+        self._changed = threading.Condition()  # guards the two above
+
+    def __repr__(self) -> str:
+        return f"Limit({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply as soon as there is room for the call."""
+        with self.slot():
+            return self._client.complete(request)
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        """Hold one place among the calls in flight, for calls that are no completions (embeddings)."""
+        with self._changed:
+            # A closed client answers at once, so nobody needs to wait any more.
+            self._changed.wait_for(lambda: self._closed or self._in_flight < self.limit)
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Let waiting calls through to the inner client, which is closed and fails them; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._client.close()

@@ -1,0 +1,82 @@
+"""Which failed calls are worth another try, and after how long; and a client that waits and tries again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from query_mutator.llm.client import Client
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+T = TypeVar("T")
+
+DEFAULT_MAX_RETRIES = 4
+FIRST_DELAY_S = 0.25  # doubles with every attempt
+MAX_DELAY_S = 30.0
+MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
+
+_WORTH_RETRYING = frozenset({"connect", "busy", "server", "malformed", "empty", "incomplete"})
+_WORTH_ONE_RETRY = frozenset({"timeout"})  # a retried time-out joins the end of the server's queue
+
+
+def retry_delay_s(error: ErrorInfo, attempt: int, *, key: str, max_retries: int = DEFAULT_MAX_RETRIES) -> float | None:
+    """Return the seconds to wait before the next attempt, or None when the failure is final.
+
+    `attempt` counts the calls made so far, from 1. The wait doubles from 0.25 s up to 30 s, of which a half is jitter
+    drawn from `key` and `attempt`: equal inputs, equal waits. A server's Retry-After is waited out. A request that is
+    wrong, a missing model, a server out of memory and a cancelled call stay as they are.
+    """
+    if attempt > _retries_for(error.kind, max_retries):
+        return None
+    ceiling_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (attempt - 1))
+    delay_s = ceiling_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
+    return max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+
+
+def _retries_for(kind: str, max_retries: int) -> int:
+    if kind in _WORTH_RETRYING:
+        return max_retries
+    return min(1, max_retries) if kind in _WORTH_ONE_RETRY else 0
+
+
+def _fraction(text: str) -> float:
+    """Return a number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+class Retry:
+    """A client that tries failed calls again; the wait is spent in the calling thread and ends at `close`."""
+
+    def __init__(self, client: Client, *, max_retries: int = DEFAULT_MAX_RETRIES) -> None:
+        self._client = client
+        self.max_retries = max_retries
+        self._closed = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"Retry({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
+        reply, attempts = self.call(
+            lambda: self._client.complete(request), error_of=lambda reply: reply.error, key=request.messages[-1].content
+        )
+        return reply if attempts == 1 else replace(reply, attempts=attempts)
+
+    def call(self, once: Callable[[], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
+        """Return what the last call of `once` gave and how many there were; for calls that are no completions."""
+        for attempt in itertools.count(1):
+            reply = once()
+            error = error_of(reply)
+            delay_s = error if error is None else retry_delay_s(error, attempt, key=key, max_retries=self.max_retries)
+            if delay_s is None or self._closed.wait(delay_s):
+                return reply, attempt
+        raise AssertionError("count() has no end")
+
+    def close(self) -> None:
+        """Give up waiting and close the client within; idempotent."""
+        self._closed.set()
+        self._client.close()

@@ -1,0 +1,110 @@
+"""JSON over pooled connections to one server; a call that fails comes back as an ErrorInfo instead of an object."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPException
+from typing import Any
+
+from query_mutator.llm.address import route_to
+from query_mutator.llm.connection import Connection, Reply
+from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
+from query_mutator.types import ErrorInfo
+
+Json = dict[str, Any]
+
+_CANCELLED = ErrorInfo(kind="cancelled", message="the call was ended from this side")
+_DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
+_CUT_AGAIN_S = 0.02
+
+
+class Transport:
+    """Calls to one server over at most `pool_size` kept connections; safe from many threads.
+
+    `timeout_s` bounds a call from connecting to the last byte. More threads than `pool_size` get connections that are
+    not kept. Loopback is never reached through a proxy; with `trust_env` other servers are, as HTTP_PROXY says.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 8, timeout_s: float = 120.0, trust_env: bool = True) -> None:
+        if pool_size < 1:
+            raise ValueError(f"pool_size={pool_size} must be at least 1")
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s={timeout_s} must be above 0")
+        self._route = route_to(url, trust_env=trust_env)
+        self.url = self._route.url
+        self.pool_size = pool_size
+        self.timeout_s = timeout_s
+        self._idle: list[Connection] = []  # last in, first out: the warmest connection is used
+        self._in_flight: set[Connection] = set()
+        self._state = threading.Condition()  # guards the two above and `_closed`
+        self._closed = False
+
+    def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
+        """Return the JSON object at `path`, or why there is none."""
+        return self._call("GET", path, None, timeout_s)
+
+    def post(self, path: str, payload: Json, *, timeout_s: float | None = None) -> Json | ErrorInfo:
+        """Return the JSON object that answers `payload`, or why there is none."""
+        return self._call("POST", path, json.dumps(payload).encode(), timeout_s)
+
+    def close(self) -> None:
+        """End calls in flight (they return kind "cancelled") and close all connections; idempotent."""
+        with self._state:
+            self._closed = True
+            while self._idle:
+                self._idle.pop().close()
+            give_up_at = time.monotonic() + _DRAIN_S
+            while self._in_flight and time.monotonic() < give_up_at:
+                for connection in self._in_flight:  # again and again: one may be between two sockets just now
+                    connection.cut()
+                self._state.wait(_CUT_AGAIN_S)
+
+    def _call(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Json | ErrorInfo:
+        timeout_s = timeout_s or self.timeout_s
+        try:
+            with self._connection() as connection:
+                reply = connection.exchange(method, path, body, deadline=time.monotonic() + timeout_s)
+            result = _parse(reply)
+        except (OSError, HTTPException, _Closed) as error:
+            result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
+        return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        with self._state:
+            if self._closed:
+                raise _Closed
+            connection = self._idle.pop() if self._idle else Connection(self._route)
+            self._in_flight.add(connection)
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._state:
+            self._in_flight.discard(connection)
+            if connection.is_open and not self._closed and len(self._idle) < self.pool_size:
+                self._idle.append(connection)
+            else:
+                connection.close()
+            if self._closed:
+                self._state.notify_all()
+
+
+class _Closed(Exception):
+    """The transport was closed before the call began."""
+
+
+def _parse(reply: Reply) -> Json | ErrorInfo:
+    if not 200 <= reply.status < 300:
+        return error_from_status(reply)
+    try:
+        payload = json.loads(reply.body)
+    except ValueError:  # UnicodeDecodeError among them
+        return malformed(reply)
+    return payload if isinstance(payload, dict) else malformed(reply)

@@ -1,0 +1,234 @@
+"""The calls a person types, against the embedded server over real HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from ollama_utils import (
+    DEFAULT_REFUSAL,
+    batch_encode_queries,
+    batch_mutate_queries,
+    batch_query_target_model,
+    encode_query,
+    mutate_query,
+    query_target_model,
+)
+from query_mutator import operators
+from query_mutator.embedded.faults import FaultPlan
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.errors import UsageError
+from query_mutator.llm.build import build_client
+
+QUESTIONS = [f"question {number}" for number in range(20)]
+OPERATOR = operators.names()[0]
+
+
+class Upper:
+    """A target that answers in capitals."""
+
+    name = "upper"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return [prompt.upper() for prompt in prompts]
+
+
+class Talker:
+    """A mutator that wraps the question in the chatter of a language model, or says nothing but a label."""
+
+    name = "talker"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return [self.reply(prompt) for prompt in prompts]
+
+    def reply(self, prompt: str) -> str:
+        marker, rest = prompt.split("\n", 1)
+        question = rest.split("<question>")[1].split("</question>")[0].strip()
+        if question == "silence":
+            return "Rewritten question:"
+        return f'Rewritten question: "{question} by {marker.strip("[]").split(": ")[1]}"'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with start_server([Upper(), Talker()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def environment(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", server.url)
+    monkeypatch.setenv("QUERY_MUTATOR_TARGET_MODEL", "upper")
+    monkeypatch.setenv("QUERY_MUTATOR_MUTATOR_MODEL", "talker")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
+def test_answers_come_in_the_order_of_the_queries(batch_size: int) -> None:
+    answers = batch_query_target_model(QUESTIONS, batch_size=batch_size)
+    assert answers == [question.upper() for question in QUESTIONS]
+
+
+def test_as_many_calls_as_the_batch_size_are_in_flight_and_no_more() -> None:
+    with start_server([Upper()], num_parallel=16, latency_ms=30) as slow:
+        batch_query_target_model(QUESTIONS, url=slow.url, batch_size=4)
+        assert slow.stats()["max_in_service"] == 4
+
+
+def test_rewrites_come_in_order_without_what_the_model_says_around_them() -> None:
+    assert batch_mutate_queries(QUESTIONS, OPERATOR) == [f"{question} by {OPERATOR}" for question in QUESTIONS]
+
+
+def test_each_query_may_have_its_own_operator() -> None:
+    names = operators.names()[:3]
+    assert batch_mutate_queries(["a", "b", "c"], names) == [f"{'abc'[i]} by {names[i]}" for i in range(3)]
+    with pytest.raises(ValueError, match="3 operators for 2 queries"):
+        batch_mutate_queries(["a", "b"], names)
+
+
+def test_one_query_is_a_batch_of_one() -> None:
+    assert query_target_model("why?") == "WHY?"
+    assert query_target_model("why?", return_errors=True) == ("WHY?", None)
+    assert mutate_query("why?", OPERATOR) == f"why? by {OPERATOR}"
+    assert mutate_query("why?", OPERATOR, return_errors=True) == (f"why? by {OPERATOR}", None)
+
+
+def test_an_unknown_operator_is_refused_before_any_call() -> None:
+    with pytest.raises(UsageError, match="unknown operator"):
+        mutate_query("why?", "no-such-operator", url="127.0.0.1:1")
+
+
+def test_a_failed_query_gets_the_default_refusal_and_is_logged_once(
+    server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        outcomes = batch_query_target_model(["a", "b"], model="nowhere", return_errors=True)
+    assert [text for text, _ in outcomes] == [DEFAULT_REFUSAL] * 2
+    assert [error.kind for _, error in outcomes if error] == ["model_missing"] * 2
+    assert len(caplog.records) == 2
+    assert batch_query_target_model(["a", "b"], model="nowhere") == [DEFAULT_REFUSAL] * 2
+
+
+def test_a_failed_rewrite_is_the_query_as_it_was() -> None:
+    outcome = mutate_query("why?", OPERATOR, model="nowhere", return_errors=True)
+    assert outcome[0] == "why?"
+    assert outcome[1] is not None
+    assert outcome[1].kind == "model_missing"
+
+
+def test_a_rewrite_without_a_question_in_it_is_a_failure() -> None:
+    [(text, error)] = batch_mutate_queries(["silence"], OPERATOR, return_errors=True)
+    assert text == "silence"
+    assert error is not None
+    assert error.kind == "empty"
+
+
+def test_a_server_that_is_down_fails_every_query_and_raises_nothing() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{bound.getsockname()[1]}"
+        outcomes = batch_query_target_model(["a", "b"], url=url, max_retries=0, return_errors=True)
+    assert [(text, error.kind) for text, error in outcomes if error] == [(DEFAULT_REFUSAL, "connect")] * 2
+
+
+def test_failures_that_pass_are_tried_again() -> None:
+    with start_server(
+        [Upper()], num_parallel=4, faults=FaultPlan(0.3, kinds=("500", "cut", "empty"), seed=3)
+    ) as faulty:
+        answers = batch_query_target_model(QUESTIONS, url=faulty.url, batch_size=4, max_retries=8)
+        assert faulty.stats()["faults"]
+    assert answers == [question.upper() for question in QUESTIONS]
+
+
+def test_an_empty_list_gives_an_empty_list() -> None:
+    assert batch_query_target_model([]) == []
+    assert batch_mutate_queries([], OPERATOR, return_errors=True) == []
+    assert batch_encode_queries([], model="hash").shape[0] == 0
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_size_below_one_is_refused(size: int) -> None:
+    for call in (
+        lambda: batch_query_target_model(["a"], batch_size=size),
+        lambda: batch_mutate_queries(["a"], OPERATOR, max_workers=size),
+        lambda: batch_encode_queries([], batch_size=size, model="hash"),
+    ):
+        with pytest.raises(ValueError, match=f"batch_size={size} must be at least 1"):
+            call()
+
+
+def test_max_workers_is_another_name_for_batch_size() -> None:
+    assert batch_query_target_model(["a"], max_workers=2) == ["A"]
+    assert batch_query_target_model(["a"], max_workers=2, batch_size=2) == ["A"]
+    with pytest.raises(ValueError, match="one setting"):
+        batch_query_target_model(["a"], max_workers=2, batch_size=4)
+
+
+def test_one_text_where_a_list_belongs_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a list of texts"):
+        batch_query_target_model("why?")
+
+
+def test_a_misspelt_setting_is_refused() -> None:
+    with pytest.raises(TypeError, match="unknown setting temprature"):
+        batch_query_target_model(["why?"], temprature=0.1)  # type: ignore[call-overload]
+
+
+def test_without_a_model_the_message_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUERY_MUTATOR_TARGET_MODEL")
+    with pytest.raises(UsageError, match="set QUERY_MUTATOR_TARGET_MODEL"):
+        query_target_model("why?")
+
+
+def test_a_client_that_is_given_is_used_and_left_open(server: EmbeddedServer) -> None:
+    stack = build_client(server.url)
+    for _ in range(3):
+        assert batch_query_target_model(["a"], url="127.0.0.1:1", client=stack.retry) == ["A"]
+    stack.close()
+
+
+def test_embeddings_are_unit_rows_in_order_whatever_the_batch_size() -> None:
+    whole = resolve_encoder("hash").encode(QUESTIONS)
+    for batch_size in (1, 7, 64):
+        np.testing.assert_allclose(batch_encode_queries(QUESTIONS, model="hash", batch_size=batch_size), whole)
+    np.testing.assert_allclose(encode_query(QUESTIONS[3], model="hash"), whole[3])
+
+
+def test_embeddings_may_come_from_the_server() -> None:
+    rows = batch_encode_queries(QUESTIONS, model="ollama:all-minilm", batch_size=6)
+    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(QUESTIONS), atol=1e-6)
+
+
+def test_ctrl_c_ends_calls_that_stall() -> None:
+    code = "import ollama_utils; ollama_utils.batch_query_target_model(list('abcdefgh'), batch_size=2)"
+    with start_server([Upper()], num_parallel=4, faults=FaultPlan(1.0, kinds=("stall",))) as stalling:
+        environ = {**os.environ, "OLLAMA_HOST": stalling.url}
+        process = subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.PIPE, text=True)
+        while stalling.stats()["in_service"] < 2:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in said
+
+
+def test_no_thread_is_left_behind() -> None:
+    before = threading.active_count()
+    batch_query_target_model(QUESTIONS, batch_size=8)
+    assert threading.active_count() == before
+
+
+def test_importing_the_module_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'sentence_transformers', 'gymnasium', 'numpy', 'requests'}"
+    code = f"import sys, ollama_utils; print(sorted({heavy} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert loaded.strip() == "[]"

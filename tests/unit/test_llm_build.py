@@ -1,0 +1,105 @@
+"""Which backend a run gets, and the client composed for it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.llm.build import build_client, ollama_url, resolve_backend
+from query_mutator.types import ChatRequest
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with start_server({}, encoder=resolve_encoder("hash")) as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """The address of a port that is taken and not listened on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_auto_takes_a_server_that_answers(server: EmbeddedServer) -> None:
+    choice = resolve_backend("auto", target_model="echo", environ={"OLLAMA_HOST": f":{server.port}"})
+    assert (choice.kind, choice.url) == ("ollama", server.url)
+    assert server.url in choice.reason
+
+
+def test_auto_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
+    with pytest.raises(UsageError, match=r"Give --target-model, one of: .*echo:latest"):
+        resolve_backend("auto", environ={"OLLAMA_HOST": server.url})
+
+
+def test_auto_falls_back_and_says_so_when_nobody_answers(nobody: str) -> None:
+    choice = resolve_backend("auto", environ={"OLLAMA_HOST": nobody})
+    assert (choice.kind, choice.url, choice.is_embedded) == ("embedded", None, True)
+    assert choice.reason == f"backend: embedded, because no Ollama server answers at http://{nobody}"
+
+
+def test_auto_falls_back_when_what_answers_is_no_ollama(server: EmbeddedServer) -> None:
+    assert resolve_backend("auto", environ={"OLLAMA_HOST": f"{server.url}/elsewhere"}).kind == "embedded"
+
+
+@pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"url": ...}, {"target_model": "echo"}])
+def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobody: str) -> None:
+    asked = {key: nobody if value is ... else value for key, value in asked.items()}
+    with pytest.raises(ServerDownError, match=f"nothing answers at http://{nobody}: start it with `ollama serve`"):
+        resolve_backend(**asked, environ={"OLLAMA_HOST": nobody})
+
+
+@pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
+def test_either_model_missing_is_refused(server: EmbeddedServer, models: dict[str, str]) -> None:
+    with pytest.raises(ModelMissingError, match="run `ollama pull missing`"):
+        resolve_backend("ollama", url=server.url, **models)
+
+
+def test_an_explicit_ollama_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
+    with pytest.raises(UsageError, match="echo:latest"):
+        resolve_backend("ollama", url=server.url)
+
+
+def test_embedded_needs_no_server_and_takes_no_address(nobody: str) -> None:
+    assert resolve_backend("embedded", target_model="echo", environ={"OLLAMA_HOST": nobody}).kind == "embedded"
+    with pytest.raises(UsageError, match="leave one of them out"):
+        resolve_backend("embedded", url=nobody)
+
+
+def test_our_own_server_behind_an_address_is_recognised(server: EmbeddedServer) -> None:
+    assert resolve_backend("auto", url=server.url, target_model="echo").is_embedded
+
+
+def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -> None:
+    environ = {"OLLAMA_HOST": "gpu-box"}
+    assert ollama_url("other:1", environ=environ) == "http://other:1"
+    assert ollama_url(environ=environ) == "http://gpu-box:11434"
+    assert ollama_url(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
+
+
+def test_the_composed_client_prints_its_nesting_and_answers(server: EmbeddedServer) -> None:
+    stack = build_client(server.url, batch_size=2)
+    assert repr(stack.retry) == f"Retry(Limit(Ollama('{server.url}')))"
+    assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
+    assert stack.limit.limit == 2
+    stack.close()
+    assert not stack.limit.complete(ChatRequest.user("why?", model="echo")).ok
+
+
+def test_the_stack_embeds_through_the_server(server: EmbeddedServer) -> None:
+    stack = build_client(server.url)
+    encoder = resolve_encoder("ollama:all-minilm", embed=stack.embed)
+    texts = ["sort a list", "read a file"]
+    np.testing.assert_allclose(encoder.encode(texts), resolve_encoder("hash").encode(texts), atol=1e-6)
+    with pytest.raises(BackendError, match=r"no embeddings from 'nowhere' \(model_missing"):
+        stack.embed("nowhere", texts)
+    stack.close()
