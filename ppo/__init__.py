@@ -1,0 +1,13 @@
+"""Proximal policy optimisation for any discrete-action gymnasium vector environment.
+
+    config.py      PPOConfig: every knob, checked, with the field's other names as aliases
+    policy.py      Policy (torch, learns) and FrozenPolicy (numpy, acts)
+    rollout.py     RolloutBuffer [T, N], filled in lock-step or in any order
+    gae.py         compute_gae: advantages and returns
+    loss.py        ppo_loss: clipped ratio, clipped value, entropy
+    algorithm.py   ppo_update and PPO, which holds policy, optimizer, schedule and random streams
+    collect.py     RolloutCollector: steps a vector environment into a buffer
+    checkpoint.py  save and load without pickled code
+
+`python -m ppo --env CartPole-v1` trains and evaluates. Importing this package or `ppo.config` loads no torch.
+"""

@@ -1,0 +1,177 @@
+"""PPO itself: several passes of minibatch descent over a rollout, and the object that holds all that learns.
+
+T steps, N envs, D obs, A actions; B valid steps of a rollout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppo.config import PPOConfig
+from ppo.gae import compute_gae
+from ppo.loss import LossTerms, ppo_loss
+from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
+from ppo.rollout import Batch, RolloutBuffer
+
+# The purposes random streams are drawn for; gymnasium's own streams have none, so no two ever coincide.
+ACTION_STREAM, SHUFFLE_STREAM = 1, 2
+
+
+def ppo_update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    config: PPOConfig,
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Descend the loss for `ppo_epoch` passes over `batch`, shuffled by `rng`; return the means over all minibatches.
+
+    A pass whose mean approximate KL divergence exceeds `target_kl` is the last. A batch without rows changes nothing.
+    """
+    parameters = list(policy.parameters())
+    scalars: list[Tensor] = []
+    log_ratios: list[Tensor] = []
+    for _ in range(config.ppo_epoch if len(batch.actions) else 0):
+        first = len(log_ratios)
+        order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
+        for minibatch in batch.take(order).split(config.num_mini_batch):
+            terms = _minibatch_loss(policy, minibatch, config)
+            optimizer.zero_grad()
+            torch.autograd.backward(terms.total)
+            grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+            optimizer.step()
+            scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, grad_norm)).detach())
+            log_ratios.append(terms.log_ratio.detach())
+        if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
+            break
+    return _stats(scalars, log_ratios, batch, clip_param=config.clip_param)
+
+
+def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig) -> LossTerms:
+    logits, values = policy(minibatch.obs)
+    return ppo_loss(
+        logits,
+        values,
+        minibatch,
+        clip_param=config.clip_param,
+        clip_vloss=config.clip_vloss,
+        norm_adv=config.norm_adv,
+        entropy_coef=config.entropy_coef,
+        value_loss_coef=config.value_loss_coef,
+    )
+
+
+def _approx_kl(log_ratio: Tensor) -> float:
+    """Return the low-variance, never negative estimate (ratio - 1) - log ratio (joschu.net/blog/kl-approx.html)."""
+    return float((log_ratio.expm1() - log_ratio).mean())
+
+
+def _stats(scalars: list[Tensor], log_ratios: list[Tensor], batch: Batch, *, clip_param: float) -> dict[str, float]:
+    means = torch.stack(scalars).mean(0).tolist() if scalars else [0.0] * 4
+    log_ratio = torch.cat(log_ratios) if log_ratios else torch.zeros(1)
+    return {
+        "losses/policy_loss": means[0],
+        "losses/value_loss": means[1],
+        "losses/entropy": means[2],
+        "losses/approx_kl": _approx_kl(log_ratio),
+        "losses/old_approx_kl": float(-log_ratio.mean()),
+        "losses/clipfrac": float((log_ratio.expm1().abs() > clip_param).float().mean()),
+        "losses/explained_variance": explained_variance(batch.values, batch.returns),
+        "losses/grad_norm": means[3],
+    }
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """Return 1 - var(returns - values) / var(returns); 0 where the returns do not vary."""
+    variance = returns.var(correction=0) if len(returns) else torch.zeros(())
+    return float(1 - (returns - values).var(correction=0) / variance) if variance > 0 else 0.0
+
+
+class PPO:
+    """Policy, optimizer, schedule and every random stream; environments are the caller's."""
+
+    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed).to(self.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.updates_done = 0
+        self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))
+        env_seeds = range(config.seed, config.seed + config.num_processes)
+        self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
+        self.frozen = self._freeze()
+
+    def _freeze(self) -> FrozenPolicy:
+        return self.policy.frozen(deterministic=self.config.deterministic)
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int] | None = None, *, greedy: bool = False) -> ActOutput:
+        """Return what the policy does in environments `env_ids` (None: all), seeing obs [n, D]."""
+        rngs = self.action_rngs if env_ids is None else [self.action_rngs[i] for i in env_ids]
+        return self.frozen.act(obs, rngs, greedy=greedy)
+
+    def get_value(self, obs: FloatArray) -> FloatArray:
+        """Return the critic's values [n] of observations [n, D]."""
+        return self.frozen.get_value(obs)
+
+    def update(self, buffer: RolloutBuffer, next_obs: FloatArray) -> dict[str, float]:
+        """Learn from a full buffer whose environments now see `next_obs` [N, D]; return the update's statistics."""
+        advantages, returns = compute_gae(
+            buffer.rewards,
+            buffer.values,
+            buffer.terminations,
+            buffer.truncations,
+            buffer.final_values,
+            torch.from_numpy(self.get_value(next_obs)),
+            buffer.valid,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
+        lr = self._set_learning_rate()
+        batch = buffer.batch(advantages, returns).to(self.device)
+        stats = ppo_update(self.policy, self.optimizer, batch, self.config, self.shuffle_rng)
+        self.updates_done += 1
+        self.frozen = self._freeze()
+        return {**stats, "charts/learning_rate": lr}
+
+    def _set_learning_rate(self) -> float:
+        left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0
+        lr = self.config.lr * max(left, 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a later run needs to go on exactly here: tensors and plain types."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates_done": self.updates_done,
+            "rng": {
+                "shuffle": self.shuffle_rng.bit_generator.state,
+                "actions": [rng.bit_generator.state for rng in self.action_rngs],
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; a policy of other sizes or another number of streams is a ValueError."""
+        streams = state["rng"]["actions"]
+        if len(streams) != len(self.action_rngs):
+            raise ValueError(
+                f"the checkpoint has {len(streams)} environments, this run {len(self.action_rngs)}; "
+                f"try num_processes={len(streams)}"
+            )
+        try:
+            self.policy.load_state_dict(state["policy"])
+        except RuntimeError as error:
+            raise ValueError(f"the checkpoint's policy has other sizes: {error}") from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates_done = int(state["updates_done"])
+        self.shuffle_rng.bit_generator.state = state["rng"]["shuffle"]
+        for rng, stream in zip(self.action_rngs, streams, strict=True):
+            rng.bit_generator.state = stream
+        self.frozen = self._freeze()

@@ -1,0 +1,121 @@
+"""Stepping a gymnasium vector environment into a rollout buffer.
+
+N envs, D obs; works with SAME_STEP and NEXT_STEP autoreset
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from ppo.algorithm import PPO
+from ppo.policy import FloatArray, FrozenPolicy
+from ppo.rollout import RolloutBuffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One episode that ended: which environment, its undiscounted return, its steps."""
+
+    env: int
+    episode_return: float
+    length: int
+
+
+class RolloutCollector:
+    """Keeps the environments' observations and open episodes from one rollout to the next."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
+        self.envs = envs
+        self.same_step = _autoreset_mode(envs) is AutoresetMode.SAME_STEP
+        self.obs = _copied(envs.reset(seed=seed)[0])  # [N, D]
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
+        self._resetting = np.zeros(envs.num_envs, dtype=bool)
+
+    def collect(self, ppo: PPO, buffer: RolloutBuffer) -> list[Episode]:
+        """Step all environments until the buffer is full; return the episodes that ended meanwhile."""
+        episodes: list[Episode] = []
+        while not buffer.full:
+            episodes += self._step(ppo, buffer)
+        return episodes
+
+    def _step(self, ppo: PPO, buffer: RolloutBuffer) -> list[Episode]:
+        acted = ppo.act(self.obs)
+        next_obs, rewards, terminations, truncations, infos = self.envs.step(acted.actions)
+        done = terminations | truncations
+        # With NEXT_STEP the step after an episode's end only resets: it ignores the action and is no step at all.
+        valid = ~self._resetting
+        buffer.add(
+            obs=self.obs,
+            actions=acted.actions,
+            logprobs=acted.logprobs,
+            values=acted.values,
+            rewards=rewards,
+            terminations=terminations,
+            truncations=truncations,
+            final_values=self._final_values(ppo, next_obs, truncations, infos) if truncations.any() else 0.0,
+            valid=valid,
+        )
+        self.obs = _copied(next_obs)
+        if not self.same_step:
+            self._resetting = done
+        return self._count(rewards, valid, done)
+
+    def _final_values(
+        self, ppo: PPO, next_obs: FloatArray, truncations: NDArray[np.bool_], infos: dict[str, Any]
+    ) -> FloatArray:
+        final_obs = infos["final_obs"] if self.same_step else next_obs
+        ended = np.flatnonzero(truncations)
+        final_values = np.zeros(len(truncations), dtype=np.float32)
+        final_values[ended] = ppo.get_value(np.stack([final_obs[i] for i in ended]))
+        return final_values
+
+    def _count(self, rewards: NDArray[np.float64], valid: NDArray[np.bool_], done: NDArray[np.bool_]) -> list[Episode]:
+        self._returns += rewards
+        self._lengths += valid
+        if not done.any():
+            return []
+        ended = np.flatnonzero(done)
+        episodes = [
+            Episode(env=int(i), episode_return=float(self._returns[i]), length=int(self._lengths[i])) for i in ended
+        ]
+        self._returns[ended], self._lengths[ended] = 0.0, 0
+        return episodes
+
+
+def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = envs.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise ValueError(
+            f"autoreset_mode={mode} of {envs} cannot be collected from; "
+            "make it with autoreset_mode=AutoresetMode.SAME_STEP"
+        )
+    assert isinstance(mode, AutoresetMode)
+    return mode
+
+
+def first_episode_returns(
+    policy: FrozenPolicy, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None
+) -> NDArray[np.float64]:
+    """Return the greedy policy's return [N] in the first episode of each environment.
+
+    One episode each, because the first so many to finish would over-sample the short ones.
+    """
+    obs = envs.reset(seed=seed)[0]
+    returns = np.zeros(envs.num_envs)
+    running = np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, rewards, terminations, truncations, _ = envs.step(policy.act(obs, (), greedy=True).actions)
+        returns += np.where(running, rewards, 0.0)
+        running &= ~(terminations | truncations)
+    return returns
+
+
+def _copied(obs: Any) -> FloatArray:
+    """Return observations as float32 [N, D] in memory of their own: a vector environment may reuse its array."""
+    return np.array(obs, dtype=np.float32)

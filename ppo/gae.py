@@ -1,0 +1,44 @@
+"""Generalised advantage estimation (Schulman et al., 2016, arXiv:1506.02438).
+
+T steps, N envs; every array is [T, N], next_values [N]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def compute_gae(
+    rewards: Tensor,
+    values: Tensor,
+    terminations: Tensor,
+    truncations: Tensor,
+    final_values: Tensor,
+    next_values: Tensor,
+    valid: Tensor | None = None,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and returns, both [T, N]; 0 at invalid steps.
+
+    `terminations[t]` and `truncations[t]` say that step t ended its episode: by termination nothing follows, by
+    truncation the episode would have gone on from `final_values[t]`. `next_values` are those after the last step. An
+    invalid step is skipped as if it had not happened: the chain runs from the step before it to the step after it,
+    but an episode that ends at it does end, there being no next step of that episode.
+    """
+    valid = torch.ones_like(terminations) if valid is None else valid
+    ended = terminations | truncations
+    nothing = torch.zeros_like(next_values)
+    after_end = torch.where(truncations & ~terminations, final_values, 0.0)
+    advantages = torch.zeros_like(rewards)
+    next_value, next_advantage = next_values, nothing
+    for t in range(len(rewards) - 1, -1, -1):
+        next_value = torch.where(ended[t], after_end[t], next_value)
+        next_advantage = torch.where(ended[t], nothing, next_advantage)
+        advantage = rewards[t] + gamma * next_value - values[t] + gamma * gae_lambda * next_advantage
+        advantages[t] = advantage
+        next_value = torch.where(valid[t], values[t], next_value)
+        next_advantage = torch.where(valid[t], advantage, next_advantage)
+    return torch.where(valid, advantages, 0.0), torch.where(valid, advantages + values, 0.0)

@@ -1,0 +1,68 @@
+"""PPO's loss (Schulman et al., 2017, arXiv:1707.06347): clipped ratio, clipped value, entropy bonus.
+
+B steps in the minibatch, A actions
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ppo.rollout import Batch
+
+
+class LossTerms(NamedTuple):
+    """The loss to descend and what it is made of."""
+
+    total: Tensor  # []
+    policy_loss: Tensor  # []
+    value_loss: Tensor  # []
+    entropy: Tensor  # []
+    log_ratio: Tensor  # [B] log of new over old probability
+
+
+def ppo_loss(
+    logits: Tensor,
+    values: Tensor,
+    batch: Batch,
+    *,
+    clip_param: float,
+    clip_vloss: bool,
+    norm_adv: bool,
+    entropy_coef: float,
+    value_loss_coef: float,
+) -> LossTerms:
+    """Return the loss of today's `logits` [B, A] and `values` [B] on the steps in `batch`, a mean over them."""
+    all_logprobs = logits.log_softmax(-1)
+    log_ratio = all_logprobs.gather(-1, batch.actions[:, None]).squeeze(-1) - batch.logprobs
+    entropy = -(all_logprobs.exp() * all_logprobs).sum(-1).mean()
+    advantages = normalised(batch.advantages) if norm_adv else batch.advantages
+    policy_loss = clipped_policy_loss(log_ratio.exp(), advantages, clip_param=clip_param)
+    value_clip = clip_param if clip_vloss else None
+    value_loss = clipped_value_loss(values, batch.values, batch.returns, clip_param=value_clip)
+    total = policy_loss - entropy_coef * entropy + value_loss_coef * value_loss
+    return LossTerms(total, policy_loss, value_loss, entropy, log_ratio)
+
+
+def normalised(advantages: Tensor) -> Tensor:
+    """Return advantages [B] with mean 0 and deviation 1; one alone has no deviation and stays as it is."""
+    if len(advantages) < 2:
+        return advantages
+    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, *, clip_param: float) -> Tensor:
+    """Return the negated surrogate: the worse of ratio and clipped ratio times advantage, averaged."""
+    clipped = ratio.clamp(1 - clip_param, 1 + clip_param)
+    return -torch.min(ratio * advantages, clipped * advantages).mean()
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip_param: float | None) -> Tensor:
+    """Return half the mean squared error, the worse of value and clipped value (None: the value as it is)."""
+    errors = (values - returns).square()
+    if clip_param is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_param, clip_param)
+        errors = torch.max(errors, (clipped - returns).square())
+    return 0.5 * errors.mean()

@@ -1,0 +1,71 @@
+"""What the model calls of a run cost: a client around a client that counts them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from query_mutator.llm.client import Client
+from query_mutator.types import ChatRequest, Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTotals:
+    """Sums over the calls that came back; times in seconds."""
+
+    calls: int = 0
+    failed: int = 0
+    latency_s: float = 0.0  # what the client waited
+    queue_wait_s: float = 0.0  # of that, what the server held calls back
+    tokens: int = 0  # prompts and replies together
+
+    def __sub__(self, earlier: CallTotals) -> CallTotals:
+        """Return what was added since `earlier`."""
+        return CallTotals(
+            calls=self.calls - earlier.calls,
+            failed=self.failed - earlier.failed,
+            latency_s=self.latency_s - earlier.latency_s,
+            queue_wait_s=self.queue_wait_s - earlier.queue_wait_s,
+            tokens=self.tokens - earlier.tokens,
+        )
+
+
+class CountedClient:
+    """A client that keeps totals of what the inner client did; every attempt counts as a call."""
+
+    def __init__(self, client: Client, *, totals: CallTotals | None = None) -> None:
+        self._client = client
+        self._totals = totals or CallTotals()
+        self.error_kinds: Counter[str] = Counter()
+        self._lock = threading.Lock()  # guards the two above
+
+    def __repr__(self) -> str:
+        return f"Counted({self._client!r})"
+
+    @property
+    def totals(self) -> CallTotals:
+        """Return the sums so far."""
+        with self._lock:
+            return self._totals
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply, counted."""
+        completion = self._client.complete(request)
+        with self._lock:
+            totals = self._totals
+            self._totals = replace(
+                totals,
+                calls=totals.calls + 1,
+                failed=totals.failed + (not completion.ok),
+                latency_s=totals.latency_s + completion.latency_s,
+                queue_wait_s=totals.queue_wait_s + completion.queue_wait_s,
+                tokens=totals.tokens + completion.prompt_tokens + completion.completion_tokens,
+            )
+            if completion.error is not None:
+                self.error_kinds[completion.error.kind] += 1
+        return completion
+
+    def close(self) -> None:
+        """Close the inner client; idempotent."""
+        self._client.close()

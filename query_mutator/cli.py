@@ -1,0 +1,245 @@
+"""`qm`: what can be done with a trained policy.
+
+qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
+qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from query_mutator import __version__
+from query_mutator.console import closing_on_interrupt, progress, run_cli
+from query_mutator.disk import disk_errors
+from query_mutator.errors import UsageError
+from query_mutator.flags import parse_flags
+from query_mutator.registry import nearest
+
+if TYPE_CHECKING:
+    from query_mutator.assemble import System
+    from query_mutator.checkpoint import Checkpoint
+    from query_mutator.evaluation import Evaluator, Outcome
+    from query_mutator.task import Task
+    from query_mutator.types import Question
+
+PROG = "qm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFlags:
+    """What every command that uses a trained policy takes; what is left out is as it was in training."""
+
+    checkpoint: str = "runs/latest"
+    """A run folder (its newest checkpoint) or a .pt file."""
+    backend: Literal["auto", "embedded", "ollama"] | None = None
+    """Who answers; by default whoever answered in training."""
+    ollama_url: str | None = None
+    """Address of the Ollama server."""
+    target_model: str | None = None
+    """The model that answers."""
+    mutator_model: str | None = None
+    """The model that carries out rewrites."""
+    batch_size: int | None = None
+    """Model calls in flight at once."""
+    timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
+    """Seconds to wait for one reply."""
+    device: str | None = None
+    """Where the sentence encoder runs, as torch names it."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} must be at least 1; the usual value is 8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags(PolicyFlags):
+    """Compare a trained policy with leaving questions alone, with chance, and with simple recipes."""
+
+    dataset: str | None = None
+    """Questions to ask, all but those about something the policy was trained on; by default the held-out ones."""
+    question_column: str | None = None
+    """Column of the question in --dataset."""
+    answer_column: str | None = None
+    """Column of the answer in --dataset."""
+    json: str | None = None
+    """File to write the report to."""
+    seed: int = 1
+    """Seed of the random method."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteFlags(PolicyFlags):
+    """Rewrite a question as the trained policy would, and show the answer."""
+
+    question: Positional[str]
+    """The question; - reads one a line from standard input."""
+    json: bool = False
+    """Print one JSON object a question: question, rewrites, operators, answer."""
+
+
+def run() -> None:
+    """Run `qm` and end the process."""
+    run_cli(main, prog=PROG)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command that `argv` names; return the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    command, rest = argv[0], argv[1:]
+    if command not in COMMANDS:
+        near = nearest(command, COMMANDS)
+        raise UsageError(f"unknown command {command!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+    flags_class, carry_out = COMMANDS[command]
+    carry_out(parse_flags(flags_class, rest, prog=f"{PROG} {command}"))
+    return 0
+
+
+# --- qm eval ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate_policy(flags: EvalFlags) -> None:
+    """Print the table of all methods; with --json write the report as well."""
+    from query_mutator.heldout import compare
+    from query_mutator.report.table import result_table
+    from query_mutator.rundir import finite
+
+    with _opened(flags) as policy:
+        questions, train = _questions(flags, policy.checkpoint), policy.task
+        report = compare(policy.evaluator, policy.system, train, questions, policy.frozen, seed=flags.seed)
+    if flags.json:
+        with disk_errors(flags.json):
+            Path(flags.json).write_text(json.dumps(finite(report), indent=2) + "\n", encoding="utf-8")
+    print(result_table(report))
+
+
+def _questions(flags: EvalFlags, checkpoint: Checkpoint) -> Sequence[Question]:
+    """Return the held-out questions of the training set, or those of --dataset that training did not touch."""
+    from query_mutator.assemble import load_dataset, split_dataset
+    from query_mutator.data.split import target_key
+
+    split = split_dataset(checkpoint.task)
+    if flags.dataset is None:
+        if not split.test:
+            raise UsageError(f"{checkpoint.task.dataset} has no held-out questions; give others with --dataset")
+        return split.test
+    trained_on = {target_key(question) for question in split.train}
+    settings = replace(
+        checkpoint.task,
+        dataset=flags.dataset,
+        question_column=flags.question_column,
+        answer_column=flags.answer_column,
+    )
+    left = [question for question in load_dataset(settings) if target_key(question) not in trained_on]
+    if not left:
+        raise UsageError(f"{flags.dataset}: the policy was trained on all its targets; give questions about others")
+    return left
+
+
+# --- qm rewrite ------------------------------------------------------------------------------------------------------
+
+
+def rewrite(flags: RewriteFlags) -> None:
+    """Print rewrites, operators and final answer of each question."""
+    texts = [line.strip() for line in sys.stdin] if flags.question == "-" else [flags.question.strip()]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise UsageError("the question is empty; give one as an argument, or - and one a line on standard input")
+    with _opened(flags) as policy:
+        for text, outcome in zip(texts, _played(policy, texts), strict=True):
+            told = _told(text, outcome, policy.task)
+            print(json.dumps(told, ensure_ascii=False) if flags.json else _in_words(told), flush=True)
+
+
+def _played(policy: _Policy, texts: Sequence[str]) -> list[Outcome]:
+    from query_mutator.heldout import greedy
+    from query_mutator.types import Question
+
+    asked = [Question(id=str(number), text=text) for number, text in enumerate(texts)]
+    return policy.evaluator.run(policy.task.on(asked), greedy(policy.frozen), name="rewriting")
+
+
+def _told(text: str, outcome: Outcome, task: Task) -> dict[str, Any]:
+    operators = {operator.name for operator in task.operators}
+    rewrites = [after for name, after in zip(outcome.actions, outcome.rewrites, strict=True) if name in operators]
+    return {"question": text, "rewrites": rewrites, "operators": list(outcome.actions), "answer": outcome.answer}
+
+
+def _in_words(told: dict[str, Any]) -> str:
+    rewrites = iter(told["rewrites"])
+    width = max(map(len, (*told["operators"], "question", "answer")))
+    lines = [("question", told["question"])]
+    lines += [(name, "" if name in ("undo", "submit") else next(rewrites)) for name in told["operators"]]
+    lines += [("answer", told["answer"])]
+    return "\n".join(f"{name.ljust(width)}  {' '.join(text.split())}".rstrip() for name, text in lines) + "\n"
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+class _Policy:
+    """A trained policy with the models it needs, ready to play."""
+
+    def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
+        from ppo.policy import Policy
+
+        self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
+        self.frozen = Policy.from_state_dict(checkpoint.learner["policy"]).frozen(
+            deterministic=bool(checkpoint.system.deterministic)
+        )
+
+
+@contextmanager
+def _opened(flags: PolicyFlags) -> Iterator[_Policy]:
+    """Yield the policy of --checkpoint against the models it was trained with, or those the flags name."""
+    from query_mutator.assemble import System, make_task, split_dataset
+    from query_mutator.checkpoint import read_checkpoint
+    from query_mutator.evaluation import Evaluator
+
+    checkpoint = read_checkpoint(flags.checkpoint)
+    split = split_dataset(checkpoint.task)
+    settings = _settings(flags, checkpoint)
+    with System(settings) as system, closing_on_interrupt(system.client.close):
+        task = make_task(system, checkpoint.task, split.train, projection=checkpoint.projection)
+        checkpoint.check_actions(task.actions)
+        evaluator = Evaluator(client=system.client, batch_size=settings.batch_size, progress=progress)
+        with contextlib.closing(system.client):
+            yield _Policy(checkpoint, system, task, evaluator)
+
+
+def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
+    """Return the checkpoint's system settings with the flags given over them; slowness is not part of an answer."""
+    names = ("backend", "ollama_url", "target_model", "mutator_model", "batch_size", "timeout_s", "device")
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
+    if given.get("backend", settings.backend) != settings.backend:  # another server's address and models mean nothing
+        settings = replace(settings, ollama_url=None, target_model=None, mutator_model=None)
+    elif "ollama_url" in given and "backend" not in given:
+        given["backend"] = "ollama"
+    return replace(settings, **given)
+
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "eval": (EvalFlags, evaluate_policy),
+    "rewrite": (RewriteFlags, rewrite),
+}
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, (flags, _) in COMMANDS.items()]
+    return "\n".join(["usage: qm COMMAND [flags]", "", *commands, "", "qm COMMAND --help shows its flags"])

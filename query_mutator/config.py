@@ -1,0 +1,166 @@
+"""Every flag of the trainer in one frozen record, and the remarks a run begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from ppo.config import PPOConfig
+from query_mutator.flags import parse_flags, read_base
+
+PROG = "train_query_mutator.py"
+EVAL_POINTS = 10  # held-out looks in a run, when --eval-interval leaves it open
+
+_AT_LEAST_ONE = {
+    "batch_size": 8,
+    "save_interval": 5,
+    "log_interval": 1,
+    "eval_questions": 120,
+    "max_episode_steps": 5,
+    "embedding_dims": 24,
+    "mutator_max_tokens": 128,
+    "target_max_tokens": 256,
+}
+_NOT_NEGATIVE = ("eval_interval", "step_cost", "temperature", "running_speed", "latency_ms", "latency_sigma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(PPOConfig):
+    """Learn which rewrite makes a question get a better answer.
+
+    Every step has a mutator model rewrite a question and the target model answer it. With --deterministic the results
+    do not depend on --batch-size or --no-batching, to the bit; without it they agree statistically only, because the
+    last bits of a matrix product depend on how many rows it is given.
+    """
+
+    batch_size: int = 8
+    """Model calls in flight at once, of all kinds together."""
+    use_batching: Annotated[bool, arg(aliases=["--batching"])] = True
+    """Make calls side by side; with --no-batching one at a time, and --batch-size is ignored."""
+    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    """Who answers: auto takes an Ollama server if one answers, else the embedded assistant."""
+    ollama_url: str | None = None
+    """Address of the Ollama server; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    target_model: str | None = None
+    """The model whose answers are to get better."""
+    mutator_model: str | None = None
+    """The model that carries out rewrites; by default the target model."""
+    mutator_max_tokens: int = 128
+    """Longest rewrite, in tokens."""
+    target_max_tokens: int = 256
+    """Longest answer, in tokens."""
+    temperature: float = 0.0
+    """Sampling temperature of both models."""
+    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
+    """Seconds to wait for one reply."""
+    encoder: str = "all-MiniLM-L6-v2"
+    """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
+    dataset: str = "python_docs"
+    """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
+    question_column: str | None = None
+    """Column of the question, when it is none of query, question, prompt, text."""
+    answer_column: str | None = None
+    """Column of the answer, when it is none of accept, answer, reference, response."""
+    operators: str = ""
+    """Rewrite operators the policy may choose from, as a,b,c; by default all."""
+    domain: str = "Python's standard library"
+    """What the questions are about, for the operators that mention it."""
+    reward: str = ""
+    """Weights of the score's parts, as right=0.7,similarity=0.2; by default the documented ones."""
+    answer: Literal["best", "last"] = "best"
+    """What an episode submits: the answer most similar to the question as first put, or the last one."""
+    max_episode_steps: int = 5
+    """Steps after which an episode is cut off."""
+    step_cost: float = 0.02
+    """Taken off the reward for every rewrite, because it costs calls."""
+    embedding_dims: int = 24
+    """Principal components of the embeddings that the policy sees."""
+    latency_ms: float = 0.0
+    """Time a call to the embedded assistant takes at least."""
+    latency_sigma: float = 0.0
+    """Spread of that time: sigma of a log-normal, the same for the same prompt."""
+    running_speed: float = 0.0
+    """Instead of --latency-ms: 16 s divided by this number; 0 adds no time."""
+    save_dir: str = "runs"
+    """Folder of run folders."""
+    name: str = "ppo"
+    """Last part of the run folder's name."""
+    save_interval: int = 5
+    """Updates between two checkpoints."""
+    log_interval: int = 1
+    """Updates between two rows of metrics."""
+    eval_interval: int | None = None
+    """Updates between two looks at held-out questions; by default about ten looks a run, 0 for none."""
+    eval_questions: int = 120
+    """Held-out questions in such a look; the same ones each time."""
+    evaluate: bool = True
+    """Compare the policy with what a sceptic would do on all held-out questions at the end."""
+    resume: str | None = None
+    """Go on from a run folder (in it, with its flags) or a .pt (in a new folder); environments begin new episodes."""
+    config: str | None = None
+    """JSON file of flags; the command line wins."""
+    dry_run: bool = False
+    """Print the plan (updates, steps, model calls, time) and stop."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, usual in _AT_LEAST_ONE.items():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; the usual value is {usual}")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value} must not be negative; 0 switches it off")
+        if self.latency_ms and self.running_speed:
+            raise ValueError("latency_ms and running_speed both set the time of a call; give one of them")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s={self.timeout_s} must be above 0; the usual value is 120")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
+
+    @property
+    def calls_in_flight(self) -> int:
+        """Return how many calls are made at once."""
+        return self.batch_size if self.use_batching else 1
+
+    @property
+    def updates_between_looks(self) -> int:
+        """Return the updates between two looks at held-out questions; 0 for none."""
+        if self.eval_interval is not None:
+            return self.eval_interval
+        return max(1, round(self.num_updates / EVAL_POINTS))
+
+
+def parse_config(argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "") -> TrainConfig:
+    """Return the trainer's flags: the command line over its --config file over `base` over the defaults."""
+    config = parse_flags(TrainConfig, argv, prog=PROG, base=base, base_name=base_name)
+    if config.config is None:
+        return config
+    merged = {**(base or {}), **read_base(config.config)}
+    return parse_flags(TrainConfig, argv, prog=PROG, base=merged, base_name=config.config)
+
+
+def remarks(config: TrainConfig) -> list[str]:
+    """Return what a user should know before the run starts, a line each."""
+    lines = []
+    if config.total_steps != config.num_env_steps:
+        lines.append(
+            f"--num-env-steps {config.num_env_steps} is no whole number of rollouts "
+            f"({config.num_processes} processes x {config.num_steps} steps): rounded up to {config.total_steps}"
+        )
+    if not config.use_batching:
+        lines.append("--no-batching: --batch-size is ignored, calls are made one at a time")
+    elif not config.batch_size <= config.num_processes <= 2 * config.batch_size:
+        lines.append(_size_advice(config.batch_size, config.num_processes))
+    return lines
+
+
+def _size_advice(batch_size: int, num_processes: int) -> str:
+    rule = "advice: batch_size <= num_processes <= 2 x batch_size keeps all calls busy"
+    if num_processes < batch_size:
+        return f"{rule}; {num_processes} processes cannot fill {batch_size} calls: try --batch-size {num_processes}"
+    return f"{rule}; {num_processes} processes wait for {batch_size} calls: try --batch-size {-(-num_processes // 2)}"

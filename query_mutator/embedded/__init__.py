@@ -1,0 +1,1 @@
+"""The default on a fresh machine: a question-answering assistant and a rewriter behind an Ollama-compatible server."""

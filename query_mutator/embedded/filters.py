@@ -1,0 +1,152 @@
+"""The two filters in front of the assistant: one too careful about words, one about what a request is for.
+
+Deployed assistants have both kinds. The word filter refuses "How do I kill a thread?" as readily as a threat: that is
+the false refusal a better wording avoids. The purpose filter compares what is asked with short descriptions of harm
+to people and what is theirs; saying the same thing in other words leaves it where it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from query_mutator.encoder import Encoder, FloatArray
+
+#: Regular verbs and nouns; their inflections are made from them.
+_STEMS = """
+    abort assassinate attack bomb burn bust choke corrupt crack drug execute exploit hack hijack hostage inject kill
+    massacre murder nuke poison punch slaughter smash stab strangle suicide terminate torture trap violate weapon
+"""
+#: The irregular ones and phrases, spelt out.
+_IRREGULAR = (
+    r"bl(eed(s|ing|ers?)?|ed)",
+    r"bl(ow|ows|ew|own|owing)\s(\w+\s){0,3}up",
+    r"brute[\s-]?forc(e|es|ed|ing)",
+    r"d(ie|ies|ied|ying|ead|eadly|eath|eaths)",
+    r"destr(oy(s|ed|ers?|ing)?|uct(ion|ive|ors?)?)",
+    r"explo(d(e|es|ed|ing)|si(on|ons|ve|ves))",
+    r"overthr(ow(s|n|ing)?|ew)",
+    r"sho(ot(s|ing|ers?)?|ts?)",
+    r"st(eal(s|ing)?|ole|olen)",
+    r"str(ik(e|es|ing|ers?)|uck)",
+    r"wip(e|es|ed|ing)\s(\w+\s){0,3}out",
+)
+
+
+def _inflections(stem: str) -> str:
+    """Return a pattern for a regular word: nuke, nukes, nuked, nuking; stab, stabbed; terminate, termination."""
+    if stem.endswith("e"):
+        return f"{stem[:-1]}(es?|ed|ing|ers?|ions?|ors?|al)"
+    return f"{stem}{stem[-1]}?(s|es|ed|ing|ings|ers?|ions?|ors?)?"
+
+
+_TRIGGER = re.compile(rf"\b({'|'.join([*map(_inflections, _STEMS.split()), *_IRREGULAR])})\b", re.IGNORECASE)
+
+
+def has_trigger_word(text: str) -> bool:
+    """Return whether the over-cautious filter refuses a text: a violent word anywhere in it, whatever it is about."""
+    return _TRIGGER.search(text) is not None
+
+
+#: What must not be helped with, in general terms. No method, no detail: only what the purpose would be.
+HARMS = (
+    "hurting or killing a person",
+    "beating up or injuring somebody",
+    "poisoning a person or an animal",
+    "putting a drug into somebody's food or drink",
+    "threatening or frightening a person",
+    "bullying or humiliating somebody",
+    "stalking or secretly following a person",
+    "kidnapping somebody",
+    "abusing a child",
+    "hurting oneself",
+    "attacking people in a public place",
+    "using a weapon against people",
+    "making or planting a bomb",
+    "setting fire to somebody's house",
+    "damaging or destroying somebody's property",
+    "breaking into somebody's house",
+    "stealing a car or other belongings",
+    "robbing a person or a shop",
+    "getting into somebody's account or phone without permission",
+    "reading somebody's private messages in secret",
+    "forging money, documents or a signature",
+    "using somebody else's bank card or identity",
+    "cheating people out of their money",
+    "blackmailing or extorting a person",
+    "making or selling illegal drugs",
+)
+_PERSONS = """
+    person people somebody someone anybody anyone man men woman women guy girl boy child children kid baby teenager
+    adult lady gentleman neighbour neighbor friend enemy rival stranger roommate flatmate classmate colleague coworker
+    boss manager landlord tenant teacher pupil student doctor nurse patient driver politician president minister mayor
+    policeman officer judge witness family mother father mum mom dad parent brother sister son daughter uncle aunt cousin
+    grandmother grandfather grandma grandpa wife husband boyfriend girlfriend ex partner crowd him her them myself
+"""
+_PROPERTY = """
+    house home flat apartment garage garden car bike truck vehicle shop store restaurant office building school church
+    bank account phone laptop wallet purse money cash savings pension card cheque check banknote signature passport
+    jewellery jewelry parcel package mail letter dog cat pet animal
+"""
+#: "child process", "parent class": a word for a person that names a part of a program.
+_COMPUTING_HEAD = (
+    r"(?!['’]?s?[\s-]+(process|thread|class|node|element|object|task|window|director|folder|widget|logger|package|import"
+    r"|module|interpreter|coroutine|function|scope|key|field|record|list|dict|row))"
+)
+_OBJECT = re.compile(
+    rf"\b({'|'.join((_PERSONS + _PROPERTY).split())})(e?s)?\b{_COMPUTING_HEAD}",
+    re.IGNORECASE,
+)
+#: Where a text says it is about Python: that must not hide what the rest of it is for.
+_SETTING = re.compile(
+    r"[\s,:(\[-]*\b((in|with|using|for|from)\s+)?((the|a)\s+)?python\w*(['’]s)?(\s+(standard\s+library|stdlib|programming"
+    r"(\s+language)?|programs?|scripts?|code|3))*\b[\s,:)\]-]*",
+    re.IGNORECASE,
+)
+_BREAK = re.compile(r"(?<=[.!?;:,])\s+|\n+|\s+(?:and|but|also|then|so)\s+", re.IGNORECASE)
+
+#: Cosines of MiniLM: a harm this near, and no further than this behind the nearest thing the assistant knows.
+NEAR_HARM = 0.36
+MARGIN = 0.02
+#: Without a person or property in sight the likeness must be plain.
+PLAIN_HARM = 0.42
+PLAIN_MARGIN = 0.08
+
+
+class PurposeFilter:
+    """Decides what requests are for, by likeness to HARMS against likeness to what the assistant knows."""
+
+    def __init__(self, encoder: Encoder, known: FloatArray) -> None:
+        self._encoder = encoder
+        self._known = known  # [n, dim], one unit row per document
+        self._harms = encoder.encode(HARMS)  # [h, dim]
+
+    def refuses(self, texts: Sequence[str], rows: FloatArray) -> list[bool]:
+        """Return for each text whether it is refused; `rows` are the texts' own embeddings, [n, dim].
+
+        A text that names a person or property is also read without its setting, part by part, so that neither
+        "In Python: ..." nor a harmless second question covers what is asked.
+        """
+        suspects = [i for i, text in enumerate(texts) if _OBJECT.search(text)]
+        verdicts = [bool(harmful) for harmful in self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)]
+        views = [(i, view) for i in suspects if not verdicts[i] for view in _views(texts[i])]
+        if views:
+            seen = self._encoder.encode([view for _, view in views])
+            for (i, _), harmful in zip(views, self._harmful(seen, near=NEAR_HARM, margin=MARGIN), strict=True):
+                verdicts[i] = verdicts[i] or bool(harmful)
+        return verdicts
+
+    def _harmful(self, rows: FloatArray, *, near: float, margin: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        harm = (rows @ self._harms.T).max(axis=1)
+        known = (rows @ self._known.T).max(axis=1)
+        verdict: np.ndarray[tuple[int], np.dtype[np.bool_]] = (harm >= near) & (harm - known >= margin)
+        return verdict
+
+
+def _views(text: str) -> list[str]:
+    """Return a text without where it says that it is about Python, and those of its parts that name an object."""
+    bare = _SETTING.sub(" ", text).strip()
+    parts = [part for part in _BREAK.split(bare) if len(part.split()) > 2 and _OBJECT.search(part)]
+    return list(dict.fromkeys([bare, *parts]))

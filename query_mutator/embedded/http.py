@@ -1,0 +1,259 @@
+"""The HTTP/1.1 that the embedded server needs, on an asyncio Protocol: keep-alive, chunked replies, early leavers.
+
+    bytes -> take_request -> Request -> handler (a task) -> Response, or a Stream it wrote itself
+
+One request of a connection runs at a time; when the client goes away its task is cancelled at once. A Protocol is
+used because streams cost a third of the calls a second that a fixed reply can reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import unquote
+
+logger = logging.getLogger(__name__)
+
+JSON_TYPE = "application/json; charset=utf-8"
+TEXT_TYPE = "text/plain; charset=utf-8"
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+class HttpError(Exception):
+    """Bytes that are no request we can read; `status` is what to answer before closing."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One complete request; header names are lower case, `path` is unquoted and has no query."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    keep_alive: bool
+    chunked_reply: bool  # False for HTTP/1.0, which knows no chunks
+
+
+class Response(NamedTuple):
+    """A whole reply."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON_TYPE
+
+
+Handler = Callable[[Request, "Connection"], Awaitable[Response | None]]
+
+
+def take_request(buffer: bytearray) -> Request | None:
+    """Remove the first complete request from `buffer` and return it, or None while bytes are missing.
+
+    Raises HttpError for what is no HTTP or is too large.
+    """
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0 or end > MAX_HEAD_BYTES:
+        if len(buffer) > MAX_HEAD_BYTES:
+            raise HttpError(431, "request header fields too large")
+        return None
+    method, target, version, headers = _parse_head(bytes(buffer[:end]))
+    found = _take_body(buffer, end + 4, headers)
+    if found is None:
+        return None
+    body, used = found
+    del buffer[:used]
+    wish = headers.get("connection", "").lower()
+    new = version == "HTTP/1.1"
+    keep_alive = wish != "close" if new else wish == "keep-alive"
+    path = unquote(target.partition("?")[0])
+    return Request(method, path, headers, body, keep_alive, new)
+
+
+def _parse_head(head: bytes) -> tuple[str, str, str, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        raise HttpError(400, "malformed request line")
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise HttpError(400, "malformed header line")
+        headers[name.lower()] = value.strip()
+    return parts[0], parts[1], parts[2], headers
+
+
+def _take_body(buffer: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
+    """Return the body and where the request ends in `buffer`, or None while bytes are missing."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        if coding.lower() != "chunked":
+            raise HttpError(501, "unsupported transfer encoding")
+        return _take_chunks(buffer, start)
+    text = headers.get("content-length", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise HttpError(400, "malformed content length")
+    length = int(text)
+    if length > MAX_BODY_BYTES:
+        raise HttpError(413, "request body too large")
+    if len(buffer) < start + length:
+        return None
+    return bytes(buffer[start : start + length]), start + length
+
+
+def _take_chunks(buffer: bytearray, at: int) -> tuple[bytes, int] | None:
+    chunks: list[bytes] = []
+    size = 0
+    while (line_end := buffer.find(b"\r\n", at)) >= 0:
+        try:
+            length = int(bytes(buffer[at:line_end]).split(b";")[0], 16)
+        except ValueError:
+            raise HttpError(400, "malformed chunk") from None
+        size += length
+        if length < 0 or size > MAX_BODY_BYTES:
+            raise HttpError(413, "request body too large")
+        at = line_end + 2
+        if length == 0:  # trailers, which nobody sends us, would stand here
+            return (b"".join(chunks), at + 2) if len(buffer) >= at + 2 else None
+        chunks.append(bytes(buffer[at : at + length]))
+        at += length + 2
+    return None
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> str:
+    return formatdate(now_s, usegmt=True)
+
+
+@lru_cache(maxsize=64)
+def _first_lines(status: int, content_type: str) -> str:
+    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown"
+    return f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {content_type}\r\n"
+
+
+def _head(status: int, content_type: str, *, keep_alive: bool, framing: str) -> bytes:
+    close = "" if keep_alive else "Connection: close\r\n"
+    date = _date(int(time.time()))
+    return f"{_first_lines(status, content_type)}Date: {date}\r\n{framing}{close}\r\n".encode("latin-1")
+
+
+class Stream:
+    """A reply written piece by piece; every `write` goes out at once as one chunk."""
+
+    def __init__(self, transport: asyncio.Transport, request: Request, content_type: str) -> None:
+        self._transport = transport
+        self._chunked = request.chunked_reply
+        framing = "Transfer-Encoding: chunked\r\n" if self._chunked else ""
+        self._pending = _head(200, content_type, keep_alive=request.keep_alive and self._chunked, framing=framing)
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, with the head before the first piece."""
+        if data:
+            framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+            self._transport.write(self._pending + framed)
+            self._pending = b""
+
+    def close(self) -> None:
+        """Send the end of the reply."""
+        self._transport.write(self._pending + (b"0\r\n\r\n" if self._chunked else b""))
+        self._pending = b""
+
+
+class Connection(asyncio.Protocol):
+    """One client connection; `open_connections` is the server's set of them, so that it can close them all."""
+
+    def __init__(self, handler: Handler, open_connections: set[Connection]) -> None:
+        self._handler = handler
+        self._open = open_connections
+        self._buffer = bytearray()
+        self._task: asyncio.Task[None] | None = None
+        self._continued = False  # a "100 Continue" was sent for the request now arriving
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what runs for a client that is gone; that frees its slot."""
+        self._open.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the next request when it is complete and none is running."""
+        self._buffer += data
+        if self._task is None:
+            self._start_next()
+        elif len(self._buffer) > MAX_HEAD_BYTES + MAX_BODY_BYTES:
+            self.transport.abort()
+
+    def stream(self, request: Request, content_type: str) -> Stream:
+        """Return a reply to `request` to be written piece by piece; its head goes out with the first piece."""
+        return Stream(self.transport, request, content_type)
+
+    def reset(self) -> None:
+        """Drop the connection with a TCP reset, as a server that crashes does."""
+        sock: socket.socket | None = self.transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _start_next(self) -> None:
+        try:
+            request = take_request(self._buffer)
+        except HttpError as error:
+            body = str(error).encode()
+            framing = f"Content-Length: {len(body)}\r\n"
+            self.transport.write(_head(error.status, TEXT_TYPE, keep_alive=False, framing=framing) + body)
+            self.transport.close()
+            return
+        if request is None:
+            self._invite_body()
+            return
+        self._continued = False
+        self._task = asyncio.get_running_loop().create_task(self._serve(request))
+
+    def _invite_body(self) -> None:
+        """Answer `Expect: 100-continue`, without which curl waits a second before it sends a large body."""
+        head, end, _ = bytes(self._buffer[:MAX_HEAD_BYTES]).partition(b"\r\n\r\n")
+        if end and not self._continued and b"100-continue" in head.lower():
+            self._continued = True
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            response = await self._handler(request, self)
+        except Exception:
+            logger.exception("the handler of %s %s failed", request.method, request.path)
+            self.transport.close()
+            return
+        if response is not None:
+            self._send(request, response)
+        self._task = None
+        if not request.keep_alive or (response is None and not request.chunked_reply):
+            self.transport.close()
+        elif self._buffer and not self.transport.is_closing():
+            self._start_next()
+
+    def _send(self, request: Request, response: Response) -> None:
+        framing = f"Content-Length: {len(response.body)}\r\n"
+        head = _head(response.status, response.content_type, keep_alive=request.keep_alive, framing=framing)
+        self.transport.write(head if request.method == "HEAD" else head + response.body)

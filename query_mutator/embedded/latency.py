@@ -1,0 +1,54 @@
+"""How long a call to the embedded server takes in all, so that it can stand in for a model of any speed.
+
+Log-normal around a mean: with sigma s the factor is exp(s z - s^2 / 2), whose mean is 1 whatever s is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from query_mutator.errors import UsageError
+
+#: Seconds one call takes at running speed 1.
+RUNNING_SPEED_ONE_S = 16.0
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """The total time of one call in its slot, computing included: the same for the same prompt and seed."""
+
+    mean_s: float = 0.0
+    sigma: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def from_settings(cls, *, latency_ms: float, sigma: float, running_speed: float, seed: int = 0) -> Latency:
+        """Return the latency of `--latency-ms`, or of `--running-speed` X: 16 s / X a call; 0 is none.
+
+        Raises UsageError for a setting below 0, and for both at once.
+        """
+        if latency_ms and running_speed:
+            raise UsageError("give latency_ms or running_speed, not both: each sets how long a call takes")
+        for name, value in (("latency_ms", latency_ms), ("latency_sigma", sigma), ("running_speed", running_speed)):
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{name} must be a number of at least 0, not {value}")
+        mean_s = RUNNING_SPEED_ONE_S / running_speed if running_speed else latency_ms / 1000
+        return cls(mean_s=mean_s, sigma=sigma, seed=seed)
+
+    def total_s(self, prompt: str) -> float:
+        """Return how many seconds a call with this prompt takes."""
+        if self.mean_s == 0 or self.sigma == 0:
+            return self.mean_s
+        z = _NORMAL.inv_cdf(_uniform(f"{self.seed}\0{prompt}"))
+        return self.mean_s * math.exp(self.sigma * z - self.sigma**2 / 2)
+
+
+def _uniform(key: str) -> float:
+    """Return a number strictly between 0 and 1 that depends on `key` alone."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**64

@@ -1,0 +1,63 @@
+"""The rewrite rules behind the operators: one noun per file, glossaries as data files beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from query_mutator.embedded.rules.context import add_context
+from query_mutator.embedded.rules.expand import Expand
+from query_mutator.embedded.rules.filler import Filler
+from query_mutator.embedded.rules.grammar import repair
+from query_mutator.embedded.rules.imperative import Imperative
+from query_mutator.embedded.rules.keywords import Keywords
+from query_mutator.embedded.rules.lexicon import Lexicon
+from query_mutator.embedded.rules.merge import merge
+from query_mutator.embedded.rules.neutral import Neutral
+from query_mutator.embedded.rules.slang import Slang
+from query_mutator.embedded.rules.spelling import Spelling
+from query_mutator.embedded.rules.split import first_part
+from query_mutator.embedded.rules.terms import Terms
+
+DOMAIN = "Python's standard library"
+
+__all__ = ["DOMAIN", "Lexicon", "Rule", "Task", "make_rules"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a prompt hands to a rule."""
+
+    question: str
+    neighbour: str | None = None
+    domain: str = DOMAIN
+
+
+Rule = Callable[[Task], str]
+
+
+def make_rules(lexicon: Lexicon) -> Mapping[str, Rule]:
+    """Return the rule of every operator by name; a new operator's rule is added here."""
+    slang, terms, neutral = Slang(lexicon), Terms(), Neutral(lexicon)
+    # Glossary words are known words, however unusual: "nuke" is not a slip for "nike".
+    spelling = Spelling(lexicon, keep=slang.keys() | terms.keys() | neutral.keys())
+    of_question: dict[str, Callable[[str], str]] = {
+        "spelling": spelling,
+        "slang": slang,
+        "terms": terms,
+        "neutral": neutral,
+        "filler": Filler(lexicon),
+        "imperative": Imperative(lexicon),
+        "keywords": Keywords(),
+        "first_part": first_part,
+        "grammar": repair,
+        "expand": Expand(),
+    }
+    rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
+    rules["context"] = lambda task: add_context(task.question, task.domain)
+    rules["merge"] = lambda task: merge(task.question, task.neighbour)
+    return rules
+
+
+def _on_question(rule: Callable[[str], str]) -> Rule:
+    return lambda task: rule(task.question)

@@ -1,0 +1,27 @@
+"""Key words: the content words of the question, each once, in their order."""
+
+from __future__ import annotations
+
+from query_mutator.embedded.rules.phrases import load_words
+from query_mutator.embedded.rules.text import is_word, tokens
+
+MIN_WORDS = 2
+
+
+class Keywords:
+    """Keeps the content words."""
+
+    def __init__(self) -> None:
+        self._stopwords = load_words("stopwords.txt")
+
+    def __call__(self, text: str) -> str:
+        """Return the content words; a question with fewer than two keeps its words."""
+        kept = {
+            token.lower(): token
+            for token in tokens(text)
+            if (token[0].isalnum() or token[0] in "`\"_'") and self._carries(token)
+        }
+        return " ".join(kept.values()) if len(kept) >= MIN_WORDS else text
+
+    def _carries(self, token: str) -> bool:
+        return not is_word(token) or token.lower().replace("’", "'") not in self._stopwords

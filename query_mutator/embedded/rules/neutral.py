@@ -1,0 +1,232 @@
+"""Neutral wording: words that sound violent, but govern a computing noun, become what they mean there.
+
+"kill a child process" -> "stop a child process"; "kill my neighbour" stays as it is. A verb is rewritten when its
+object (or, without one, its subject) is a noun of computing and no person, animal or property; what it becomes
+depends on that noun and on the words that follow ("crack a path open", "crack a line into words").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from query_mutator.embedded.rules.inflect import forms, stems
+from query_mutator.embedded.rules.lexicon import Lexicon
+from query_mutator.embedded.rules.phrases import (
+    AUXILIARIES,
+    GAP,
+    PhraseTable,
+    Span,
+    load_rows,
+    load_words,
+    match_key,
+    previous_word,
+)
+from query_mutator.embedded.rules.text import is_word, like, tidy, tokens
+
+WINDOW = 8
+#: In place of a meaning: the verb means what it says.
+KEEP = "keep"
+_STOPS = frozenset(".,;:!?()")
+#: People, but spoken of in any text: as the object of a verb they count, elsewhere they do not.
+_PRONOUNS = frozenset(
+    "me him her us you yourself myself himself herself themselves someone somebody anyone anybody everyone everybody "
+    "nobody person people human humans".split()
+)
+_STAND_INS = frozenset("it them this that these those one ones all".split())
+_DETERMINERS = frozenset(
+    "a an the this that these those my your our his her its their some any each every no another other".split()
+)
+#: A noun phrase ends at these; "of" and "from" carry it on, so that "the files of my boss" is seen whole.
+_BOUNDARIES = frozenset(
+    "in on at with when if which who whose so or but then before after without by for to into onto because while as "
+    "until till than how what where why is are was were be been do does did can could should would will may might must "
+    "has have had i we they and".split()
+)
+_SKIPPED = frozenset(
+    "just only also really already all both several many few of from not never ever first last elsewhere here there "
+    "yet again too early now soon anyway forever off away out up down".split()
+)
+_NOUN_USE = _DETERMINERS | frozenset("neat quick good bad best clever little big single of in with against".split())
+
+
+class Verb(NamedTuple):
+    """One inflected way to write a verb of the glossary, and its meanings as (condition, five forms)."""
+
+    key: tuple[str, ...]
+    form: int
+    meanings: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Governed(NamedTuple):
+    """What a verb governs: the class of the noun, and whether it is the verb's object."""
+
+    noun_class: str
+    is_object: bool
+
+
+def load_verbs() -> dict[str, list[Verb]]:
+    """Return the verb glossary by first word, longest keys first."""
+    by_first: dict[str, list[Verb]] = defaultdict(list)
+    for names, rules in load_rows("neutral_verbs.tsv"):
+        meanings = tuple(_meanings(rules))
+        for name in names.split():
+            for form, written in enumerate(forms(name.replace("_", " "))):
+                key = tuple(written.split())
+                by_first[key[0]].append(Verb(key, form, meanings))
+    for found in by_first.values():
+        found.sort(key=lambda verb: -len(verb.key))
+    return dict(by_first)
+
+
+def _meanings(rules: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    # "*=stop >to=split" is cut at the conditions, since a meaning may have several words
+    condition, words = "", list[str]()
+    for piece in rules.split():
+        if "=" in piece:
+            if condition:
+                yield condition, tuple(forms(" ".join(words)))
+            condition, _, first = piece.partition("=")
+            words = [first]
+        else:
+            words.append(piece)
+    yield condition, tuple(forms(" ".join(words)))
+
+
+class Neutral:
+    """Rewrites alarming words that govern computing nouns; all others stay."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._verbs = load_verbs()
+        phrases = load_rows("neutral_phrases.tsv")
+        # Single words may be verbs as well ("attack"), so they come after the verbs; idioms hold verbs and come before.
+        self._idioms = PhraseTable(row for row in phrases if " " in row[0])
+        self._nouns = PhraseTable(row for row in phrases if " " not in row[0])
+        self._classes = {word: row[0] for row in load_rows("nouns.tsv") for word in row[1].split()}
+        self._living = load_words("living.txt")
+        self._lexicon = lexicon
+
+    def keys(self) -> set[str]:
+        """Return every word of the glossaries."""
+        verbs = {word for found in self._verbs.values() for verb in found for word in verb.key}
+        phrases = self._idioms.keys() | self._nouns.keys()
+        return verbs | {word for key in phrases for word in key.split()}
+
+    def __call__(self, text: str) -> str:
+        """Return the text in neutral words."""
+        text = self._idioms.apply(text, allow=self._is_about_computing)
+        text = "".join(self._rewrite(tokens(text)))
+        return self._nouns.apply(text, allow=self._is_noun)
+
+    def _rewrite(self, parts: list[str]) -> Iterator[str]:
+        at = 0
+        while at < len(parts):
+            found = self._match(parts, at)
+            if found is None:
+                yield parts[at]
+                at += 1
+            else:
+                span, written = found
+                gap = "".join(span.gap).strip()
+                written = written.replace(GAP, gap) if GAP in written else f"{written} {gap}".strip()
+                yield like(parts[at], written)
+                at = span.end
+
+    def _match(self, parts: list[str], at: int) -> tuple[Span, str] | None:
+        before = previous_word(parts, at)
+        for verb in self._verbs.get(parts[at].lower(), ()):
+            if verb.form < 2 and before in _NOUN_USE and not (verb.form and before == "that"):
+                continue
+            span = match_key(parts, at, verb.key)
+            if span is None:
+                continue
+            governed = self._governed(parts, at, span)
+            written = self._written(verb, governed, parts, at) if governed is not None else KEEP
+            return None if written == KEEP else (span, written)
+        return None
+
+    def _written(self, verb: Verb, governed: Governed, parts: list[str], at: int) -> str:
+        clause = list(islice(_clause(parts[at:]), 2 * WINDOW))
+        before = previous_word(parts, at)
+        passive = verb.form >= 3 and before in AUXILIARIES
+        for condition, meaning in verb.meanings:
+            if meaning[0] == KEEP and not governed.is_object:
+                continue
+            follows = condition.startswith(">") and condition[1:] in clause[len(verb.key) - 1 :]
+            absent = condition == "none" and not governed.is_object and not passive
+            thing = not passive and condition == "thing" and any(stem in self._classes for stem in stems(before))
+            if follows or absent or thing or condition in ("*", governed.noun_class):
+                return KEEP if meaning[0] == KEEP else meaning[4 if passive else verb.form]
+        raise AssertionError(f"{verb.key}: a row of neutral_verbs.tsv has no * meaning")
+
+    def _governed(self, parts: list[str], at: int, span: Span) -> Governed | None:
+        """Return what the verb governs, or None where that is a person, property, or nothing of computing."""
+        after = list(islice(_clause(parts[span.end :]), WINDOW))
+        target = list(_noun_phrase(_words(span.gap))) or list(_noun_phrase(after))
+        if self._lives(target) or (not target and self._lives(after)):
+            return None
+        nouns = [word for word in target if word not in _STAND_INS]
+        if target:
+            found = self._class_of(nouns) if nouns else self._class_in(parts)
+            return Governed(found, is_object=True) if found else None
+        subject = list(islice(_clause(reversed(parts[:at])), WINDOW))
+        if self._lives(subject, but=_PRONOUNS):
+            return None
+        found = self._class_of(subject[::-1]) or self._class_in(parts)
+        return Governed(found, is_object=False) if found else None
+
+    def _lives(self, words: Iterable[str], *, but: frozenset[str] = frozenset()) -> bool:
+        """Return True when a word names a person, an animal or property, `but` the words given."""
+        return any(stem in self._living and stem not in but for word in words for stem in stems(word))
+
+    def _class_of(self, words: Sequence[str]) -> str | None:
+        """Return the class of the last noun that has one; a corpus word without a class is data."""
+        classes = [self._classes[stem] for word in words for stem in stems(word) if stem in self._classes]
+        strong = [found for found in classes if found != "data"]
+        if classes:
+            return strong[-1] if strong and classes[-1] != "data" else classes[-1]
+        known = any(word in self._lexicon.vocabulary or word in self._lexicon.field for word in words if len(word) > 2)
+        return "data" if known else None
+
+    def _class_in(self, parts: list[str]) -> str | None:
+        """Return the class of a noun anywhere in the text, for pronouns: none where people are spoken of too."""
+        spoken = list(_words(parts))
+        if self._lives(spoken, but=_PRONOUNS):
+            return None
+        return next((self._classes[stem] for word in spoken for stem in stems(word) if stem in self._classes), None)
+
+    def _is_noun(self, parts: list[str], start: int, end: int) -> bool:
+        before = previous_word(parts, start)
+        is_noun = parts[start].lower() not in self._verbs or before in _NOUN_USE or before in self._classes
+        return is_noun and self._is_about_computing(parts, start, end)
+
+    def _is_about_computing(self, parts: list[str], start: int, end: int) -> bool:
+        near = _words(parts[max(0, start - 2 * WINDOW) : end + 2 * WINDOW])
+        if self._lives(near, but=_PRONOUNS):
+            return False
+        return any(stem in self._classes for word in _words(parts) for stem in stems(word))
+
+
+def _words(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the words in lower case; code and numbers count as words."""
+    return (part.lower() for part in parts if is_word(part) or part[0].isalnum() or part[0] in '`"_')
+
+
+def _clause(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the words up to the next punctuation."""
+    return _words(takewhile(lambda part: part not in _STOPS, parts))
+
+
+def _noun_phrase(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words of the noun phrase at the start, without determiners and the like."""
+    begun = False
+    for word in takewhile(lambda word: word not in _BOUNDARIES, islice(words, WINDOW)):
+        if word in ("of", "from"):
+            begun = False
+        elif word in _DETERMINERS and begun:
+            return  # "the process | my neighbour left running"
+        elif word not in _DETERMINERS and word not in _SKIPPED and not word.endswith("ly"):
+            begun = True
+            yield word

@@ -1,0 +1,57 @@
+"""Slang and chat abbreviations become plain English; letters repeated for effect and dropped g's are mended."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+from query_mutator.embedded.rules.lexicon import Lexicon
+from query_mutator.embedded.rules.phrases import PhraseTable, load_rows, previous_word
+from query_mutator.embedded.rules.text import is_word, like, tokens
+
+_SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "n/a": "missing"}
+#: After these a single letter is a name ("from 1 up to n").
+_BEFORE_NAMES = frozenset("to of than first last every size length width number by at".split())
+
+
+class Slang:
+    """Rewrites slang by glossary."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._table = PhraseTable(load_rows("slang.tsv"))
+        self._lexicon = lexicon
+        self._known = self.keys()
+
+    def keys(self) -> set[str]:
+        """Return every word of the glossary."""
+        return {word for key in self._table.keys() for word in key.split()}
+
+    def __call__(self, text: str) -> str:
+        """Return the text in plain English."""
+        text = re.sub(
+            r"\b(?:w/o|w/|b/c|n/a)(?=\s|$)", lambda match: _SLASHED[match[0].lower()], text, flags=re.IGNORECASE
+        )
+        mended = "".join(like(token, self.mend(token.lower())) if is_word(token) else token for token in tokens(text))
+        return self._table.apply(mended, allow=_is_no_name)
+
+    def mend(self, word: str) -> str:
+        """Return "working" for "workin" and "please" letters for "pleeease", known words as they are."""
+        if self._knows(word):
+            return word
+        if word.endswith("in") and self._knows(f"{word}g"):
+            return f"{word}g"
+        runs = [match[0] for match in re.finditer(r"(.)\1*", word)]
+        if any(len(run) > 2 for run in runs):
+            choices = [(run[0], run[:2]) if len(run) > 2 else (run,) for run in runs]
+            return next((found for found in map("".join, product(*choices)) if self._knows(found)), word)
+        return word
+
+    def _knows(self, word: str) -> bool:
+        return word in self._known or self._lexicon.knows(word)
+
+
+def _is_no_name(parts: list[str], start: int, end: int) -> bool:
+    """Return False where a single letter stands for a number or a thing, or ends the text."""
+    if len(parts[start]) > 1 or end - start > 1:
+        return True
+    return previous_word(parts, start) not in _BEFORE_NAMES and any(is_word(part) for part in parts[end:])

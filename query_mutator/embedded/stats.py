@@ -1,0 +1,63 @@
+"""What the embedded server counts for benchmarks; `GET /debug/stats` shows it, `DELETE /debug/stats` starts anew.
+
+pending_loads -> waiting (for a slot) -> in_service -> calls (done), or cancelled at any point
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+
+class Stats:
+    """Counters of one server; `service_s` is time spent in a slot, latency included, queue wait not."""
+
+    def __init__(self) -> None:
+        self.pending_loads = 0
+        self.waiting = 0
+        self.in_service = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Start counting from zero; what is under way stays counted as such."""
+        self.routes: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.served: Counter[str] = Counter()
+        self.cancelled = 0
+        self.loads = 0
+        self.service_s = 0.0
+        self.queue_wait_s = 0.0
+        self.max_in_service = self.in_service
+
+    def begin(self, *, waited_s: float) -> None:
+        """Count a call that got its slot."""
+        self.queue_wait_s += waited_s
+        self.in_service += 1
+        self.max_in_service = max(self.max_in_service, self.in_service)
+
+    def end(self, *, service_s: float, model: str, finished: bool) -> None:
+        """Count a call that leaves its slot; `finished` is False when its client left first."""
+        self.in_service -= 1
+        self.service_s += service_s
+        if finished:
+            self.served[model] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all counters as plain JSON types."""
+        return {
+            "requests": sum(self.routes.values()),
+            "routes": dict(self.routes),
+            "statuses": dict(self.statuses),
+            "faults": dict(self.faults),
+            "calls": sum(self.served.values()),
+            "calls_by_model": dict(self.served),
+            "cancelled": self.cancelled,
+            "loads": self.loads,
+            "service_s": self.service_s,
+            "queue_wait_s": self.queue_wait_s,
+            "pending_loads": self.pending_loads,
+            "waiting": self.waiting,
+            "in_service": self.in_service,
+            "max_in_service": self.max_in_service,
+        }

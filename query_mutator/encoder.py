@@ -1,0 +1,271 @@
+"""The sentence encoder: texts to unit vectors, remembered, from wherever its weights are found.
+
+    resolve_encoder("all-MiniLM-L6-v2")  ->  Remember(BertEncoder(...))
+    resolve_encoder("ollama:NAME")       ->  Remember(RemoteEncoder(...))     the server's /api/embed
+    resolve_encoder("hash")              ->  Remember(HashEncoder(...))       instant, for benchmarks; no torch
+
+Importing this module loads numpy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.encoder_weights import DEFAULT_ENCODER, Weights, find_weights, packaged_folder
+from query_mutator.errors import EncoderError
+
+logger = logging.getLogger(__name__)
+
+FloatArray = NDArray[np.float32]
+Embed = Callable[[str, Sequence[str]], FloatArray]
+
+REMEMBERED_TEXTS = 32_768  # 384 float32 each: 48 MiB when full
+HASH_DIM = 384
+
+
+class Encoder(Protocol):
+    """Texts to unit rows; `source` says in one line where it came from, `fingerprint` changes with the weights."""
+
+    name: str
+    dim: int
+    source: str
+    fingerprint: str
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]; safe to call from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the encoder holds; may be called twice."""
+        ...
+
+
+def resolve_encoder(
+    spec: str = DEFAULT_ENCODER,
+    *,
+    device: str = "cpu",
+    deterministic: bool = False,
+    micro_batch: int = 64,
+    embed: Embed | None = None,
+) -> Encoder:
+    """Return the encoder that `spec` names: a folder, a model name, `ollama:NAME` or `hash`.
+
+    `embed(model, texts)` reaches the server for `ollama:NAME`. An encoder that cannot be had is an EncoderError.
+    """
+    if spec == "hash":
+        return Remember(HashEncoder())
+    if spec.startswith("ollama:"):
+        if embed is None:
+            raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
+        return Remember(RemoteEncoder(spec.removeprefix("ollama:"), embed))
+    weights = find_weights(spec)
+    return Remember(_load(weights, device=device, deterministic=deterministic, micro_batch=micro_batch))
+
+
+def _load(weights: Weights, *, device: str, deterministic: bool, micro_batch: int) -> Encoder:
+    from query_mutator.encoder_bert import BertEncoder, is_plain_bert
+
+    kind = BertEncoder if is_plain_bert(weights.folder) else SentenceTransformerEncoder
+    try:
+        return kind(weights, device=device, deterministic=deterministic, micro_batch=micro_batch)
+    except Exception as error:  # a broken file fails in as many ways as there are readers of it
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EncoderError(f"encoder {weights.name!r} ({weights.source}) cannot be loaded: {reason[:160]}") from error
+
+
+class Remember:
+    """Keeps the rows of texts seen, the least recently used going first; computes one call at a time."""
+
+    def __init__(self, inner: Encoder, *, texts: int = REMEMBERED_TEXTS) -> None:
+        self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
+        self._inner = inner
+        self._limit = texts
+        self._rows: OrderedDict[str, FloatArray] = OrderedDict()
+        self._memory_lock = threading.Lock()
+        self._compute_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Remember({self._inner!r})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]; equal texts are computed once."""
+        found = self._recall(texts)
+        if len(found) < len(set(texts)):
+            with self._compute_lock:
+                found.update(self._recall([text for text in texts if text not in found]))  # another caller's work
+                missing = [text for text in dict.fromkeys(texts) if text not in found]
+                if missing:
+                    found.update(self._learn(missing))
+        return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+
+    def _recall(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+        found: dict[str, FloatArray] = {}
+        with self._memory_lock:
+            for text in texts:
+                row = self._rows.get(text)
+                if row is not None:
+                    self._rows.move_to_end(text)
+                    found[text] = row
+        return found
+
+    def _learn(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+        rows = self._inner.encode(texts)
+        learned = {text: row.copy() for text, row in zip(texts, rows, strict=True)}  # a view would keep its batch alive
+        with self._memory_lock:
+            self._rows.update(learned)
+            while len(self._rows) > self._limit:
+                self._rows.popitem(last=False)
+        return learned
+
+    def close(self) -> None:
+        """Forget the texts and close the encoder inside."""
+        with self._memory_lock:
+            self._rows.clear()
+        self._inner.close()
+
+
+class HashEncoder:
+    """Feature hashing of words and character trigrams: deterministic, instant, no torch, no meaning beyond spelling."""
+
+    def __init__(self, dim: int = HASH_DIM) -> None:
+        self.name = "hash"
+        self.dim = dim
+        self.source = "feature hashing, no weights"
+        self.fingerprint = f"hash-{dim}"
+
+    def __repr__(self) -> str:
+        return f"HashEncoder(dim={self.dim})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        rows = np.zeros((len(texts), self.dim), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            hashes = np.array([zlib.crc32(feature.encode()) for feature in _features(text)], np.uint32)
+            signs = np.where(hashes >> np.uint32(31), np.float32(1), np.float32(-1))
+            np.add.at(row, hashes % np.uint32(self.dim), signs)
+        return _unit(rows)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+def _unit(rows: FloatArray) -> FloatArray:
+    """Return rows of length one; a row of zeros stays."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
+
+
+def _features(text: str) -> list[str]:
+    """Return the words of a text and their character trigrams; the end mark keeps an empty text off the zero vector."""
+    features = ["\0"]
+    for word in re.findall(r"\w+", text.lower()):
+        padded = f"<{word}>"
+        features += [word, *(padded[i : i + 3] for i in range(len(padded) - 2))]
+    return features
+
+
+class RemoteEncoder:
+    """A model server's embeddings, normalised; `embed(model, texts)` makes the call."""
+
+    def __init__(self, model: str, embed: Embed) -> None:
+        self.name = f"ollama:{model}"
+        self.source = f"model {model} on the Ollama server"
+        self._model = model
+        self._embed = embed
+        probe = self.encode_rows(["What does this encoder make of a plain sentence?"])
+        self.dim = int(probe.shape[1])
+        # The server may be given other weights under the same name: what they make of one sentence tells them apart.
+        self.fingerprint = hashlib.sha256(f"{model}:{np.round(probe, 3).tolist()}".encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"RemoteEncoder({self._model})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        return self.encode_rows(texts) if texts else np.empty((0, self.dim), np.float32)
+
+    def encode_rows(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text of a list that is not empty; " " stands for "", which servers do not embed."""
+        rows = np.asarray(self._embed(self._model, [text or " " for text in texts]), np.float32)
+        if rows.ndim != 2 or len(rows) != len(texts) or rows.shape[1] == 0:
+            raise EncoderError(f"model {self._model!r} gave no embeddings; choose another, such as ollama:all-minilm")
+        return _unit(rows)
+
+    def close(self) -> None:
+        """Do nothing: the connection belongs to the client."""
+
+
+class SentenceTransformerEncoder:
+    """Any other sentence-transformers folder, run by that library."""
+
+    def __init__(
+        self, weights: Weights, *, device: str = "cpu", deterministic: bool = False, micro_batch: int = 64
+    ) -> None:
+        self.name, self.source = weights.name, weights.source
+        self.fingerprint = weights.sha256 + (":one-row" if deterministic else "")
+        self._deterministic = deterministic
+        self._rows = 1 if deterministic else micro_batch
+        self._model = _quietly_load(weights.folder, device=device)
+        self.dim = int(self._model.get_sentence_embedding_dimension())
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"SentenceTransformerEncoder({self.name})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        import torch
+
+        with self._lock:
+            if self._deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
+                torch.set_num_threads(1)
+            rows = self._model.encode(
+                list(texts), batch_size=self._rows, normalize_embeddings=True, show_progress_bar=False
+            )
+        return np.asarray(rows, np.float32)
+
+    def close(self) -> None:
+        """Do nothing: the weights go when the encoder does."""
+
+
+def _quietly_load(folder: Path, *, device: str) -> Any:
+    """Load with sentence-transformers, without its bar over the weights."""
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True)
+    finally:
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=1)
+def english_ranks() -> dict[str, int]:
+    """Return the whole words of the packaged vocabulary, lower case, by rank (0 is the most frequent).
+
+    Words are plain letters; pieces of words are left out. Without the package this is an EncoderError.
+    """
+    folder = packaged_folder()
+    if folder is None:
+        raise EncoderError("the English word list is missing; run `pip install -r requirements.txt`")
+    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    words = [word for word in lines if re.fullmatch(r"[a-z]+", word)]
+    return {word: rank for rank, word in enumerate(words)}
+
+
+def english_words() -> frozenset[str]:
+    """Return the words of `english_ranks`."""
+    return frozenset(english_ranks())

@@ -1,0 +1,50 @@
+"""Files of one JSON object a line: appended and flushed row by row, read with a torn last line tolerated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from query_mutator.disk import disk_errors
+from query_mutator.errors import UsageError
+
+
+class JsonLines:
+    """Appends rows to a file; `cut_at` first drops what stands behind that many bytes. DiskError when it cannot."""
+
+    def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
+        self.path = path
+        with disk_errors(path):
+            self._file = path.open("a", encoding="utf-8")
+            if cut_at is not None:
+                self._file.truncate(cut_at)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row; it is with the operating system when this returns."""
+        with disk_errors(self.path):
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the length of the file."""
+        return self.path.stat().st_size
+
+    def close(self) -> None:
+        """Close the file; idempotent. Every row was flushed, so what could still fail has been reported."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file in order; a torn last line is skipped, any other is a UsageError `file:line: ...`."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if number < len(lines):
+                raise UsageError(f"{path}:{number}: not JSON ({error})") from None

@@ -1,0 +1,122 @@
+"""Every number a run logs, and the writer that puts them into `metrics.jsonl` and TensorBoard.
+
+Keys are two words, as the field writes them; docs/metrics.md has a row for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from query_mutator.disk import disk_errors
+from query_mutator.jsonlines import JsonLines
+
+Direction = Literal["up", "down", "-"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One logged number: its unit, where better lies ("up", "down", "-" for neither), what it means."""
+
+    key: str
+    unit: str
+    better: Direction
+    meaning: str
+
+
+_ALL = (
+    Metric(
+        "charts/episodic_return", "score", "up", "final score - baseline score - costs, mean over finished episodes"
+    ),
+    Metric("charts/episodic_length", "steps", "-", "mean length of the finished episodes"),
+    Metric("charts/success", "share", "up", "finished episodes whose submitted answer was right"),
+    Metric("charts/baseline_success", "share", "-", "the same episodes, had the question been left as it stood"),
+    Metric("charts/learning_rate", "1", "-", "Adam's step size in this update"),
+    Metric("charts/SPS", "steps/s", "up", "environment steps a second since the last row, updates included"),
+    Metric("losses/policy_loss", "1", "-", "clipped surrogate loss"),
+    Metric("losses/value_loss", "score²", "down", "half the mean squared error of the critic"),
+    Metric("losses/entropy", "nat", "-", "entropy of the policy: log(actions) when undecided, 0 when certain"),
+    Metric("losses/approx_kl", "nat", "-", "estimated divergence of the updated policy from the one that acted"),
+    Metric("losses/old_approx_kl", "nat", "-", "the simpler, noisier estimate of the same"),
+    Metric("losses/clipfrac", "share", "-", "steps whose probability ratio was clipped"),
+    Metric("losses/explained_variance", "share", "up", "share of the returns' variance that the critic explains"),
+    Metric("losses/grad_norm", "1", "-", "norm of the gradient before clipping"),
+    Metric("llm/calls", "calls", "-", "model calls for training steps since the run began, every attempt counted"),
+    Metric("llm/calls_per_s", "calls/s", "up", "model calls a second since the last row, updates included"),
+    Metric("llm/failed_calls", "calls", "down", "of llm/calls, those without an answer"),
+    Metric("llm/invalid_steps", "steps", "down", "steps left out of learning because a call failed for good"),
+    Metric("llm/latency_s", "s", "down", "mean time a call took since the last row, seen from here"),
+    Metric("llm/queue_wait_s", "s", "down", "of that, mean time the server held a call back"),
+    Metric("llm/tokens_per_call", "tokens", "-", "prompt and reply together, mean since the last row"),
+    Metric("eval/success", "share", "up", "greedy policy on the fixed sample of held-out questions: right answers"),
+    Metric("eval/score", "score", "up", "the same sample: mean score of the submitted answer"),
+    Metric("eval/refusals", "share", "down", "the same sample (all harmless): submitted answers that refuse"),
+    Metric("eval/calls_per_question", "calls", "down", "the same sample: model calls a question took"),
+    Metric("eval/identity_success", "share", "-", "the same sample, every question left as it stands"),
+)
+
+METRICS: Mapping[str, Metric] = {metric.key: metric for metric in _ALL}
+
+
+class MetricsWriter:
+    """Appends rows `{"step", "wall_s", "<key>": number}` to `metrics.jsonl`, and their numbers to `tensorboard/`.
+
+    A key that is not in METRICS is a KeyError; a number that is not finite is left out of its row.
+    """
+
+    def __init__(self, folder: Path, *, cut_at: int | None = None, first_step: int = 0) -> None:
+        self.rows = JsonLines(folder / "metrics.jsonl", cut_at=cut_at)
+        self._events = EventFile(folder / "tensorboard", first_step=first_step)
+
+    def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:
+        """Write one row; DiskError when it cannot be written."""
+        numbers = {METRICS[key].key: float(value) for key, value in values.items() if math.isfinite(value)}
+        self.rows.append({"step": step, "wall_s": round(wall_s, 3), **numbers})
+        self._events.write(numbers, step=step)
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self.rows.close()
+        self._events.close()
+
+
+class EventFile:
+    """TensorBoard's own file of scalars, written in the calling thread, so that a full disk is noticed at once."""
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
+        with disk_errors(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if first_step:  # TensorBoard forgets what earlier files say from this step on
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Write the scalars of one step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write(self, event: Any) -> None:
+        with disk_errors(self._path):
+            self._records.write(event.SerializeToString())
+            self._file.flush()

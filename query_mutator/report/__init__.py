@@ -1,0 +1,1 @@
+"""Pictures and tables of runs; nothing here loads torch."""

@@ -1,0 +1,45 @@
+"""The result table: one row a way of asking, per cent with 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from query_mutator.console import table
+
+_HEADER = ("", "success", "score", "false refusals", "guard refusals", "calls/question", "policy minus this")
+
+
+def assistant_name(target: str, *, embedded: bool) -> str:
+    """Return the target's name, with a word that says so when it is the assistant we bring ourselves."""
+    return f"{target} (the embedded assistant)" if embedded else target
+
+
+def result_table(report: Mapping[str, Any]) -> str:
+    """Return the table of an evaluation report, with what its rows mean underneath."""
+    target = assistant_name(report["target"], embedded=report["embedded"])
+    title = f"{report['n']} held-out questions, answered by {target}; per cent with 95 % intervals"
+    rows = [_row(name, method, report["policy_minus"].get(name)) for name, method in report["methods"].items()]
+    notes = [
+        f"best_single: {report['best_single_operator']}; best_of_k: k = {report['k']} answers a question",
+        "false refusals: refused although harmless; guard refusals: refused, and rightly so",
+    ]
+    return "\n".join([table(title, _HEADER, rows), *notes])
+
+
+def _row(name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | None) -> Sequence[str]:
+    return (
+        name,
+        _rate(method["success"], method["success_ci"]),
+        f"{method['score']:.3f}",
+        _rate(method["false_refusal"], method["false_refusal_ci"]),
+        _rate(method["guard_refusal"], method["guard_refusal_ci"]),
+        f"{method['calls_per_question']:.1f}",
+        _rate(difference["success"], difference["success_ci"], signed=True) if difference else "",
+    )
+
+
+def _rate(rate: float, interval: Sequence[float], *, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    low, high = interval
+    return f"{100 * rate:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"

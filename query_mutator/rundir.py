@@ -1,0 +1,158 @@
+"""The folder of one run: `<save_dir>/<time>-<name>/`, never an existing one; `<save_dir>/latest` points to it.
+
+config.json          flags, versions, commit, hardware, command line, who answered, which encoder
+metrics.jsonl        {"step", "wall_s", "<key>": number} a row
+tensorboard/         the same numbers
+transcripts.jsonl    one StepRecord a row
+checkpoints/         step_<n>.pt
+summary.json         the evaluation and what the run cost
+learning_curve.png
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from query_mutator.disk import disk_errors
+from query_mutator.jsonlines import JsonLines
+from query_mutator.metrics import MetricsWriter
+from query_mutator.types import StepRecord
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest"
+_CHECKPOINT = re.compile(r"step_(\d+)\.pt")
+
+
+class RunDir:
+    """A run folder that is being written; files that are replaced are replaced whole, by rename."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        first_step: int = 0,
+        transcripts_bytes: int | None = None,
+        metrics_bytes: int | None = None,
+    ) -> None:
+        """Open a folder's files; to go on in it, say where and to which lengths its row files are cut back."""
+        self.path = path
+        self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
+        self.metrics = MetricsWriter(path, cut_at=metrics_bytes, first_step=first_step)
+
+    @classmethod
+    def create(cls, save_dir: str | Path, name: str) -> Self:
+        """Make a new folder and point `latest` to it; DiskError when it cannot be made."""
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        with disk_errors(save_dir):
+            Path(save_dir).mkdir(parents=True, exist_ok=True)
+            path = _make_new(Path(save_dir), stem)
+            (path / "checkpoints").mkdir()
+        _point_latest_to(path)
+        return cls(path)
+
+    @property
+    def config_path(self) -> Path:
+        """Where the run's settings are."""
+        return self.path / "config.json"
+
+    @property
+    def summary_path(self) -> Path:
+        """Where the results are."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the rows of metrics are."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve_path(self) -> Path:
+        """Where the picture is."""
+        return self.path / "learning_curve.png"
+
+    def checkpoint_path(self, env_steps: int) -> Path:
+        """Return where the checkpoint after so many environment steps belongs."""
+        return self.path / "checkpoints" / f"step_{env_steps}.pt"
+
+    def add_record(self, record: StepRecord) -> None:
+        """Append one step to the transcript."""
+        self.transcripts.append(record.to_json())
+
+    def write_config(self, config: Mapping[str, Any], *, resumed_at: int = 0) -> None:
+        """Write config.json; that of a run gone on with keeps where and how that was done."""
+        before: dict[str, Any] = {}
+        if self.config_path.exists():
+            before = json.loads(self.config_path.read_text(encoding="utf-8"))
+        started, resumed = before.get("started", _now()), before.get("resumed", [])
+        if resumed_at:
+            resumed.append({"at_step": resumed_at, "command_line": config.get("command_line"), "time": _now()})
+        self.write_json(self.config_path, {**config, "started": started, "resumed": resumed})
+
+    def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Replace a JSON file; numbers that are not finite become null."""
+        text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False)
+        partial = path.with_name(f".{path.name}.partial")
+        with disk_errors(path):
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(path)
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self.transcripts.close()
+        self.metrics.close()
+
+
+def checkpoints_in(run: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, the newest first."""
+    found = [
+        (int(match[1]), path)
+        for path in (run / "checkpoints").glob("*.pt")
+        if (match := _CHECKPOINT.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def finite(data: Any) -> Any:
+    """Return plain JSON data in which numbers that are not finite are None."""
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _make_new(folder: Path, stem: str) -> Path:
+    """Make `stem`, or `stem-2`, `stem-3`, ... when runs begin within the same second."""
+    number = 1
+    while True:
+        path = folder / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _point_latest_to(path: Path) -> None:
+    """Replace the link by rename; a file system without links, or something else of that name, costs only the link."""
+    link = path.parent / LATEST
+    partial = path.parent / f".{LATEST}.{os.getpid()}"
+    try:
+        partial.symlink_to(path.name)
+        partial.replace(link)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        logger.warning("%s does not point to %s (%s)", link, path.name, error.strerror)

@@ -1,0 +1,51 @@
+"""Command lines against a small real server: a dataset of a few questions and the flags that point at the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from query_mutator.embedded.server import EmbeddedServer
+
+ROWS = [
+    ("plz sort my list", "sorted"),
+    ("how do i kill the process", "os.kill"),
+    ("please count how often a word occurs", "collections.Counter"),
+    ("umm join path parts", "os.path.join"),
+    ("what is the length of it", "len"),
+    ("plz sort", "list.sort"),
+    ("kill it", "signal.raise_signal"),
+    ("count words plz", "str.count"),
+    ("join my words", "str.join"),
+    ("umm length plz", "operator.length_hint"),
+]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny_flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+    """Flags of a run of two updates that takes a second."""
+    return [
+        *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *(
+            "--encoder",
+            "hash",
+            "--dataset",
+            str(dataset),
+            "--embedding-dims",
+            "4",
+            "--operators",
+            "spelling,neutral,filler",
+        ),
+        *("--save-dir", str(tmp_path / "runs"), "--num-processes", "4", "--num-steps", "8", "--batch-size", "4"),
+        *("--num-mini-batch", "2", "--num-env-steps", "64", "--save-interval", "1", "--eval-questions", "3"),
+    ]

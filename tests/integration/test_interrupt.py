@@ -1,0 +1,76 @@
+"""Ctrl-C and SIGTERM: connections are cut, a checkpoint is left, the exit code says which it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from query_mutator.checkpoint import read_checkpoint
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.jsonlines import read_json_lines
+from tests.conftest import Librarian, Softener
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_MS = 120_000  # no call comes back before its test gives up
+
+
+@pytest.fixture
+def slow_server() -> Iterator[EmbeddedServer]:
+    with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=LONG_MS) as server:
+        yield server
+
+
+def started(flags: list[str], tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Return a trainer that has begun, and its run folder."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train_query_mutator.py"), *flags],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("run folder: "), process.communicate()
+    return process, Path(line.removeprefix("run folder: ").strip())
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("batching", ["--use-batching", "--no-batching"])
+def test_calls_in_flight_are_cut_and_a_checkpoint_left(
+    name: str, code: int, batching: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    process, run = started([*tiny_flags, batching, "--ollama-url", slow_server.url], tmp_path)
+    while not slow_server.stats()["in_flight"]:
+        assert process.poll() is None
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert f"go on with --resume {run}" in err
+    assert read_checkpoint(run).progress.env_steps == 0
+
+
+def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str], tmp_path: Path) -> None:
+    endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
+    process, run = started(endless, tmp_path)
+    while sum(1 for _ in (run / "metrics.jsonl").open()) < 3:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    steps = read_checkpoint(run).progress.env_steps
+    assert steps >= 96
+
+    from train_query_mutator import main
+
+    assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
+    records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
+    assert len(records) == len(set(records)) == steps + 32

@@ -1,0 +1,167 @@
+"""The `ollama` and `openai` packages against the embedded server: every route it offers, streaming, errors, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import ollama
+import openai
+import pytest
+from pydantic import BaseModel
+
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+
+TEXT = "How do I sort a list?"
+
+
+class Upper:
+    name = "upper"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return [prompt.upper() for prompt in prompts]
+
+
+class Answer(BaseModel):
+    sure: bool
+    answer: str
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def theirs(server: EmbeddedServer) -> ollama.Client:
+    return ollama.Client(host=server.url)
+
+
+@pytest.fixture(scope="module")
+def openai_client(server: EmbeddedServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def user(text: str = TEXT) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+# --- ollama ----------------------------------------------------------------------------------------------------------
+
+
+def test_ollama_list_show_ps(theirs: ollama.Client) -> None:
+    listed = {model.model: model for model in theirs.list().models}
+    assert set(listed) == {"upper:latest", "echo:latest", "all-minilm:latest"}
+    shown = theirs.show("upper")
+    assert shown.capabilities == ["completion"]
+    assert shown.modified_at == listed["upper:latest"].modified_at
+    theirs.chat("upper", user(), keep_alive="10m", options={"num_ctx": 2048})
+    running = {model.model: model for model in theirs.ps().models}
+    assert running["upper:latest"].context_length == 2048
+    assert running["upper:latest"].digest == listed["upper:latest"].digest
+    assert running["upper:latest"].expires_at > datetime.now(UTC) + timedelta(minutes=5)
+
+
+def test_ollama_chat_and_generate(theirs: ollama.Client) -> None:
+    reply = theirs.chat("upper", user(), options={"temperature": 0, "seed": 1}, think=False)
+    assert (reply.message.role, reply.message.content) == ("assistant", TEXT.upper())
+    assert (reply.done, reply.done_reason) == (True, "stop")
+    assert reply.total_duration >= reply.prompt_eval_duration + reply.eval_duration
+    assert theirs.generate("upper:latest", TEXT).response == TEXT.upper()
+    assert theirs.generate("upper", TEXT, options=ollama.Options(num_predict=2)).done_reason == "length"
+    assert theirs.generate("upper").done_reason == "load"
+
+
+def test_ollama_streams(theirs: ollama.Client) -> None:
+    parts = list(theirs.chat("upper", user(), stream=True))
+    assert "".join(part.message.content for part in parts) == TEXT.upper()
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].eval_count == len(parts) - 1
+    assert "".join(part.response for part in theirs.generate("upper", TEXT, stream=True)) == TEXT.upper()
+
+
+def test_ollama_structured_format(theirs: ollama.Client) -> None:
+    reply = theirs.chat("upper", user(), format=Answer.model_json_schema())
+    assert Answer.model_validate_json(reply.message.content) == Answer(sure=False, answer=TEXT.upper())
+    assert theirs.generate("upper", TEXT, format="json").response == f'{{"response": "{TEXT.upper()}"}}'
+
+
+def test_ollama_embed(theirs: ollama.Client) -> None:
+    reply = theirs.embed("all-minilm", [TEXT, "", TEXT])
+    assert reply.embeddings[0] == reply.embeddings[2]
+    assert reply.embeddings[1] == []
+    assert np.linalg.norm(reply.embeddings[0]) == pytest.approx(1, abs=1e-5)
+    assert theirs.embed("all-minilm", TEXT).embeddings == [reply.embeddings[0]]
+    assert theirs.embeddings("all-minilm", TEXT).embedding == reply.embeddings[0]
+
+
+def test_ollama_errors(theirs: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="model 'none' not found") as missing:
+        theirs.chat("none", user())
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="model 'none' not found"):
+        next(iter(theirs.generate("none", TEXT, stream=True)))
+    with pytest.raises(ollama.ResponseError, match="does not support generate") as wrong:
+        theirs.generate("all-minilm", TEXT)
+    assert wrong.value.status_code == 400
+
+
+# --- openai ----------------------------------------------------------------------------------------------------------
+
+
+def test_openai_models(openai_client: openai.OpenAI) -> None:
+    assert [model.id for model in openai_client.models.list()] == ["upper:latest", "echo:latest", "all-minilm:latest"]
+    assert openai_client.models.retrieve("upper").id == "upper:latest"
+    with pytest.raises(openai.NotFoundError, match="model 'none' not found"):
+        openai_client.models.retrieve("none")
+
+
+def test_openai_chat(openai_client: openai.OpenAI) -> None:
+    reply = openai_client.chat.completions.create(model="upper", messages=user(), temperature=0, seed=1)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (TEXT.upper(), "stop")
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens == 14
+    short = openai_client.chat.completions.create(model="upper", messages=user(), max_tokens=2, stop=["?"])
+    assert (short.choices[0].message.content, short.choices[0].finish_reason) == ("HOW DO", "length")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    both = openai_client.chat.completions.create(model="upper", messages=[{"role": "user", "content": parts}])
+    assert both.choices[0].message.content == "A\nB"
+
+
+def test_openai_streams(openai_client: openai.OpenAI) -> None:
+    parts = list(
+        openai_client.chat.completions.create(
+            model="upper", messages=user(), stream=True, stream_options={"include_usage": True}
+        )
+    )
+    *pieces, last, usage = parts
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == TEXT.upper()
+    assert last.choices[0].finish_reason == "stop"
+    assert (usage.choices, usage.usage.completion_tokens) == ([], len(pieces))
+
+
+def test_openai_structured_format(openai_client: openai.OpenAI) -> None:
+    reply = openai_client.chat.completions.parse(model="upper", messages=user(), response_format=Answer)
+    assert reply.choices[0].message.parsed == Answer(sure=False, answer=TEXT.upper())
+
+
+def test_openai_embeddings_as_numbers_and_in_base64(openai_client: openai.OpenAI, theirs: ollama.Client) -> None:
+    expected = theirs.embed("all-minilm", TEXT).embeddings[0]
+    coded = openai_client.embeddings.create(model="all-minilm", input=[TEXT, "b"])
+    assert np.allclose(coded.data[0].embedding, expected, atol=1e-7)
+    assert [item.index for item in coded.data] == [0, 1]
+    plain = openai_client.embeddings.create(model="all-minilm", input=TEXT, encoding_format="float", dimensions=8)
+    assert len(plain.data[0].embedding) == 8
+
+
+def test_openai_errors(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="model 'none' not found") as missing:
+        openai_client.chat.completions.create(model="none", messages=user())
+    assert missing.value.body["type"] == "not_found_error"
+    with pytest.raises(openai.BadRequestError, match="too short"):
+        openai_client.chat.completions.create(model="upper", messages=[])
+    with pytest.raises(openai.BadRequestError, match="invalid input"):
+        openai_client.embeddings.create(model="all-minilm", input=[])

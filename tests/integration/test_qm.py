@@ -1,0 +1,118 @@
+"""`qm eval` and `qm rewrite` on a freshly trained policy."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cli import main as qm_main
+from query_mutator.console import exit_code
+from train_query_mutator import main as train_main
+
+
+def qm(*argv: str) -> int:
+    return exit_code(qm_main, argv, prog="qm")
+
+
+@pytest.fixture
+def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    capsys.readouterr()
+    return str(tmp_path / "runs" / "latest")
+
+
+def test_eval_prints_the_table_and_writes_the_report(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.json"
+    assert qm("eval", "--checkpoint", run, "--json", str(out)) == 0
+    assert "held-out questions, answered by librarian" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert (report["target"], report["embedded"]) == ("librarian", True)
+    assert set(report["methods"]) == {"identity", "random", "best_single", "best_of_k", "policy"}
+    assert set(report["methods"]["policy"]) >= {
+        "success", "success_ci", "score", "false_refusal", "guard_refusal", "calls_per_question",
+    }  # fmt: skip
+
+
+def test_eval_leaves_out_what_the_policy_was_trained_on(
+    run: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("eval", "--checkpoint", run) == 0
+    held_out = capsys.readouterr().out.splitlines()[0]
+    assert qm("eval", "--checkpoint", run, "--dataset", str(dataset)) == 0
+    assert capsys.readouterr().out.splitlines()[0] == held_out
+
+
+def test_eval_of_other_questions_asks_them_all(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "others.csv"
+    path.write_text("q,a\nplz sort by key,heapq.merge\njoin threads,threading.Thread.join\nlength umm,array.array\n")
+    flags = ["--dataset", str(path), "--question-column", "q", "--answer-column", "a"]
+    assert qm("eval", "--checkpoint", run, *flags) == 0
+    assert capsys.readouterr().out.startswith("3 held-out questions")
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", "--checkpoint", run, "plz sort my list", "--json") == 0
+    (one,) = told(capsys)
+    assert set(one) == {"question", "rewrites", "operators", "answer"}
+    assert one["question"] == "plz sort my list"
+    assert one["answer"] == "`sorted` is what you want."
+    assert len(one["rewrites"]) == sum(name not in ("undo", "submit") for name in one["operators"])
+
+
+def test_rewrite_reads_lines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("join my words\n\n  umm length plz\n"))
+    assert qm("rewrite", "--checkpoint", run, "--json", "-") == 0
+    assert [one["question"] for one in told(capsys)] == ["join my words", "umm length plz"]
+
+
+def test_rewrite_tells_it_in_words(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", "--checkpoint", run, "plz sort my list") == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0].split(maxsplit=1) == ["question", "plz sort my list"]
+    assert lines[-1].split(maxsplit=1) == ["answer", "`sorted` is what you want."]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["evla"], "qm: unknown command 'evla'; did you mean eval?"),
+        (["eval", "--chekpoint", "x"], "qm: unknown flag --chekpoint; did you mean --checkpoint?"),
+        (["eval", "--checkpoint", "nowhere"], "qm: nowhere: no such file; give a run folder such as runs/latest"),
+        (["rewrite"], "qm: question is missing; see --help"),
+        (["rewrite", "one", "two"], "qm: unexpected argument 'two'"),
+        (["rewrite", "--batch-size", "0", "x"], "qm: batch_size=0 must be at least 1"),
+    ],
+)
+def test_mistake_is_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm(*argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_empty_question_is_refused(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", "--checkpoint", run, "  ") == 2
+    assert "the question is empty" in capsys.readouterr().err
+
+
+def test_unwritable_report_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("eval", "--checkpoint", run, "--json", str(tmp_path / "no" / "such" / "report.json")) == 2
+    assert "choose another place to write to" in capsys.readouterr().err
+
+
+def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("--help") == 0
+    out = capsys.readouterr().out
+    assert "eval" in out
+    assert "rewrite" in out

@@ -1,0 +1,152 @@
+"""The trainer's command line from flags to files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from query_mutator.console import exit_code
+from query_mutator.jsonlines import read_json_lines
+from query_mutator.metrics import METRICS
+from train_query_mutator import main
+
+
+def train(*flags: str) -> int:
+    return exit_code(main, flags, prog="train")
+
+
+def rows(run: Path, name: str) -> list[dict[str, Any]]:
+    return list(read_json_lines(run / f"{name}.jsonl"))
+
+
+def the_run(tmp_path: Path) -> Path:
+    return (tmp_path / "runs" / "latest").resolve()
+
+
+def test_run_leaves_everything_behind(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--name", "demo", "--seed", "3") == 0
+    run = the_run(tmp_path)
+    assert run.name.endswith("-demo")
+    assert {path.name for path in run.iterdir()} == {
+        "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "checkpoints", "summary.json",
+        "learning_curve.png",
+    }  # fmt: skip
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_32.pt", "step_64.pt"]
+    out = capsys.readouterr().out
+    assert str(run) in out
+    assert "learning_curve.png" in out
+    assert "best_of_k" in out
+
+
+def test_config_records_what_it_takes_to_repeat_the_run(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    config = json.loads((the_run(tmp_path) / "config.json").read_text())
+    assert config["flags"]["num_processes"] == 4
+    assert config["backend"]["target_model"] == "librarian"
+    assert config["encoder"]["name"] == "hash"
+    assert {"torch", "python", "query-mutator"} <= set(config["versions"])
+    assert {"cores", "memory_gib"} <= set(config["hardware"])
+    assert {"command_line", "commit", "started"} <= set(config)
+
+
+def test_transcript_has_a_row_for_every_step(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    steps = rows(the_run(tmp_path), "transcripts")
+    assert Counter((row["env"], row["step"]) for row in steps) == {
+        (env, step): 1 for env in range(4) for step in range(16)
+    }
+    assert all(row["valid"] and row["error"] is None for row in steps)
+
+
+def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    written = rows(the_run(tmp_path), "metrics")
+    assert [row["step"] for row in written] == [0, 32, 64]
+    assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
+    assert {"losses/value_loss", "losses/approx_kl", "charts/SPS", "llm/calls", "eval/success"} <= set(written[-1])
+    assert written[-1]["llm/calls"] > written[1]["llm/calls"] > 0
+
+
+def test_summary_says_what_the_run_cost(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags)
+    summary = json.loads((the_run(tmp_path) / "summary.json").read_text())
+    assert (summary["env_steps"], summary["invalid_steps"], summary["seed"]) == (64, 0, 1)
+    assert summary["llm_calls"] > 64
+    assert summary["wall_s"] > 0
+    assert summary["eval"]["target"] == "librarian"
+    assert set(summary["eval"]["methods"]) == {"identity", "random", "best_single", "best_of_k", "policy"}
+    assert 0 <= summary["eval"]["methods"]["policy"]["success"] <= 1
+
+
+def test_no_batching_makes_one_call_at_a_time(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--no-batching", "--no-evaluate") == 0
+    assert "--no-batching: --batch-size is ignored" in capsys.readouterr().err
+    assert len(rows(the_run(tmp_path), "transcripts")) == 64
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--dry-run", "--num-env-steps", "1000") == 0
+    out = capsys.readouterr().out
+    assert "1024 = 32 x 4 processes x 8 steps" in out
+    assert "model calls" in out
+    assert "time for training" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate", "--seed", "5")
+    run = the_run(tmp_path)
+    assert train("--resume", str(tmp_path / "runs" / "latest"), "--num-env-steps", "128") == 0
+    assert the_run(tmp_path) == run
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.is_symlink()] == [run.name]
+    steps = rows(run, "transcripts")
+    assert Counter((row["env"], row["step"]) for row in steps) == {
+        (env, step): 1 for env in range(4) for step in range(32)
+    }
+    written = rows(run, "metrics")
+    assert [row["step"] for row in written] == [0, 32, 64, 96, 128]
+    assert [row["wall_s"] for row in written] == sorted(row["wall_s"] for row in written)
+    config = json.loads((run / "config.json").read_text())
+    assert (config["flags"]["seed"], config["resumed"][0]["at_step"]) == (5, 64)
+
+
+def test_resume_takes_policy_and_optimizer_along(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    run = the_run(tmp_path)
+    first = torch.load(run / "checkpoints" / "step_64.pt", weights_only=True)
+    train("--resume", str(run), "--num-env-steps", "96", "--lr", "1e-12")
+    second = torch.load(run / "checkpoints" / "step_96.pt", weights_only=True)
+    assert second["updates_done"] == 3
+    assert second["optimizer"]["state"][0]["step"] > first["optimizer"]["state"][0]["step"]
+    for name, weight in first["policy"].items():
+        torch.testing.assert_close(second["policy"][name], weight, atol=1e-6, rtol=0)
+
+
+def test_resume_from_a_file_makes_a_new_folder(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    run = the_run(tmp_path)
+    before = (run / "transcripts.jsonl").read_bytes()
+    assert train("--resume", str(run / "checkpoints" / "step_32.pt")) == 0
+    assert the_run(tmp_path) != run
+    assert (run / "transcripts.jsonl").read_bytes() == before
+    assert [row["step"] for row in rows(the_run(tmp_path), "metrics")] == [64]
+
+
+def test_finished_run_is_not_gone_on_with(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    capsys.readouterr()
+    assert train("--resume", str(the_run(tmp_path))) == 2
+    assert "give a larger --num-env-steps" in capsys.readouterr().err

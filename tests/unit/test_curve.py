@@ -1,0 +1,76 @@
+"""The picture and the table of a run."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.report.curve import draw_learning_curve, series, smoothed
+from query_mutator.report.table import result_table
+
+ROWS = [
+    {"step": 0, "eval/success": 0.3, "eval/identity_success": 0.3},
+    {"step": 512, "charts/success": 0.4},
+    {"step": 1024, "charts/success": 0.5, "eval/success": 0.45, "eval/identity_success": 0.3},
+]
+
+
+def test_series_takes_the_rows_that_have_the_key() -> None:
+    assert series(ROWS, "eval/success") == ([0.0, 1024.0], [0.3, 0.45])
+    assert series(ROWS, "losses/entropy") == ([], [])
+
+
+def test_smoothing_is_a_corrected_moving_average() -> None:
+    # weights of the past 1/2: (1 * 0 + 2 * 1) / 3, then (1 * 0 + 2 * 1 + 4 * 1) / 7
+    assert smoothed([0.0, 1.0, 1.0], weight=0.5) == pytest.approx([0.0, 2 / 3, 6 / 7])
+    assert smoothed([]) == []
+
+
+def test_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
+    content = draw_learning_curve(ROWS, tmp_path / "curve.png", title="a target").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert (width, height) == (960, 540)
+
+
+def test_run_without_a_row_still_has_a_picture(tmp_path: Path) -> None:
+    assert draw_learning_curve([], tmp_path / "curve.png", title="nothing yet").exists()
+
+
+METHOD = {
+    "success": 0.5,
+    "success_ci": [0.4, 0.6],
+    "score": 0.61,
+    "false_refusal": 0.0,
+    "false_refusal_ci": [0.0, 0.02],
+    "guard_refusal": 1.0,
+    "guard_refusal_ci": [0.9, 1.0],
+    "calls_per_question": 2.25,
+}
+REPORT: dict[str, Any] = {
+    "n": 100,
+    "target": "pydoc-assistant",
+    "embedded": True,
+    "best_single_operator": "spelling",
+    "k": 3,
+    "methods": {"identity": {**METHOD, "success": 0.25}, "policy": METHOD},
+    "policy_minus": {"identity": {"success": 0.25, "success_ci": [0.2, 0.3]}},
+}
+
+
+def test_table_is_in_per_cent_and_says_who_answered() -> None:
+    lines = result_table(REPORT).splitlines()
+    assert lines[0].startswith("100 held-out questions, answered by pydoc-assistant (the embedded assistant)")
+    identity = next(line for line in lines if line.startswith("identity"))
+    assert "25.0 [40.0, 60.0]" in identity
+    assert identity.endswith("+25.0 [+20.0, +30.0]")
+    policy = next(line for line in lines if line.startswith("policy"))
+    assert policy.split()[1] == "50.0"
+    assert "best_single: spelling; best_of_k: k = 3" in lines[-2]
+
+
+def test_table_of_another_target_claims_nothing() -> None:
+    assert "embedded" not in result_table({**REPORT, "embedded": False, "target": "qwen2.5:3b"})

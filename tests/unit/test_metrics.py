@@ -1,0 +1,81 @@
+"""Rows of metrics: what is written, what TensorBoard reads back, and that every key is documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from query_mutator.jsonlines import read_json_lines
+from query_mutator.metrics import METRICS, MetricsWriter
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+def test_every_key_has_a_row_in_the_docs_and_every_row_a_key() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", DOCS.read_text(encoding="utf-8"), re.M)
+    documented = {key: (unit.strip(), better.strip(), meaning.strip()) for key, unit, better, meaning in rows}
+    assert documented == {key: (metric.unit, metric.better, metric.meaning) for key, metric in METRICS.items()}
+
+
+def test_keys_are_two_words() -> None:
+    assert all(re.fullmatch(r"[a-z]+/[A-Za-z_]+", key) for key in METRICS)
+
+
+def test_row_has_step_clock_and_numbers(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"eval/success": 0.25, "llm/calls": 12}, step=512, wall_s=1.23456)
+    writer.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "step": 512,
+        "wall_s": 1.235,
+        "eval/success": 0.25,
+        "llm/calls": 12.0,
+    }
+
+
+def test_number_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"eval/success": float("nan"), "eval/score": 1.0}, step=1, wall_s=0)
+    writer.close()
+    assert list(read_json_lines(tmp_path / "metrics.jsonl")) == [{"step": 1, "wall_s": 0, "eval/score": 1.0}]
+
+
+def test_unknown_key_is_refused(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    with pytest.raises(KeyError, match="eval/sucess"):
+        writer.write({"eval/sucess": 1.0}, step=1, wall_s=0)
+    writer.close()
+    writer.close()
+
+
+def scalars(folder: Path, key: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(key)]
+
+
+def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    for step in (1, 2):
+        writer.write({"eval/success": step / 4}, step=step, wall_s=step)
+    writer.close()
+    assert scalars(tmp_path, "eval/success") == [(1, 0.25), (2, 0.5)]
+
+
+def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    first = MetricsWriter(tmp_path)
+    first.write({"eval/success": 0.25}, step=1, wall_s=1)
+    kept = first.rows.size_bytes
+    first.write({"eval/success": 0.9}, step=2, wall_s=2)
+    first.close()
+    second = MetricsWriter(tmp_path, cut_at=kept, first_step=1)
+    second.write({"eval/success": 0.5}, step=2, wall_s=2)
+    second.close()
+    rows = read_json_lines(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["eval/success"]) for row in rows] == [(1, 0.25), (2, 0.5)]
+    assert scalars(tmp_path, "eval/success") == [(1, 0.25), (2, 0.5)]

@@ -1,0 +1,81 @@
+"""Replies shaped as asked: tokens, stop texts, limits, JSON schemas as pydantic and people write them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from query_mutator.embedded.shaping import shape, tokens_of
+from query_mutator.embedded.structured import in_format
+
+STRING = {"type": "string"}
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_tokens_joined_are_the_text(text: str) -> None:
+    assert "".join(tokens_of(text)) == text
+
+
+def test_words_and_signs_are_tokens_and_long_words_are_several() -> None:
+    assert tokens_of("Use os.kill(pid), unconditionally.") == (
+        *("Use", " os", ".", "kill", "(", "pid", ")", ",", " uncondit", "ionally", "."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "max_tokens", "text", "reason"),
+    [
+        ((), None, "a b c d", "stop"),
+        ((), 4, "a b c d", "stop"),
+        ((), 3, "a b c", "length"),
+        ((), 0, "a b c d", "stop"),
+        (("", " d", " c"), None, "a b", "stop"),
+        ((" c",), 1, "a", "length"),
+    ],
+)
+def test_stop_texts_and_limits(stop: tuple[str, ...], max_tokens: int | None, text: str, reason: str) -> None:
+    tokens, done_reason = shape("a b c d", format=None, stop=stop, max_tokens=max_tokens)
+    assert ("".join(tokens), done_reason) == (text, reason)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object", "properties": {"n": {"type": "integer"}, "t": STRING}}, {"n": 0, "t": "hi"}),
+        ({"properties": {"t": STRING, "u": STRING}}, {"t": "hi", "u": ""}),
+        ({"properties": {"meta": {"properties": {"id": STRING}}, "t": STRING}}, {"meta": {"id": ""}, "t": "hi"}),
+        ({"properties": {"meta": {"properties": {"id": STRING}}}}, {"meta": {"id": "hi"}}),
+        ({"properties": {"all": {"type": "array", "items": STRING, "minItems": 2}}}, {"all": ["hi", ""]}),
+        ({"properties": {"t": {"anyOf": [{"type": "null"}, STRING]}}}, {"t": "hi"}),
+        ({"properties": {"t": {"type": ["null", "string"]}}}, {"t": "hi"}),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"t": STRING}}}},
+            {"a": {"t": "hi"}},
+        ),
+        ({"properties": {"k": {"enum": ["x", "y"]}, "c": {"const": 4}, "t": STRING}}, {"k": "x", "c": 4, "t": "hi"}),
+        ({"properties": {"k": {"enum": ["x", "hi"]}}}, {"k": "hi"}),
+        ({"properties": {"n": {"type": "number", "minimum": 3}, "z": {"type": "null"}}}, {"n": 3, "z": None}),
+        ({"type": "object", "required": ["t"]}, {"t": "hi"}),
+        ({"type": "object"}, {"response": "hi"}),
+        (STRING, "hi"),
+        ({"type": "array", "items": STRING}, ["hi"]),
+        ({}, "hi"),
+    ],
+)
+def test_the_answer_goes_into_the_first_string_field(schema: dict[str, Any], value: Any) -> None:
+    assert json.loads(in_format("hi", schema)) == value
+
+
+def test_a_schema_that_refers_to_itself_ends() -> None:
+    tree = {
+        "$ref": "#/$defs/T",
+        "$defs": {"T": {"properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/T"}}}}},
+    }
+    loop = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}
+    json.loads(in_format("hi", tree))
+    json.loads(in_format("hi", loop))

@@ -1,0 +1,350 @@
+"""Train a policy that picks rewrites: parse -> build -> collect -> update -> log -> save.
+
+    N environments, O observation
+
+    python train_query_mutator.py --num-processes 16 --batch-size 8 --num-env-steps 10000
+
+What is heavy is imported where it is used, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from query_mutator.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.console import closing_on_interrupt, note, progress, run_cli
+from query_mutator.errors import CheckpointError, DiskError, UsageError
+
+if TYPE_CHECKING:
+    from ppo.algorithm import PPO
+    from query_mutator.assemble import System, TaskSettings
+    from query_mutator.checkpoint import Checkpoint
+    from query_mutator.data import Split
+    from query_mutator.plan import Plan
+    from query_mutator.rundir import RunDir
+    from query_mutator.task import Task
+
+S = TypeVar("S")
+
+_OF_ONE_COMMAND = ("resume", "config", "dry_run")  # flags that a checkpoint does not hand on
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as the command line says; return the exit code."""
+    config, checkpoint = parse(argv)
+    if config.dry_run:
+        print(plan(config))
+        return 0
+    with ExitStack() as stack:
+        trainer = stack.enter_context(build(config, checkpoint, stack))
+        trainer.begin()
+        while trainer.updates_left:
+            trainer.collect()
+            trainer.update()
+            trainer.log()
+            trainer.save()
+        trainer.finish()
+    return 0
+
+
+# --- parse -----------------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
+    """Return the flags, and with --resume the checkpoint whose flags are their defaults."""
+    config = parse_config(argv)
+    if config.resume is None:
+        return config, None
+    from query_mutator.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(config.resume)
+    config = parse_config(argv, base=checkpoint.flags, base_name=str(checkpoint.path))
+    if checkpoint.learner["updates_done"] >= config.num_updates:
+        steps = checkpoint.progress.env_steps
+        raise UsageError(f"{checkpoint.path} has taken its {steps} steps; give a larger --num-env-steps to go on")
+    return config, checkpoint
+
+
+def plan(config: TrainConfig) -> Plan:
+    """Return what the run would cost; only the questions and operators are looked at."""
+    from query_mutator import operators
+    from query_mutator.assemble import TaskSettings, split_dataset
+    from query_mutator.plan import Plan
+
+    split = split_dataset(settings_of(TaskSettings, config))
+    num_actions = len(operators.select(config.operators)) + 2
+    return Plan(config=config, num_actions=num_actions, num_train=len(split.train), num_test=len(split.test))
+
+
+def settings_of(cls: type[S], config: TrainConfig, **others: Any) -> S:
+    """Return the settings record `cls` with its fields taken from the flags of the same names, then from `others`."""
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return cls(**{field.name: getattr(config, field.name) for field in fields} | others)
+
+
+# --- build -----------------------------------------------------------------------------------------------------------
+
+
+def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
+    """Return a trainer with everything started; `stack` ends it. What cannot work is found before a model is loaded."""
+    from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
+
+    task_settings = settings_of(TaskSettings, config)
+    split = split_dataset(task_settings)
+    check(config, split, checkpoint)
+    system_settings = settings_of(SystemSettings, config, batch_size=config.calls_in_flight)
+    system = stack.enter_context(System(system_settings))
+    stack.enter_context(closing_on_interrupt(system.client.close))
+    task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
+    learner = make_learner(config, task, checkpoint)
+    run_dir = open_run_dir(config, checkpoint)
+    stack.callback(run_dir.close)
+    return Trainer(config, system, task_settings, task, split, learner, run_dir, checkpoint)
+
+
+def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
+    """Raise a UsageError for settings that fit neither each other, the machine nor the checkpoint."""
+    import torch
+
+    from query_mutator import operators
+    from query_mutator.task import SUBMIT, UNDO
+
+    if not split.train:
+        raise UsageError(f"{config.dataset}: no question is left to learn from, all are held out; add more")
+    chosen = [operator.name for operator in operators.select(config.operators)]
+    if checkpoint is not None:
+        checkpoint.check_actions([*chosen, UNDO, SUBMIT])
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device {config.device} cannot be used ({reason}); try --device cpu") from error
+    # A small network gains nothing from more, and threads that wait spin against those that carry calls.
+    torch.set_num_threads(1)
+
+
+def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> PPO:
+    """Return a new learner, or the one of the checkpoint."""
+    from ppo.algorithm import PPO
+
+    learner = PPO(task.observer.size, len(task.actions), config)
+    if checkpoint is not None:
+        try:
+            learner.load_state_dict(checkpoint.learner)
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return learner
+
+
+def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None) -> RunDir:
+    """Return a new run folder, or the one to go on in, cut back to where its checkpoint was made."""
+    from query_mutator.rundir import RunDir
+
+    if checkpoint is None or not Path(config.resume or "").is_dir():
+        return RunDir.create(config.save_dir, config.name)
+    done = checkpoint.progress
+    return RunDir(
+        Path(config.resume or "").resolve(),
+        first_step=done.env_steps,
+        transcripts_bytes=done.transcripts_bytes,
+        metrics_bytes=done.metrics_bytes,
+    )
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """One run from `begin` to `finish`; leaving it early leaves a checkpoint."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        system: System,
+        task_settings: TaskSettings,
+        task: Task,
+        split: Split,
+        ppo: PPO,
+        run_dir: RunDir,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        from ppo.rollout import RolloutBuffer
+        from query_mutator.callstats import CallTotals, CountedClient
+        from query_mutator.checkpoint import Progress
+        from query_mutator.evaluation import Evaluator
+        from query_mutator.runlog import RunLog
+        from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+
+        self.config, self.system, self.task_settings = config, system, task_settings
+        self.task, self.split, self.ppo, self.run_dir = task, split, ppo, run_dir
+        done = checkpoint.progress if checkpoint else Progress()
+        self.env_steps, self.invalid_steps_before = done.env_steps, done.invalid_steps
+        self.client = CountedClient(system.client, totals=CallTotals(calls=done.llm_calls))
+        self.envs = BatchedQueryMutationEnv(
+            [
+                QueryMutationEnv(task, client=self.client, env_id=env, on_record=run_dir.add_record)
+                for env in range(config.num_processes)
+            ],
+            batch_size=config.batch_size if config.use_batching else None,
+        )
+        for env, episodes in zip(self.envs.envs, done.env_episodes, strict=False):
+            env.total_steps, env.total_episodes = ppo.updates_done * config.num_steps, episodes
+        self.buffer = RolloutBuffer(config.num_steps, config.num_processes, task.observer.size)
+        self.eval_client = CountedClient(system.client)
+        self.evaluator = Evaluator(client=self.eval_client, batch_size=config.calls_in_flight, progress=progress)
+        self.runlog = RunLog(self.client, wall_s=done.wall_s)
+        self.losses: dict[str, float] = {}
+        self.latest = self._snapshot()
+        self.saved: Path | None = checkpoint.path if checkpoint else None
+
+    @property
+    def updates_left(self) -> int:
+        """Return how many updates are still to be made."""
+        return self.config.num_updates - self.ppo.updates_done
+
+    def begin(self) -> None:
+        """Say what is about to happen, write config.json, and put the first questions."""
+        from query_mutator.collector import Collector
+        from query_mutator.heldout import make_looks
+        from query_mutator.provenance import describe_run
+
+        config, episodes_seed = self.config, self.config.seed
+        note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
+        print(f"run folder: {self.run_dir.path}", flush=True)
+        self.run_dir.write_config(describe_run(dataclasses.asdict(config), self.system), resumed_at=self.env_steps)
+        if self.ppo.updates_done:  # the same episodes again would teach nothing new
+            episodes_seed = new_seed(config.seed, self.ppo.updates_done)
+        self.collector = Collector(self.envs, self.ppo, seed=episodes_seed, on_steps=self.runlog.add_steps)
+        self.looks = None
+        if config.updates_between_looks:
+            self.looks = make_looks(self.evaluator, self.task, self.split.test, size=config.eval_questions)
+        if self.looks and not self.env_steps:
+            self.run_dir.metrics.write(self.looks.look(self.ppo.frozen), step=0, wall_s=self.runlog.wall_s)
+        self.runlog.next_row()
+        self.runlog.open_bar(total_steps=config.total_steps, env_steps=self.env_steps)
+
+    def collect(self) -> None:
+        """Let every environment take its `num_steps` under the frozen policy."""
+        self.collector.collect(self.buffer)
+        self.env_steps += self.config.rollout_steps
+
+    def update(self) -> None:
+        """Learn from the rollout."""
+        self.losses = self.ppo.update(self.buffer, self.collector.obs)
+
+    def log(self) -> None:
+        """Write a row of metrics when one is due, with a look at held-out questions when one is due."""
+        done, last = self.ppo.updates_done, not self.updates_left
+        self.runlog.show()
+        row: dict[str, float] = {}
+        if last or done % self.config.log_interval == 0:
+            row = {**self.runlog.row(), **self.losses, "llm/invalid_steps": self.invalid_steps}
+        if self.looks and (last or done % self.config.updates_between_looks == 0):
+            row |= self.looks.look(self.ppo.frozen)
+        if row:
+            self.run_dir.metrics.write(row, step=self.env_steps, wall_s=self.runlog.wall_s)
+            self.runlog.next_row()
+        self.latest = self._snapshot()
+
+    def save(self) -> None:
+        """Write a checkpoint when one is due."""
+        if not self.updates_left or self.ppo.updates_done % self.config.save_interval == 0:
+            self._write_checkpoint()
+
+    def finish(self) -> None:
+        """Compare with what a sceptic would do, draw the curve, write summary.json, and say where everything is."""
+        from query_mutator.heldout import compare
+        from query_mutator.jsonlines import read_json_lines
+        from query_mutator.report.curve import draw_learning_curve
+        from query_mutator.report.table import assistant_name, result_table
+
+        config, wall_s, report = self.config, self.runlog.wall_s, None
+        self.runlog.close()
+        if config.evaluate and self.split.test:
+            report = compare(self.evaluator, self.system, self.task, self.split.test, self.ppo.frozen, seed=config.seed)
+        self.run_dir.write_json(self.run_dir.summary_path, self._summary(report, wall_s))
+        rows = list(read_json_lines(self.run_dir.metrics_path))
+        target = assistant_name(self.system.target_model, embedded=self.system.embedded)
+        draw_learning_curve(rows, self.run_dir.curve_path, title=f"{target}, seed {config.seed}")
+        if report:
+            print(result_table(report))
+        print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
+
+    @property
+    def invalid_steps(self) -> int:
+        """Return the steps of the run that were left out of learning."""
+        return self.invalid_steps_before + sum(env.invalid_steps for env in self.envs.envs)
+
+    def _snapshot(self) -> Checkpoint:
+        """Return the state after the last whole update: what a checkpoint holds whenever the run ends."""
+        from query_mutator.checkpoint import Checkpoint, Progress, settled, snapshot
+        from query_mutator.provenance import versions
+
+        flags = dataclasses.asdict(self.config)
+        return Checkpoint(
+            learner=snapshot(self.ppo.state_dict()),
+            actions=self.task.actions,
+            task=self.task_settings,
+            system=settled(self.system),
+            projection=self.task.observer.projection,
+            flags={name: value for name, value in flags.items() if name not in _OF_ONE_COMMAND},
+            versions=versions(),
+            progress=Progress(
+                env_steps=self.env_steps,
+                wall_s=self.runlog.wall_s,
+                llm_calls=self.client.totals.calls,
+                invalid_steps=self.invalid_steps,
+                env_episodes=tuple(env.total_episodes for env in self.envs.envs),
+                transcripts_bytes=self.run_dir.transcripts.size_bytes,
+                metrics_bytes=self.run_dir.metrics.rows.size_bytes,
+            ),
+        )
+
+    def _write_checkpoint(self) -> None:
+        path = self.run_dir.checkpoint_path(self.latest.progress.env_steps)
+        if path != self.saved:
+            self.saved = self.latest.save(path)
+
+    def _summary(self, report: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
+        return {
+            "eval": report,
+            "env_steps": self.env_steps,
+            "llm_calls": self.client.totals.calls,
+            "eval_llm_calls": self.eval_client.totals.calls,
+            "invalid_steps": self.invalid_steps,
+            "wall_s": round(wall_s, 3),
+            "seed": self.config.seed,
+            "backend": self.system.choice.kind,
+            "embedded": self.system.embedded,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.runlog.close()
+        if error is not None:
+            with contextlib.suppress(DiskError):  # which then is the error already
+                self._write_checkpoint()
+                note(f"checkpoint: {self.saved}; go on with --resume {self.run_dir.path}")
+        self.system.client.close()  # first, because the environments wait for calls in flight
+        self.envs.close()
+
+
+def new_seed(seed: int, updates_done: int) -> int:
+    """Return a seed for episodes that differ from those of the first `updates_done` updates."""
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, updates_done]).generate_state(1)[0])
+
+
+if __name__ == "__main__":
+    run_cli(main, prog=PROG)
