@@ -94,13 +94,17 @@ def settings_of(cls: type[S], config: TrainConfig, **others: Any) -> S:
 def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
     """Return a trainer with everything started; `stack` ends it. What cannot work is found before a model is loaded."""
     from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
+    from query_mutator.heldout import embed_questions
 
     task_settings = settings_of(TaskSettings, config)
-    split = split_dataset(task_settings)
-    check(config, split, checkpoint)
-    system_settings = settings_of(SystemSettings, config, batch_size=config.calls_in_flight)
-    system = stack.enter_context(System(system_settings))
-    stack.enter_context(closing_on_interrupt(system.client.close))
+    with progress("starting", 3, unit="part", terminal_only=True) as bar:
+        split = split_dataset(task_settings)
+        bar.update()
+        check(config, split, checkpoint)
+        bar.update()
+        system = stack.enter_context(System(settings_of(SystemSettings, config, batch_size=config.calls_in_flight)))
+        stack.enter_context(closing_on_interrupt(system.client.close))
+    embed_questions(system.encoder, split.train)
     task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,18 +56,28 @@ class Args(PPOConfig):
     """File for the result as JSON."""
 
 
-def main() -> None:
-    """Parse, build, train, evaluate, report."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, build, train, evaluate, report; a mistake is one line and exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        run(tyro.cli(Args, prog="python -m ppo", description=Args.__doc__))
+        run(parse(argv))
     except ValueError as error:
-        sys.exit(_complain(str(error)))
+        print(f"python -m ppo: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _complain(message: str) -> int:
-    print(f"python -m ppo: {message}", file=sys.stderr)
-    return 2
+def parse(argv: Sequence[str] | None = None) -> Args:
+    """Return the flags of a command line; one that cannot be used is a ValueError of one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(Args, args=argv, prog="python -m ppo", description=Args.__doc__)
+    except SystemExit:
+        if not box.getvalue():  # --help, which goes to stdout
+            raise
+    _title, *lines, _border = box.getvalue().splitlines()
+    stripped = (line.strip("│─ ") for line in lines)
+    raise ValueError(" ".join(line or ";" for line in stripped).replace(" ;", ";"))
 
 
 def run(args: Args) -> dict[str, Any]:

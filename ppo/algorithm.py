@@ -92,12 +92,19 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
     return float(1 - (returns - values).var(correction=0) / variance) if variance > 0 else 0.0
 
 
+def _usable_device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        raise ValueError(f"device={name} cannot be used here ({str(error).splitlines()[0]}); try cpu") from error
+
+
 class PPO:
     """Policy, optimizer, schedule and every random stream; environments are the caller's."""
 
     def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig) -> None:
         self.config = config
-        self.device = torch.device(config.device)
+        self.device = _usable_device(config.device)
         self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
         self.updates_done = 0

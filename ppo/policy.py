@@ -29,48 +29,67 @@ class ActOutput(NamedTuple):
     values: FloatArray  # [n]
 
 
+class TwinLinear(nn.Module):
+    """Two linear layers of one shape, the actor's and the critic's, applied in one product (half the calls)."""
+
+    def __init__(self, wide_in: int, wide_out: int, *, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = torch.empty(2, wide_in, wide_out)
+        for half in weight:
+            nn.init.orthogonal_(half, math.sqrt(2), generator=generator)
+        self.weight = nn.Parameter(weight)  # [2, in, out]
+        self.bias = nn.Parameter(torch.zeros(2, 1, wide_out))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return [2, n, out] of rows [2, n, in]."""
+        return torch.baddbmm(self.bias, rows, self.weight)
+
+
 class Policy(nn.Module):
-    """Separate actor and critic networks with orthogonal initial weights drawn from `seed`."""
+    """Separate actor and critic networks of one shape, with orthogonal initial weights drawn from `seed`."""
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, seed: int = 0
     ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
+        sizes = pairwise([obs_dim, *hidden_sizes])
+        self.hidden = nn.ModuleList(TwinLinear(*size, generator=generator) for size in sizes)
         # A nearly flat first policy explores; a critic head of gain 1 starts at the scale of normalised returns.
-        self.actor = _mlp([obs_dim, *hidden_sizes, num_actions], head_gain=0.01, generator=generator)
-        self.critic = _mlp([obs_dim, *hidden_sizes, 1], head_gain=1.0, generator=generator)
+        self.actor_head = _head(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
+        self.critic_head = _head(hidden_sizes[-1], 1, gain=1.0, generator=generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [n, A] and values [n] of observations [n, D]."""
-        return self.actor(obs), self.critic(obs).squeeze(-1)
+        hidden = obs.expand(2, -1, -1)
+        for layer in self.hidden:
+            hidden = layer(hidden).tanh()
+        return self.actor_head(hidden[0]), self.critic_head(hidden[1]).squeeze(-1)
 
     def frozen(self, *, deterministic: bool = False) -> FrozenPolicy:
         """Return a copy of today's weights that acts without torch."""
-        return FrozenPolicy(self, deterministic=deterministic)
+        return FrozenPolicy(self.state_dict(), deterministic=deterministic)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Policy:
         """Return the policy of a saved state dict; sizes are read off the weights, other contents are a ValueError."""
         try:
-            weights = [state[f"actor.{2 * i}.weight"] for i in range(len(state) // 4)]
-            policy = cls(weights[0].shape[1], weights[-1].shape[0], [w.shape[0] for w in weights[:-1]])
+            obs_dim, *_ = sizes = [state["hidden.0.weight"].shape[1]]
+            for index in range((len(state) - 4) // 2):
+                sizes.append(state[f"hidden.{index}.weight"].shape[2])
+            policy = cls(obs_dim, len(state["actor_head.bias"]), sizes[1:])
             policy.load_state_dict(state)
-        except (KeyError, IndexError, AttributeError, RuntimeError) as error:
+        except (KeyError, IndexError, AttributeError, RuntimeError, TypeError) as error:
             raise ValueError(f"these are not the weights of an actor-critic policy: {error}") from error
         return policy
 
 
-def _mlp(sizes: Sequence[int], *, head_gain: float, generator: torch.Generator) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for index, (wide_in, wide_out) in enumerate(pairwise(sizes)):
-        # Made on "meta", a layer draws no weights of its own from torch's global random stream.
-        linear = nn.Linear(wide_in, wide_out, device="meta").to_empty(device="cpu")
-        gain = head_gain if index == len(sizes) - 2 else math.sqrt(2)
-        nn.init.orthogonal_(linear.weight, gain, generator=generator)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+def _head(wide_in: int, wide_out: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
+    # Made on "meta", a layer draws no weights of its own from torch's global random stream.
+    linear = nn.Linear(wide_in, wide_out, device="meta").to_empty(device="cpu")
+    nn.init.orthogonal_(linear.weight, gain, generator=generator)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 class FrozenPolicy:
@@ -80,15 +99,10 @@ class FrozenPolicy:
     and sums its products in a fixed order, without BLAS, whose threads may change it.
     """
 
-    def __init__(self, policy: Policy, *, deterministic: bool = False) -> None:
+    def __init__(self, state: Mapping[str, Tensor], *, deterministic: bool = False) -> None:
         self.deterministic = deterministic
-        actor, critic = _linears(policy.actor), _linears(policy.critic)
-        self._hidden = [
-            (np.stack([a.weight, c.weight]), np.stack([a.bias, c.bias])[:, None])  # [2, in, H], [2, 1, H]
-            for a, c in zip(actor[:-1], critic[:-1], strict=True)
-        ]
-        self._actor_head, self._critic_head = actor[-1], critic[-1]
-        self.obs_dim = int(self._hidden[0][0].shape[1])
+        self._weights = {name: np.array(tensor.cpu()) for name, tensor in state.items()}
+        self._depth = sum(name.startswith("hidden") for name in state) // 2
 
     def get_value(self, obs: FloatArray) -> FloatArray:
         """Return the critic's values [n] of observations [n, D]."""
@@ -112,7 +126,7 @@ class FrozenPolicy:
         if greedy:
             actions = logits.argmax(axis=1)
         else:
-            uniform = np.array([rng.random(dtype=np.float32) for rng in rngs], dtype=np.float32)
+            uniform = np.array([rng.random() for rng in rngs])
             actions = (cumulative <= (uniform * total)[:, None]).sum(axis=1)
             # uniform < 1, but its product with the total may round up to the total.
             np.minimum(actions, logits.shape[1] - 1, out=actions)
@@ -121,27 +135,15 @@ class FrozenPolicy:
 
     def _forward(self, obs: FloatArray) -> tuple[FloatArray, FloatArray]:
         product = _ordered_product if self.deterministic else np.matmul
+        weights = self._weights
         hidden = np.asarray(obs, dtype=np.float32)  # [n, D], then [2, n, H]
-        for weight, bias in self._hidden:
-            hidden = product(hidden, weight)
-            hidden += bias
+        for layer in range(self._depth):
+            hidden = product(hidden, weights[f"hidden.{layer}.weight"])
+            hidden += weights[f"hidden.{layer}.bias"]
             np.tanh(hidden, out=hidden)
-        logits = product(hidden[0], self._actor_head.weight) + self._actor_head.bias
-        values = product(hidden[1], self._critic_head.weight) + self._critic_head.bias
+        logits = product(hidden[0], weights["actor_head.weight"].T) + weights["actor_head.bias"]
+        values = product(hidden[1], weights["critic_head.weight"].T) + weights["critic_head.bias"]
         return logits, values[:, 0]
-
-
-class _Linear(NamedTuple):
-    weight: FloatArray  # [in, out]
-    bias: FloatArray  # [out]
-
-
-def _linears(network: nn.Module) -> list[_Linear]:
-    return [
-        _Linear(layer.weight.detach().cpu().numpy().T.copy(), layer.bias.detach().cpu().numpy().copy())
-        for layer in network.modules()
-        if isinstance(layer, nn.Linear)
-    ]
 
 
 def _ordered_product(rows: FloatArray, weight: FloatArray) -> FloatArray:

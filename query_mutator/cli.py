@@ -209,11 +209,13 @@ def _opened(flags: PolicyFlags) -> Iterator[_Policy]:
     from query_mutator.assemble import System, make_task, split_dataset
     from query_mutator.checkpoint import read_checkpoint
     from query_mutator.evaluation import Evaluator
+    from query_mutator.heldout import embed_questions
 
     checkpoint = read_checkpoint(flags.checkpoint)
     split = split_dataset(checkpoint.task)
     settings = _settings(flags, checkpoint)
     with System(settings) as system, closing_on_interrupt(system.client.close):
+        embed_questions(system.encoder, split.train)
         task = make_task(system, checkpoint.task, split.train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(client=system.client, batch_size=settings.batch_size, progress=progress)

@@ -84,12 +84,20 @@ def note(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def progress(name: str, total: int, *, unit: str = "it") -> tqdm[Any]:
-    """Return a progress bar on stderr; without a terminal it is redrawn now and then only."""
+def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
+    """Return a progress bar on stderr; where that is no terminal it is redrawn now and then, or not at all."""
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else 15.0
-    return tqdm(total=total, desc=name, unit=unit, mininterval=seconds, leave=False, dynamic_ncols=True)
+    return tqdm(
+        total=total,
+        desc=name,
+        unit=unit,
+        mininterval=seconds,
+        leave=False,
+        dynamic_ncols=True,
+        disable=None if terminal_only else False,
+    )
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -218,7 +218,7 @@ class SentenceTransformerEncoder:
         self._deterministic = deterministic
         self._rows = 1 if deterministic else micro_batch
         self._model = _quietly_load(weights.folder, device=device)
-        self.dim = int(self._model.get_sentence_embedding_dimension())
+        self.dim = int(self._model.get_embedding_dimension())
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

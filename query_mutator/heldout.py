@@ -9,11 +9,14 @@ import numpy as np
 
 from ppo.policy import FrozenPolicy
 from query_mutator.assemble import System
+from query_mutator.console import progress
 from query_mutator.data import guard_questions
+from query_mutator.encoder import Encoder
 from query_mutator.evaluation import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
 from query_mutator.task import SUBMIT, Task
 from query_mutator.types import Question
 
+EMBED_CHUNK = 32  # texts between two updates of the progress bar
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
@@ -27,6 +30,17 @@ def greedy(policy: FrozenPolicy) -> MakeChooser:
         return choose
 
     return make
+
+
+def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
+    """Have the encoder learn questions and references under a progress bar; it remembers them for later."""
+    texts = [text for question in questions for text in (question.text, question.reference) if text]
+    texts.sort(key=len)  # alike in length, so little padding
+    with progress("embedding questions", len(texts), unit="text", terminal_only=True) as bar:
+        for start in range(0, len(texts), EMBED_CHUNK):
+            chunk = texts[start : start + EMBED_CHUNK]
+            encoder.encode(chunk)
+            bar.update(len(chunk))
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:
@@ -67,6 +81,7 @@ def compare(
     evaluator: Evaluator, system: System, task: Task, questions: Sequence[Question], policy: FrozenPolicy, *, seed: int
 ) -> dict[str, Any]:
     """Return the report on held-out `questions` as plain JSON types: every method, who answered, from what."""
+    embed_questions(system.encoder, questions)
     report = evaluate(
         evaluator, train=task, test=task.on(questions), guard=guard_questions(), policy=greedy(policy), seed=seed
     )

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,7 +96,7 @@ def load_corpus(*, cache: Path | None = None) -> Corpus:
     path = (cache or cache_dir()) / f"corpus-{key[:24]}.json"
     try:
         return _read_corpus(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("cached corpus %s is damaged and is read again: %s", path, error)
@@ -130,8 +131,8 @@ def _dump() -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DUMP_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise BackendError(f"reading the standard library's docstrings failed: {said[-1] if said else error}") from error
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines() or [""]
+        raise BackendError(f"reading the standard library's docstrings failed: {said[-1]}") from error
     return done.stdout
 
 
@@ -141,7 +142,7 @@ def embed_documents(texts: Sequence[str], encoder: Encoder, *, cache: Path | Non
     path = (cache or cache_dir()) / f"embeddings-{key[:24]}.npz"
     try:
         return _read_rows(path, shape=(len(texts), encoder.dim))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         logger.warning("cached embeddings %s are damaged and are made again: %s", path, error)
@@ -189,4 +190,5 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         partial.replace(path)
     except OSError as error:
         logger.warning("cache %s cannot be written: %s", path, error)
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()

@@ -63,11 +63,8 @@ class OpenAIRoutes:
         if not messages:
             raise ApiError(400, "[] is too short - 'messages'")
         name = model_name(payload)
-        entry = self._catalogue.find(name)
-        if entry.replies is None:
-            raise ApiError(400, f'"{name}" does not support chat')
         call = Call(
-            entry=entry,
+            entry=self._text_model(name, payload),
             prompt=last_user_text([_plain(message) for message in messages]),
             format=_format(payload),
             fault=exchange.fault,
@@ -88,6 +85,14 @@ class OpenAIRoutes:
         choice = {"index": 0, "message": message, "finish_reason": reply.done_reason if reply.done else None}
         body = dumps({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(reply)})
         return Response(200, body[: len(body) // 2] if call.fault == "cut" else body)
+
+    def _text_model(self, name: str, payload: dict[str, Any]) -> Entry:
+        entry = self._catalogue.find(name)
+        if entry.replies is None:
+            raise ApiError(400, f'"{name}" does not support chat')
+        if field(payload, "tools", list):
+            raise ApiError(400, f"{entry.tagged} does not support tools")
+        return entry
 
     async def _stream(self, exchange: Exchange, call: Call, about: dict[str, Any], *, with_usage: bool) -> None:
         stream = exchange.connection.stream(exchange.request, SSE_TYPE)

@@ -5,6 +5,7 @@ pending_loads -> waiting (for a slot) -> in_service -> calls (done), or cancelle
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -60,4 +61,5 @@ class Stats:
             "waiting": self.waiting,
             "in_service": self.in_service,
             "max_in_service": self.max_in_service,
+            "process_cpu_s": time.process_time(),
         }

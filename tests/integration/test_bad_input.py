@@ -113,7 +113,7 @@ def test_checkpoint_that_does_not_fit_changes_nothing(
 ) -> None:
     assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
     before = contents(tmp_path / "runs")
-    more = ["--num-env-steps", "128"] if flags else []
+    more = ["--num-env-steps", "1024"] if flags else []
     line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *more, *flags], capsys)
     assert message in line
     assert contents(tmp_path / "runs") == before
@@ -136,7 +136,7 @@ def limited_to(size_bytes: int) -> Callable[[], None]:
     return limit
 
 
-@pytest.mark.parametrize(("size_bytes", "file"), [(2_000, "transcripts.jsonl"), (20_000, "step_32.pt")])
+@pytest.mark.parametrize(("size_bytes", "file"), [(6_000, "transcripts.jsonl"), (20_000, "step_32.pt")])
 def test_full_disk_ends_the_run_with_one_line(
     size_bytes: int, file: str, tiny_flags: list[str], tmp_path: Path
 ) -> None:

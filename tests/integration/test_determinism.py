@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from query_mutator.checkpoint import read_checkpoint
+from query_mutator.data.bundled import FOLDER
 from query_mutator.jsonlines import read_json_lines
 from train_query_mutator import main
 
@@ -23,13 +24,21 @@ def transcript(run: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["env"], row["step"]))
 
 
-def test_batching_changes_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def few_questions(tmp_path: Path) -> Path:
+    """Every 40th of the bundled questions: fewer texts to embed, one by one, in each of the runs."""
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join((FOLDER / "python_docs.jsonl").read_text(encoding="utf-8").splitlines(True)[::40]))
+    return path
+
+
+def test_batching_changes_nothing(few_questions: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     runs: dict[str, Path] = {}
     try:
         for number, how in enumerate(["--no-batching", "--batch-size 1", "--batch-size 3", "--batch-size 16"]):
             save_dir = tmp_path / str(number)
-            assert main([*FLAGS, *how.split(), "--save-dir", str(save_dir)]) == 0
+            assert main([*FLAGS, "--dataset", str(few_questions), *how.split(), "--save-dir", str(save_dir)]) == 0
             runs[how] = (save_dir / "latest").resolve()
     finally:
         torch.set_num_threads(threads)

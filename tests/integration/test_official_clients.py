@@ -36,8 +36,9 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="module")
-def theirs(server: EmbeddedServer) -> ollama.Client:
-    return ollama.Client(host=server.url)
+def theirs(server: EmbeddedServer) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

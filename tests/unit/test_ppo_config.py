@@ -57,7 +57,9 @@ def test_a_value_that_cannot_work_is_named(wrong: dict[str, object]) -> None:
 
 
 def test_the_other_families_names_set_the_same_fields() -> None:
-    cleanrl = "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1 --no-anneal-lr"
+    cleanrl = (
+        "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1 --no-anneal-lr"
+    )
     cleanrl += " --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"
     ours = "--num-env-steps 999 --num-processes 4 --ppo-epoch 3 --num-mini-batch 2 --lr 0.1 --no-use-linear-lr-decay"
     ours += " --clip-param 0.1 --entropy-coef 0.5 --value-loss-coef 0.25"

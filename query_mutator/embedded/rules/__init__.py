@@ -12,7 +12,7 @@ from query_mutator.embedded.rules.grammar import repair
 from query_mutator.embedded.rules.imperative import Imperative
 from query_mutator.embedded.rules.keywords import Keywords
 from query_mutator.embedded.rules.lexicon import Lexicon
-from query_mutator.embedded.rules.merge import merge
+from query_mutator.embedded.rules.merge import Merge
 from query_mutator.embedded.rules.neutral import Neutral
 from query_mutator.embedded.rules.slang import Slang
 from query_mutator.embedded.rules.spelling import Spelling
@@ -55,6 +55,7 @@ def make_rules(lexicon: Lexicon) -> Mapping[str, Rule]:
     }
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)
+    merge = Merge(clean=lambda text: neutral(spelling(text)))
     rules["merge"] = lambda task: merge(task.question, task.neighbour)
     return rules
 

@@ -1,4 +1,4 @@
-"""Filler: greetings, thanks, hedges and back-story go; the sentences that say what is asked stay."""
+"""Filler: greetings, thanks, hedges and back-story go; the clauses that say what is asked stay."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.phrases import load_rows, load_words
 from query_mutator.embedded.rules.text import sentences, tidy, words
 
-#: A sentence with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.
-MIN_POINTS = 2.0
+#: A clause with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.
+MIN_POINTS = 0.5
 CORPUS_WORD_POINTS = 0.4
 _ASIDE = re.compile(r"\s*\([^()]*\)|\s+[-–—]\s[^.!?]*\s[-–—](?=\s)")
-_REASON = re.compile(r",?\s+(?:because|since|as my|so that i|which is why)\b[^,.!?]*(?=[,.!?]|$)", re.IGNORECASE)
-_WISH = re.compile(
-    r"\b(?:(?:i|we)(?:'d| would| should)? (?:really |very much )?(?:like|love|need|want|have|wish|prefer)(?: to)?"
-    r"(?: be able to| know how to| know)?)\b",
-    re.IGNORECASE,
-)
+#: Where a clause may be left out without breaking the sentence.
+_CLAUSE = re.compile(r"(?<=[,;:])\s+|\s+(?=(?:because|but|so that|although|while|whereas|which)\b)")
 
 
 @cache
@@ -39,17 +35,21 @@ class Filler:
         self._nouns = frozenset(word for row in load_rows("nouns.tsv") for word in row[1].split())
 
     def __call__(self, text: str) -> str:
-        """Return the text without filler; never less than its best sentence."""
-        cleaned = [self.clean(sentence) for sentence in sentences(text)]
-        spoken = [sentence for sentence in cleaned if words(sentence)]
-        if not spoken:
-            return text
-        kept = [sentence for sentence in spoken if self.points(sentence) >= MIN_POINTS]
-        return " ".join(kept or [max(spoken, key=self.points)])
+        """Return the text without filler; where nothing is about computing, without greetings and hedges only."""
+        cleaned = [sentence for sentence in map(self.clean, sentences(text)) if words(sentence)]
+        shortened = [short for short in map(self._shorten, cleaned) if short]
+        return " ".join(shortened or cleaned) or text
+
+    def _shorten(self, sentence: str) -> str:
+        """Return a sentence without its clauses of back-story, or an empty text when that is all of it."""
+        kept = " ".join(clause for clause in _CLAUSE.split(sentence) if self.points(clause) >= MIN_POINTS)
+        end = sentence[-1] if sentence[-1] in ".?!" else ""
+        return tidy(kept.rstrip(" ,;:.?!")) + end if kept else ""
 
     def clean(self, sentence: str) -> str:
         """Return one sentence without asides and filler phrases."""
-        return tidy(_fillers().sub("", _ASIDE.sub("", sentence)))
+        cleaned = tidy(_fillers().sub("", _ASIDE.sub("", sentence)))
+        return tidy(re.sub(r"^(?:but|so|and|or|well)\b,?\s+", "", cleaned, flags=re.IGNORECASE))
 
     def points(self, sentence: str) -> float:
         """Return how much a sentence says about computing."""

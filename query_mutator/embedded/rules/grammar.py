@@ -6,7 +6,6 @@ import re
 
 from query_mutator.embedded.rules.text import tidy
 
-_VERB_AFTER_TO = r"(?:be|have|do|make|get|take|know|read|write|find|check|test|see|give|use|open|close|send|start|stop|count|choose|sort|copy|show|say|enter|search)"
 #: What is written, and what English has; applied in this order.
 _REPAIRS: tuple[tuple[str, str], ...] = (
     (r"\bhow (i|we|you|one) (can|could|should|must|may|would)\b", r"how \2 \1"),
@@ -31,8 +30,8 @@ _REPAIRS: tuple[tuple[str, str], ...] = (
     (r"\bsince how many\b", "for how many"),
     (r"\b(before|after|inside|outside) of\b", r"\1"),
     (r"\bexplain me\b", "explain to me"),
-    (r"\b(the|a|this|that) (\w+) not (exists|works|runs|stops|ends)\b", r"\1 \2 does not \3"),
-    (r"\bnot (exists|works|runs|stops|ends)\b", r"does not \1"),
+    (r"(?<!does )\bnot (exist|work|run|stop|end|open|close|start)s\b", r"does not \1"),
+    (r"\bmake that (?:the |a )?(\w+) (\w+?)s\b", r"make the \1 \2"),
     (r"\binformations\b", "information"),
     (r"\bdatas\b", "data"),
     (r"\bsoftwares\b", "software"),

@@ -12,6 +12,11 @@ from query_mutator.embedded.rules.inflect import forms, plural
 from query_mutator.embedded.rules.text import like, tidy, tokens
 
 GAP = "*"
+NUMBER = "#"
+_NUMBER_WORDS = frozenset(
+    "one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty seventy eighty "
+    "ninety hundred thousand million dozen".split()
+)
 MAX_GAP_WORDS = 5
 #: Before a participle: "has nuked" and "was nuked" take the participle of the replacement, "nuked" alone its past.
 AUXILIARIES = frozenset("have has had having is are was were be been being get gets got getting".split())
@@ -108,7 +113,9 @@ class PhraseTable:
 
     def _match(self, parts: list[str], start: int) -> tuple[Phrase, Span] | None:
         noun_place = previous_word(parts, start) in DETERMINERS
-        for phrase in self._by_first.get(parts[start].lower().replace("’", "'"), ()):
+        first = parts[start].lower().replace("’", "'")
+        starting = self._by_first.get(first, []) + (self._by_first.get(NUMBER, []) if _fits(first, NUMBER) else [])
+        for phrase in starting:
             if noun_place and phrase.is_plain_verb:
                 continue
             span = match_key(parts, start, phrase.key)
@@ -136,10 +143,15 @@ def match_key(parts: Sequence[str], start: int, key: Sequence[str]) -> Span | No
             if at >= len(parts) or not (parts[at].isspace() or parts[at] == "-"):
                 return None
             at += 1
-        if at >= len(parts) or parts[at].lower().replace("’", "'") != word:
+        if at >= len(parts) or not _fits(parts[at].lower().replace("’", "'"), word):
             return None
         at += 1
     return Span(at, gap)
+
+
+def _fits(token: str, word: str) -> bool:
+    """Return True when the token is the key's word, or a number where the key has NUMBER."""
+    return token == word or (word == NUMBER and (token.isdecimal() or token in _NUMBER_WORDS))
 
 
 def _gap_end(parts: Sequence[str], start: int, stop: str) -> int | None:

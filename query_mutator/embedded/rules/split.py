@@ -7,13 +7,16 @@ import re
 from query_mutator.embedded.rules.text import sentences, tidy, words
 
 MIN_WORDS = 4
-_ASKS = r"(?:how|what|which|who|where|when|why|can|could|is|are|do|does|should|would|will|has|have)"
+_ASKS = r"(?:how|what|which|who|where|when|can i|could i|should i|is there|does|do i)"
+_NEXT = r"(?:then|also|second|secondly|next|afterwards|besides|after that|while we're at it|by the way|on top of that)"
 #: Where a second question begins inside a sentence: "…, and how do I …", "… and also …", "…; which …".
 _SECOND = re.compile(
-    rf"(?:[,;]\s*|\s+)(?:(?:and|or|but|plus)\s+)?(?:(?:then|also|second|secondly|next|after that|afterwards|"
-    rf"while we're at it|by the way|on top of that|besides)\b[,]?\s+)*(?={_ASKS}\b)|\s+(?:and also|and then|as well as)\s+",
+    rf"[,;]?\s+(?:and|or|but|plus)\s+(?:{_NEXT}\b,?\s+)*(?={_ASKS}\b)"
+    rf"|[,;]\s+(?:{_NEXT}\b,?\s+)*(?=(?:how|what|which|where|who)\b)"
+    r"|,?\s+and (?:also|then|secondly)\b",
     re.IGNORECASE,
 )
+_OPENS = re.compile(rf"{_ASKS}\b|is\b|are\b|can\b|could\b|why\b", re.IGNORECASE)
 
 
 def first_part(text: str) -> str:
@@ -24,6 +27,6 @@ def first_part(text: str) -> str:
         return " ".join(found[: asking[0] + 1])
     for match in _SECOND.finditer(text):
         head = text[: match.start()]
-        if match.start() and len(words(head)) >= MIN_WORDS and re.match(_ASKS, head.strip(), re.IGNORECASE):
+        if len(words(head)) >= MIN_WORDS and _OPENS.match(head.strip()):
             return tidy(head) + "?"
     return text

@@ -1,0 +1,59 @@
+"""`pydoc-assistant`: answers questions about Python's standard library by semantic search over its docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from query_mutator.embedded.corpus import Corpus, Entry, embed_documents, split_identifier
+from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
+from query_mutator.encoder import Encoder
+
+REFUSAL = "I'm sorry, but I can't help with that request."
+PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a person or what belongs to them."
+NOT_SURE = (
+    "I'm not sure which part of Python's standard library you mean. Could you say in other words what should happen?"
+)
+#: Cosine between question and best document: right answers rarely lie below it (docs/embedded_assistant.md).
+SURE_FROM = 0.30
+
+
+class PydocAssistant:
+    """Finds the nearest of the corpus' entries; two filters stand in front of the search."""
+
+    name = "pydoc-assistant"
+
+    def __init__(self, encoder: Encoder, corpus: Corpus, *, cache: Path | None = None) -> None:
+        self._encoder = encoder
+        self._entries = corpus.entries
+        self._documents = embed_documents([document_text(entry) for entry in corpus.entries], encoder, cache=cache)
+        self._purpose = PurposeFilter(encoder, self._documents)
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        """Return one answer per prompt; all are encoded in one call."""
+        rows = self._encoder.encode(prompts)  # [n, dim]
+        harmful = self._purpose.refuses(prompts, rows)
+        likeness = rows @ self._documents.T  # [n, entries]
+        replies = []
+        for prompt, refused, row in zip(prompts, harmful, likeness, strict=True):
+            if refused:
+                replies.append(PURPOSE_REFUSAL)
+            elif has_trigger_word(prompt):
+                replies.append(REFUSAL)
+            else:
+                best = int(np.argmax(row))
+                replies.append(answer(self._entries[best]) if row[best] >= SURE_FROM else NOT_SURE)
+        return replies
+
+
+def document_text(entry: Entry) -> str:
+    """Return what is embedded for an entry: its summary as the end of "How to ...", and its name in words."""
+    said = entry.summary[:1].lower() + entry.summary[1:]
+    return f"How to {said} ({' '.join(split_identifier(entry.name))}, in Python)"
+
+
+def answer(entry: Entry) -> str:
+    """Return the answer about an entry: qualified name, signature, first paragraph."""
+    return f"You are looking for `{entry.name}`.\n\n    {entry.signature}\n\n{entry.summary}"

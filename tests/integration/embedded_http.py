@@ -1,0 +1,141 @@
+"""Talking to the embedded server in tests: raw HTTP calls, held calls, and three tiny models."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+FOREVER_MS = 3_600_000.0
+
+
+class HasPort(Protocol):
+    """A server on the loopback address, in this process or another."""
+
+    port: int
+
+
+class Upper:
+    """Answers in capitals; remembers each batch it was given."""
+
+    name = "upper"
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.batches.append(list(prompts))
+        return [prompt.upper() for prompt in prompts]
+
+
+class Gate:
+    """Answers nothing until `opened` is set."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.batches: list[list[str]] = []
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.batches.append(list(prompts))
+        self.opened.wait()
+        return list(prompts)
+
+
+class Fragile:
+    """Fails on the prompt "bad" alone."""
+
+    name = "fragile"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        if "bad" in prompts:
+            raise RuntimeError("no answer to that")
+        return ["fine"] * len(prompts)
+
+
+class TwoNumbers:
+    """An encoder of two dimensions: the share of vowels, and the rest."""
+
+    name, dim, source, fingerprint = "two", 2, "tests", "two"
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        vowels = np.array([sum(c in "aeiou" for c in text) for text in texts], dtype=np.float32)
+        others = np.array([len(text) for text in texts], dtype=np.float32) - vowels
+        rows = np.stack([vowels, others], axis=1)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    def close(self) -> None:
+        pass
+
+
+def send(server: HasPort, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, data)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+def get(server: HasPort, path: str) -> Any:
+    status, body = send(server, "GET", path)
+    assert status == 200
+    return json.loads(body)
+
+
+def post(server: HasPort, path: str, **body: Any) -> tuple[int, Any]:
+    status, reply = send(server, "POST", path, body)
+    return status, json.loads(reply)
+
+
+def chat(server: HasPort, text: str, *, model: str = "upper", **more: Any) -> Any:
+    status, reply = post(server, "/api/chat", model=model, messages=[user(text)], stream=False, **more)
+    assert status == 200, reply
+    return reply
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what the server's own counters will show; a hang is a failure."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the server did not get there"
+
+
+def count(server: HasPort, name: str) -> Any:
+    return get(server, "/debug/stats")[name]
+
+
+def under_way(server: HasPort) -> tuple[int, int]:
+    """Return how many calls are in a slot, and how many wait for one."""
+    counted = get(server, "/debug/stats")
+    return counted["in_service"], counted["waiting"]
+
+
+class Held:
+    """A chat request whose reply nobody reads; `leave()` closes the connection."""
+
+    def __init__(self, server: HasPort, text: str, *, model: str = "echo", **more: Any) -> None:
+        body = json.dumps({"model": model, "messages": [user(text)], "stream": False, **more}).encode()
+        head = b"POST /api/chat HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self.socket.sendall(head + body)
+
+    def leave(self) -> None:
+        self.socket.close()
+
+
+def generate(text: str) -> dict[str, Any]:
+    return {"model": "gate", "prompt": text, "stream": False}

@@ -1,0 +1,326 @@
+"""The sentence encoder: equal to the library's, remembered, and found where it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from query_mutator.encoder import (
+    Encoder,
+    FloatArray,
+    HashEncoder,
+    Remember,
+    english_ranks,
+    english_words,
+    resolve_encoder,
+)
+from query_mutator.encoder_weights import PACKAGE, packaged_folder
+from query_mutator.errors import EncoderError
+
+TEXTS = [
+    "How do I delete a folder and everything inside it?",
+    "sort",
+    "",
+    "Zeit in Sekunden seit 1970 - größer als null? 日本語 😀",
+    "word " * 600,  # cut at 256 tokens
+    "What is the difference between a list and a tuple, and when would I want the one or the other?",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return resolve_encoder()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    found = packaged_folder()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def linked(source: Path, target: Path, **changed: object) -> Path:
+    """Return a folder of links to `source`, with some JSON files (`name__json`) written anew."""
+    target.mkdir(parents=True)
+    for path in source.rglob("*"):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir()
+        else:
+            place.symlink_to(path)
+    for name, content in changed.items():
+        place = target / name
+        place.unlink()
+        place.write_text(json.dumps(content))
+    return target
+
+
+class Counting:
+    """A tiny encoder that notes what it was asked."""
+
+    name, dim, source, fingerprint = "counting", 2, "test", "counting"
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        self.asked.append(list(texts))
+        return np.array([[1.0, float(len(text))] for text in texts], np.float32).reshape(-1, 2)
+
+    def close(self) -> None:
+        self.asked.append(["closed"])
+
+
+# the forward pass
+
+
+def test_equals_sentence_transformers(encoder: Encoder, folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_rows_are_float32_of_length_one_in_the_order_asked(encoder: Encoder) -> None:
+    rows = encoder.encode(TEXTS)
+    assert rows.shape == (len(TEXTS), 384)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    for text, row in zip(TEXTS, rows, strict=True):
+        np.testing.assert_allclose(resolve_row(encoder, text), row, atol=1e-5)
+
+
+def resolve_row(encoder: Encoder, text: str) -> FloatArray:
+    row: FloatArray = encoder.encode([text])[0]
+    return row
+
+
+def test_micro_batches_change_nothing(encoder: Encoder) -> None:
+    small = resolve_encoder(micro_batch=2)
+    np.testing.assert_allclose(small.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+
+
+def test_no_texts_give_no_rows(encoder: Encoder) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+
+
+def test_deterministic_rows_do_not_depend_on_their_neighbours() -> None:
+    together = resolve_encoder(deterministic=True).encode(TEXTS)
+    alone = resolve_encoder(deterministic=True)
+    for text, row in zip(TEXTS, together, strict=True):
+        assert resolve_row(alone, text).tobytes() == row.tobytes()
+
+
+def test_deterministic_rows_are_cached_apart_from_batched_ones(encoder: Encoder) -> None:
+    assert resolve_encoder(deterministic=True).fingerprint != encoder.fingerprint
+
+
+def test_many_threads_get_the_same_rows(encoder: Encoder) -> None:
+    expected = encoder.encode(TEXTS)
+    fresh = resolve_encoder()
+    with ThreadPoolExecutor(8) as pool:
+        for start, rows in enumerate(pool.map(lambda start: fresh.encode(TEXTS[start % 6 :]), range(16))):
+            np.testing.assert_allclose(rows, expected[start % 6 :], atol=1e-5)
+
+
+# memory
+
+
+def test_a_text_is_computed_once() -> None:
+    inner = Counting()
+    encoder = Remember(inner)
+    encoder.encode(["a", "bb", "a"])
+    rows = encoder.encode(["bb", "ccc", "a"])
+    assert inner.asked == [["a", "bb"], ["ccc"]]
+    assert rows[:, 1].tolist() == [2, 3, 1]
+
+
+def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
+    inner = Counting()
+    encoder = Remember(inner, texts=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        encoder.encode([text])
+    assert inner.asked == [["a"], ["b"], ["c"], ["b"]]
+
+
+def test_more_texts_than_memory_holds_still_come_back() -> None:
+    rows = Remember(Counting(), texts=2).encode(["a", "bb", "ccc", "dddd"])
+    assert rows[:, 1].tolist() == [1, 2, 3, 4]
+
+
+def test_close_reaches_the_encoder_inside() -> None:
+    inner = Counting()
+    Remember(inner).close()
+    assert inner.asked == [["closed"]]
+
+
+# the hash encoder
+
+
+def test_hash_rows_are_the_same_in_every_process() -> None:
+    code = "from query_mutator.encoder import *; print(resolve_encoder('hash').encode(['sort a list']).tobytes().hex())"
+    here = resolve_encoder("hash").encode(["sort a list"]).tobytes().hex()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        there = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+        )
+        assert there.stdout.strip() == here
+
+
+def test_hash_rows_have_length_one_and_likeness_of_spelling() -> None:
+    rows = HashEncoder().encode(["sort a list", "sort the list", "open a socket", ""])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    assert rows[0] @ rows[1] > rows[0] @ rows[2]
+
+
+def test_hash_encoder_loads_no_torch() -> None:
+    code = (
+        "import sys; from query_mutator.encoder import resolve_encoder; resolve_encoder('hash').encode(['a']);"
+        "print([name for name in ('torch', 'transformers', 'sentence_transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# where the weights come from
+
+
+def test_a_local_folder_comes_first(folder: Path, tmp_path: Path, no_hub: Path) -> None:
+    encoder = resolve_encoder(str(linked(folder, tmp_path / "mine")))
+    assert (encoder.name, encoder.source) == ("mine", f"local folder {tmp_path / 'mine'}")
+
+
+def test_the_hub_cache_comes_before_the_package(folder: Path, no_hub: Path) -> None:
+    repository = no_hub / "models--sentence-transformers--all-MiniLM-L6-v2"
+    linked(folder, repository / "snapshots" / "0123456789abcdef")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123456789abcdef")
+    encoder = resolve_encoder("all-MiniLM-L6-v2")
+    assert encoder.source == "hub cache, sentence-transformers/all-MiniLM-L6-v2 at 0123456789ab"
+
+
+def test_the_package_is_used_when_nothing_is_cached(no_hub: Path) -> None:
+    for spec in ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"):
+        encoder = resolve_encoder(spec)
+        assert encoder.name == "all-MiniLM-L6-v2"
+        assert encoder.source.startswith("packaged weights")
+
+
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Put another copy of the package first on the path, with code that must never run."""
+    root = tmp_path / "site" / PACKAGE
+    linked(folder, root / "model")
+    (root / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return root / "model"
+
+
+def test_the_package_is_never_imported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: Path
+) -> None:
+    package(tmp_path, monkeypatch, folder)
+    assert resolve_encoder().source.startswith("packaged weights")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_packaged_files_with_another_sha256_are_not_used(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: Path
+) -> None:
+    model = package(tmp_path, monkeypatch, folder)
+    changed = (model / name).read_bytes() + b" "
+    (model / name).unlink()
+    (model / name).write_bytes(changed)
+    with pytest.raises(EncoderError, match=f"packaged {name} is not the published file"):
+        resolve_encoder()
+
+
+def test_another_kind_of_encoder_is_run_by_its_library_without_noise(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    encoder = resolve_encoder(str(linked(folder, tmp_path / "cls", **{"1_Pooling/config.json": pooling})))
+    rows = encoder.encode(TEXTS[:2])
+    assert "SentenceTransformerEncoder" in repr(encoder)
+    assert rows.shape == (2, 384)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("./no-such-folder", "encoder folder ./no-such-folder does not exist"),
+        ("someone/no-such-model", "not in the hub cache; not the packaged encoder; HF_HUB_OFFLINE forbids a download"),
+        ("ollama:all-minilm", "needs an Ollama server"),
+    ],
+)
+def test_an_encoder_that_cannot_be_had_is_one_line(spec: str, says: str, no_hub: Path) -> None:
+    with pytest.raises(EncoderError) as caught:
+        resolve_encoder(spec)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_weights_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="is no sentence encoder") as caught:
+        resolve_encoder(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_weights_are_one_line(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "broken")
+    os.truncate(tmp_path / "broken" / "model.safetensors", 100_000)
+    with pytest.raises(EncoderError, match="cannot be loaded") as caught:
+        resolve_encoder(str(tmp_path / "broken"))
+    assert "\n" not in str(caught.value)
+
+
+# embeddings of a server
+
+
+def test_a_servers_rows_are_normalised_and_remembered() -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def embed(model: str, texts: Sequence[str]) -> FloatArray:
+        asked.append((model, list(texts)))
+        return np.array([[3.0, 4.0]] * len(texts), np.float32)
+
+    encoder = resolve_encoder("ollama:nomic-embed-text", embed=embed)
+    del asked[:]
+    rows = encoder.encode(["a", "", "a"])
+    np.testing.assert_allclose(rows, [[0.6, 0.8]] * 3)
+    assert asked == [("nomic-embed-text", ["a", " "])]  # a server has no row for an empty text
+    assert (encoder.name, encoder.dim) == ("ollama:nomic-embed-text", 2)
+
+
+def test_a_model_without_embeddings_is_an_encoder_error() -> None:
+    with pytest.raises(EncoderError, match="gave no embeddings"):
+        resolve_encoder("ollama:llama3", embed=lambda model, texts: np.empty((1, 0), np.float32))
+
+
+# words
+
+
+def test_english_words_are_whole_and_ranked() -> None:
+    words = english_words()
+    assert {"the", "remove", "folder"} <= words
+    assert len(words) > 20_000
+    assert all(word.isalpha() and word == word.lower() for word in words)
+    assert english_ranks()["the"] < english_ranks()["remove"] < english_ranks()["folder"]

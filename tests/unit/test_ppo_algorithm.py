@@ -1,0 +1,206 @@
+"""ppo_update and PPO: what one update does, what it reports, and that a run can stop and go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ppo.algorithm import PPO, explained_variance, ppo_update
+from ppo.checkpoint import load_checkpoint, save_checkpoint
+from ppo.config import PPOConfig
+from ppo.rollout import Batch, RolloutBuffer
+
+CONFIG = PPOConfig(num_env_steps=400, num_processes=4, num_steps=10, num_mini_batch=2, ppo_epoch=3, lr=1e-2, seed=7)
+OBS_DIM, NUM_ACTIONS = 3, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bandit_rollout(ppo: PPO, *, invalid: float = 0.0, seed: int = 0) -> tuple[RolloutBuffer, np.ndarray[Any, Any]]:
+    """Fill a buffer from one-step episodes in which action 2 pays 1 and the others nothing; some steps fail."""
+    rng = np.random.default_rng(seed)
+    steps, envs = ppo.config.num_steps, ppo.config.num_processes
+    buffer = RolloutBuffer(steps, envs, OBS_DIM)
+    for _ in range(steps):
+        obs = rng.normal(size=(envs, OBS_DIM)).astype(np.float32)
+        acted = ppo.act(obs)
+        buffer.add(
+            obs=obs,
+            actions=acted.actions,
+            logprobs=acted.logprobs,
+            values=acted.values,
+            rewards=acted.actions == 2,
+            terminations=True,
+            truncations=False,
+            valid=rng.random(envs) >= invalid,
+        )
+    return buffer, rng.normal(size=(envs, OBS_DIM)).astype(np.float32)
+
+
+def weights(ppo: PPO) -> list[bytes]:
+    return [parameter.detach().numpy().tobytes() for parameter in ppo.policy.parameters()]
+
+
+def test_updates_make_the_paying_action_likelier() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+    for update in range(CONFIG.num_updates):
+        stats = ppo.update(*bandit_rollout(ppo, seed=update))
+    obs = np.random.default_rng(99).normal(size=(200, OBS_DIM)).astype(np.float32)
+    assert (ppo.act(obs, greedy=True).actions == 2).mean() > 0.95
+    assert stats["losses/entropy"] < math.log(3)
+
+
+def test_the_first_updates_statistics() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, lr=1e-5))
+    stats = ppo.update(*bandit_rollout(ppo))
+    assert set(stats) == {
+        "charts/learning_rate",
+        "losses/approx_kl",
+        "losses/clipfrac",
+        "losses/entropy",
+        "losses/explained_variance",
+        "losses/grad_norm",
+        "losses/old_approx_kl",
+        "losses/policy_loss",
+        "losses/value_loss",
+    }
+    assert all(isinstance(value, float) and math.isfinite(value) for value in stats.values())
+    assert stats["losses/entropy"] == pytest.approx(math.log(3), rel=0.01)
+    assert stats["losses/approx_kl"] >= 0
+    assert 0 <= stats["losses/clipfrac"] <= 1
+
+
+def test_a_policy_that_has_not_moved_has_no_divergence() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, ppo_epoch=1, num_mini_batch=1))
+    stats = ppo.update(*bandit_rollout(ppo))
+    assert stats["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert stats["losses/old_approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert stats["losses/clipfrac"] == 0
+
+
+def test_a_reached_target_kl_ends_the_passes() -> None:
+    def passes(target_kl: float | None) -> float:
+        ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, ppo_epoch=5, lr=0.1, target_kl=target_kl))
+        ppo.update(*bandit_rollout(ppo))
+        return float(ppo.optimizer.state_dict()["state"][0]["step"]) / CONFIG.num_mini_batch
+
+    assert passes(None) == 5
+    assert passes(1e-4) == 1
+    assert passes(1e4) == 5
+
+
+def test_the_gradient_of_all_parameters_together_is_clipped() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, max_grad_norm=1e-3, ppo_epoch=1, num_mini_batch=1))
+    stats = ppo.update(*bandit_rollout(ppo))
+    total = torch.cat([parameter.grad.flatten() for parameter in ppo.policy.parameters() if parameter.grad is not None])
+    assert total.norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert stats["losses/grad_norm"] > 1e-2
+
+
+def test_the_step_size_falls_linearly_to_one_update_before_zero() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, num_env_steps=160))
+    rates = [ppo.update(*bandit_rollout(ppo))["charts/learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
+    assert ppo.optimizer.defaults["eps"] == 1e-5
+
+
+def test_without_decay_the_step_size_stays() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, use_linear_lr_decay=False))
+    assert [ppo.update(*bandit_rollout(ppo))["charts/learning_rate"] for _ in range(3)] == [1e-2] * 3
+
+
+def test_invalid_steps_leave_no_trace_in_weights_or_statistics() -> None:
+    """Whatever stands in the invalid steps, the update is the same."""
+    outcomes = []
+    for junk in (0.0, 1e6, float("nan")):
+        ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+        buffer, next_obs = bandit_rollout(ppo, invalid=0.3)
+        assert 0 < buffer.num_valid < CONFIG.rollout_steps
+        for column in (buffer.obs, buffer.rewards, buffer.values, buffer.logprobs):
+            column[~buffer.valid] = junk
+        outcomes.append((ppo.update(buffer, next_obs), weights(ppo)))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_a_rollout_without_a_valid_step_changes_nothing() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+    before = weights(ppo)
+    stats = ppo.update(*bandit_rollout(ppo, invalid=1.1))
+    assert weights(ppo) == before
+    assert all(math.isfinite(value) for value in stats.values())
+
+
+def test_one_valid_step_is_enough_for_a_finite_update() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+    buffer, next_obs = bandit_rollout(ppo)
+    buffer.valid[:] = False
+    buffer.valid[3, 1] = True
+    stats = ppo.update(buffer, next_obs)
+    assert all(math.isfinite(value) for value in stats.values())
+    assert all(parameter.isfinite().all() for parameter in ppo.policy.parameters())
+
+
+def test_explained_variance() -> None:
+    returns = torch.tensor([1.0, 2.0, 3.0])
+    assert explained_variance(returns, returns) == 1
+    assert explained_variance(torch.zeros(3), returns) == 0
+    assert explained_variance(returns, torch.ones(3)) == 0
+    assert explained_variance(returns[:0], returns[:0]) == 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_loaded_run_goes_on_to_the_same_weights(tmp_path: Path, deterministic: bool) -> None:
+    config = replace(CONFIG, deterministic=deterministic)
+    whole = PPO(OBS_DIM, NUM_ACTIONS, config)
+    for update in range(4):
+        if update == 2:
+            path = save_checkpoint(tmp_path / "two.pt", whole.state_dict())
+        whole.update(*bandit_rollout(whole, seed=update))
+    resumed = PPO(OBS_DIM, NUM_ACTIONS, replace(config, seed=8))
+    resumed.load_state_dict(load_checkpoint(path))
+    for update in range(2, 4):
+        resumed.update(*bandit_rollout(resumed, seed=update))
+    assert resumed.updates_done == whole.updates_done == 4
+    assert weights(resumed) == weights(whole)
+
+
+def test_a_state_of_other_sizes_says_so() -> None:
+    state = PPO(OBS_DIM, NUM_ACTIONS, CONFIG).state_dict()
+    with pytest.raises(ValueError, match="other sizes"):
+        PPO(OBS_DIM + 1, NUM_ACTIONS, CONFIG).load_state_dict(state)
+    with pytest.raises(ValueError, match="try num_processes=4"):
+        PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, num_processes=8)).load_state_dict(state)
+
+
+def test_an_update_depends_on_the_batch_and_the_stream_alone() -> None:
+    def descend(stream: int) -> list[bytes]:
+        torch.manual_seed(stream)  # must not matter
+        ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+        buffer, _ = bandit_rollout(ppo)
+        batch: Batch = buffer.batch(buffer.rewards, buffer.rewards)
+        ppo_update(ppo.policy, ppo.optimizer, batch, CONFIG, np.random.default_rng(stream))
+        return weights(ppo)
+
+    assert descend(1) == descend(1)
+    assert descend(1) != descend(2)
+
+
+@pytest.mark.parametrize("device", ["warp9", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device={device} cannot be used here") as caught:
+        PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, device=device))
+    assert "\n" not in str(caught.value)
