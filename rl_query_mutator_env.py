@@ -24,11 +24,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.retry import retry_delay_s
 
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import retry_delay_s
 from query_mutator.observation import Sight
 from query_mutator.rewards import Evidence, is_not_sure, is_refusal
 from query_mutator.scheduling import (
@@ -42,7 +42,7 @@ from query_mutator.scheduling import (
     run_flow,
 )
 from query_mutator.task import SUBMIT, UNDO, Task
-from query_mutator.types import Completion, ErrorInfo, Question, Reward, StepRecord
+from query_mutator.types import AnswerRule, Completion, ErrorInfo, Question, Reward, StepRecord
 
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
@@ -72,13 +72,14 @@ class Attempt:
     answer: str
     text_vector: FloatArray
     answer_vector: FloatArray
-    similarity: float  # cosine of the original question and the answer: no gold in it
+    fit: float  # cosine of this text and the answer to it
+    closeness: float  # cosine of the question as first put and the answer
     reward: Reward
 
-    @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """Return what `answer="best"` compares: an answer beats "not sure" beats a refusal, then similarity decides."""
-        return not is_refusal(self.answer), not is_not_sure(self.answer), self.similarity
+    def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
+        """Return what the rules compare, no gold in it: an answer beats "not sure" beats a refusal, then a cosine."""
+        cosine = self.closeness if rule == "closest" else self.fit
+        return not is_refusal(self.answer), not is_not_sure(self.answer), cosine
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +229,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
         episode.used[action] = True
         episode.current = episode.known[text]
-        episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank)
+        episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank(self.task.answer))
         return None
 
     def _attempt(
@@ -249,14 +250,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer=answer,
             text_vector=text_vector,
             answer_vector=answer_vector,
-            similarity=float(np.dot(original, answer_vector)),
+            fit=float(np.dot(text_vector, answer_vector)),
+            closeness=float(np.dot(original, answer_vector)),
             reward=self.task.reward(evidence),
         )
 
     def _submitted(self) -> Attempt:
         """Return what would be submitted now."""
         assert self.episode is not None
-        return self.episode.best if self.task.answer == "best" else self.episode.current
+        return self.episode.current if self.task.answer == "last" else self.episode.best
 
     def _observe(self) -> FloatArray:
         assert self.episode is not None
@@ -269,7 +271,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 original_vector=first.text_vector,
                 current_vector=current.text_vector,
                 answer_vector=current.answer_vector,
-                best_similarity=episode.best.similarity,
+                best_fit=episode.best.fit,
                 refused=is_refusal(current.answer),
                 not_sure=is_not_sure(current.answer),
                 first_refused=is_refusal(first.answer),

@@ -21,7 +21,7 @@ from query_mutator.observation import Projection
 from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward
 from query_mutator.task import PYTHON_DOMAIN, CallSettings, Task, build_task
-from query_mutator.types import Question
+from query_mutator.types import AnswerRule, Question
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ class TaskSettings:
     domain: str = PYTHON_DOMAIN
     reward: str = ""
     max_episode_steps: int = 5
-    answer: Literal["best", "last"] = "best"
-    step_cost: float = 0.02
-    embedding_dims: int = 24
+    answer: AnswerRule = "best"
+    step_cost: float = 0.01
+    embedding_dims: int = 6
     target_max_tokens: int = 256
     mutator_max_tokens: int = 128
     temperature: float = 0.0

@@ -11,6 +11,7 @@ from tyro.conf import arg
 
 from ppo.config import PPOConfig
 from query_mutator.flags import parse_flags, read_base
+from query_mutator.types import AnswerRule
 
 PROG = "train_query_mutator.py"
 EVAL_POINTS = 10  # held-out looks in a run, when --eval-interval leaves it open
@@ -21,7 +22,7 @@ _AT_LEAST_ONE = {
     "log_interval": 1,
     "eval_questions": 120,
     "max_episode_steps": 5,
-    "embedding_dims": 24,
+    "embedding_dims": 6,
     "mutator_max_tokens": 128,
     "target_max_tokens": 256,
 }
@@ -37,6 +38,10 @@ class TrainConfig(PPOConfig):
     last bits of a matrix product depend on how many rows it is given.
     """
 
+    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
+    """Step size of Adam at the start of the run."""
+    gamma: float = 0.9
+    """Discount of a reward one step later; episodes are a few steps long."""
     batch_size: int = 8
     """Model calls in flight at once, of all kinds together."""
     use_batching: Annotated[bool, arg(aliases=["--batching"])] = True
@@ -71,13 +76,13 @@ class TrainConfig(PPOConfig):
     """What the questions are about, for the operators that mention it."""
     reward: str = ""
     """Weights of the score's parts, as right=0.7,similarity=0.2; by default the documented ones."""
-    answer: Literal["best", "last"] = "best"
-    """What an episode submits: the answer most similar to the question as first put, or the last one."""
+    answer: AnswerRule = "best"
+    """What an episode submits: the answer that best fits its question, the one closest to the original, or the last."""
     max_episode_steps: int = 5
     """Steps after which an episode is cut off."""
-    step_cost: float = 0.02
+    step_cost: float = 0.01
     """Taken off the reward for every rewrite, because it costs calls."""
-    embedding_dims: int = 24
+    embedding_dims: int = 6
     """Principal components of the embeddings that the policy sees."""
     latency_ms: float = 0.0
     """Time a call to the embedded assistant takes at least."""

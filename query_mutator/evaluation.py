@@ -1,11 +1,12 @@
-"""Does the policy beat what a sceptic would do? The same questions, the same calls, six ways of asking.
+"""Does the policy beat what a sceptic would do? The same questions, the same calls, several ways of asking.
 
     identity      the question as it stands
     random        uniform over all actions until submit or the last step
     best_single   the one operator that did best on training questions, applied once, its answer taken
     best_of_k     the question as it stands and k-1 operators one at a time, the best of them on training questions
-                  first; among the k answers wins what `answer="best"` compares; k = target calls the policy used on
+                  first; the answer closest to the question as first put wins; k = target calls the policy used on
                   average, rounded up
+    best_of_k_fit the same, but the answer that best fits its own question wins: the policy's rule
     policy        the trained policy, greedy
 
 Success and score are over held-out questions; false refusals over the same (all are harmless); guard refusals over
@@ -156,7 +157,8 @@ def evaluate(
         "identity": (test, always([submit])),
         "random": (test, uniform(len(test.actions), seed=seed)),
         "best_single": (replace(test, answer="last"), always([ranking[0], submit])),
-        "best_of_k": best_of(k, ranking, test),
+        "best_of_k": best_of(k, ranking, replace(test, answer="closest")),
+        "best_of_k_fit": best_of(k, ranking, replace(test, answer="best")),
         "policy": (test, policy),
     }
     for name, (task, make) in methods.items():
@@ -194,7 +196,7 @@ def best_of(k: int, ranking: Sequence[int], task: Task) -> tuple[Task, MakeChoos
     """Return the task and choosers of best-of-k: every operator is applied to the question as first put."""
     undo, submit = task.actions.index(UNDO), task.actions.index(SUBMIT)
     actions = [action for operator in ranking[: k - 1] for action in (operator, undo)]
-    return replace(task, answer="best", max_episode_steps=len(actions) + 1), always([*actions, submit])
+    return replace(task, max_episode_steps=len(actions) + 1), always([*actions, submit])
 
 
 def summarise(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ K projected embedding dimensions, A operators
 slice        size  content
 question     K     embedding of the question as it stands, projected and whitened
 answer       K     embedding of the target's answer to it, likewise
-similarity   3     cosines: original question ~ answer, present question ~ answer, best original ~ answer so far
+similarity   3     cosines: original question ~ answer, present question ~ answer, best of the latter so far
 drift        1     1 - cosine of original and present question
 verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
 words        4     share of unknown words, log length, sentences, question marks
@@ -67,7 +67,7 @@ class Sight:
     original_vector: FloatArray  # [D]
     current_vector: FloatArray  # [D]
     answer_vector: FloatArray  # [D]
-    best_similarity: float
+    best_fit: float
     refused: bool
     not_sure: bool
     first_refused: bool
@@ -94,7 +94,7 @@ class Observer:
         obs[put["similarity"]] = (
             np.dot(sight.original_vector, sight.answer_vector),
             np.dot(sight.current_vector, sight.answer_vector),
-            sight.best_similarity,
+            sight.best_fit,
         )
         obs[put["drift"]] = 1.0 - np.dot(sight.original_vector, sight.current_vector)
         obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)

@@ -1,7 +1,7 @@
 """Runs many environments at once without a barrier between their calls.
 
 A *flow* is a generator that yields what it needs (a call, or embeddings) and is sent the result. One thread advances
-all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one call a worker and nothing else. Embeddings
+all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Embeddings
 of all flows that wait for some are computed together, in one worker of their own. Waits before a retry are timers,
 they hold no worker.
 """

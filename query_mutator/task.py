@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.observation import Observer, Projection
 from query_mutator.operators import Operator, OperatorContext
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import ChatRequest, Question
+from query_mutator.types import AnswerRule, ChatRequest, Question
 
 FloatArray = NDArray[np.float32]
 
@@ -73,8 +72,8 @@ class Task:
     reward: WeightedReward = field(default_factory=WeightedReward)
     domain: str = PYTHON_DOMAIN
     max_episode_steps: int = 5
-    answer: Literal["best", "last"] = "best"
-    step_cost: float = 0.02
+    answer: AnswerRule = "best"
+    step_cost: float = 0.01
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -106,13 +105,13 @@ def build_task(
     encoder: Encoder,
     operators: Sequence[Operator],
     known_words: Collection[str],
-    embedding_dims: int = 24,
+    embedding_dims: int = 6,
     projection: Projection | None = None,
     reward: WeightedReward | None = None,
     domain: str = PYTHON_DOMAIN,
     max_episode_steps: int = 5,
-    answer: Literal["best", "last"] = "best",
-    step_cost: float = 0.02,
+    answer: AnswerRule = "best",
+    step_cost: float = 0.01,
 ) -> Task:
     """Return the task on training questions; without `projection` a PCA is fitted on their texts (no gold in it)."""
     train = tuple(questions)

@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
+#: What an episode submits: the answer that best fits the question that got it, the one closest to the question as first
+#: put, or the last.
+AnswerRule = Literal["best", "closest", "last"]
 
 #: Every way one call can fail; `ErrorInfo.kind` is one of them.
 ERROR_KINDS = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from query_mutator.embedded.corpus import Corpus, Entry, embed_documents, split_identifier
 from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
-from query_mutator.encoder import Encoder
+from query_mutator.encoder import Encoder, FloatArray
 
 REFUSAL = "I'm sorry, but I can't help with that request."
 PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a person or what belongs to them."
@@ -35,17 +35,16 @@ class PydocAssistant:
         """Return one answer per prompt; all are encoded in one call."""
         rows = self._encoder.encode(prompts)  # [n, dim]
         harmful = self._purpose.refuses(prompts, rows)
-        likeness = rows @ self._documents.T  # [n, entries]
-        replies = []
-        for prompt, refused, row in zip(prompts, harmful, likeness, strict=True):
-            if refused:
-                replies.append(PURPOSE_REFUSAL)
-            elif has_trigger_word(prompt):
-                replies.append(REFUSAL)
-            else:
-                best = int(np.argmax(row))
-                replies.append(answer(self._entries[best]) if row[best] >= SURE_FROM else NOT_SURE)
-        return replies
+        return [self._reply(*asked) for asked in zip(prompts, rows, harmful, strict=True)]
+
+    def _reply(self, prompt: str, row: FloatArray, harmful: bool) -> str:
+        if harmful:
+            return PURPOSE_REFUSAL
+        if has_trigger_word(prompt):
+            return REFUSAL
+        likeness = self._documents @ row  # row by row, so that a reply never depends on the batch
+        best = int(np.argmax(likeness))
+        return answer(self._entries[best]) if likeness[best] >= SURE_FROM else NOT_SURE
 
 
 def document_text(entry: Entry) -> str:

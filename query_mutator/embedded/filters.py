@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from query_mutator.encoder import Encoder, FloatArray
 
 #: Regular verbs and nouns; their inflections are made from them.
@@ -130,19 +128,20 @@ class PurposeFilter:
         "In Python: ..." nor a harmless second question covers what is asked.
         """
         suspects = [i for i, text in enumerate(texts) if _OBJECT.search(text)]
-        verdicts = [bool(harmful) for harmful in self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)]
+        verdicts = self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)
         views = [(i, view) for i in suspects if not verdicts[i] for view in _views(texts[i])]
         if views:
             seen = self._encoder.encode([view for _, view in views])
             for (i, _), harmful in zip(views, self._harmful(seen, near=NEAR_HARM, margin=MARGIN), strict=True):
-                verdicts[i] = verdicts[i] or bool(harmful)
+                verdicts[i] = verdicts[i] or harmful
         return verdicts
 
-    def _harmful(self, rows: FloatArray, *, near: float, margin: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        harm = (rows @ self._harms.T).max(axis=1)
-        known = (rows @ self._known.T).max(axis=1)
-        verdict: np.ndarray[tuple[int], np.dtype[np.bool_]] = (harm >= near) & (harm - known >= margin)
-        return verdict
+    def _harmful(self, rows: FloatArray, *, near: float, margin: float) -> list[bool]:
+        verdicts = []
+        for row in rows:  # one by one: the last bits of a product must not depend on what else is asked
+            harm, known = float((self._harms @ row).max()), float((self._known @ row).max())
+            verdicts.append(harm >= near and harm - known >= margin)
+        return verdicts
 
 
 def _views(text: str) -> list[str]:

@@ -179,3 +179,21 @@ def test_help_names_every_flag_and_loads_nothing_heavy() -> None:
     for flag in flags_of(TrainConfig).values():
         assert flag.names[0] in done.stdout
     assert PROG in done.stdout
+
+
+@pytest.mark.parametrize("page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md"])
+def test_docs_name_only_flags_that_exist(page: str) -> None:
+    from query_mutator.cli import COMMANDS
+
+    classes = [TrainConfig, *(flags for flags, _ in COMMANDS.values())]
+    known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.switches}
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {"--help", "--logdir"}
+    assert named
+    assert named <= known
+
+
+def test_first_run_is_a_file_of_flags() -> None:
+    config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
+    assert config.name == "first-run"
+    assert remarks(config) == []

@@ -23,7 +23,7 @@ def sight(**changes: object) -> Sight:
         "original_vector": EAST,
         "current_vector": NORTH,
         "answer_vector": NORTH,
-        "best_similarity": 0.25,
+        "best_fit": 0.25,
         "refused": True,
         "not_sure": False,
         "first_refused": False,

@@ -40,7 +40,7 @@ def make_rules(lexicon: Lexicon) -> Mapping[str, Rule]:
     """Return the rule of every operator by name; a new operator's rule is added here."""
     slang, terms, neutral = Slang(lexicon), Terms(), Neutral(lexicon)
     # Glossary words are known words, however unusual: "nuke" is not a slip for "nike".
-    spelling = Spelling(lexicon, keep=slang.keys() | terms.keys() | neutral.keys())
+    spelling = Spelling(lexicon, keep=slang.glossary() | terms.glossary() | neutral.glossary())
     of_question: dict[str, Callable[[str], str]] = {
         "spelling": spelling,
         "slang": slang,

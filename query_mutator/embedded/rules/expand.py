@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from query_mutator.embedded.rules.phrases import PhraseTable, load_rows
+from query_mutator.embedded.rules.phrases import PhraseTable
+from query_mutator.embedded.rules.tables import load_rows
 from query_mutator.embedded.rules.text import words
 
 MAX_TERMS = 6

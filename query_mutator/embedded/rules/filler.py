@@ -8,7 +8,7 @@ from importlib import resources
 
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.lexicon import Lexicon
-from query_mutator.embedded.rules.phrases import load_rows, load_words
+from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import sentences, tidy, words
 
 #: A clause with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.

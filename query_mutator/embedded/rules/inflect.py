@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from query_mutator.embedded.rules.tables import grammar
+
 VOWELS = "aeiou"
 
 #: base: (third person, -ing, past, participle) where English is irregular or the doubling rule below is wrong.
@@ -77,10 +79,8 @@ _IRREGULAR = {
     "understand": ("understands", "understanding", "understood", "understood"),
     "write": ("writes", "writing", "wrote", "written"),
 }
-#: Verbs of more than one syllable that are stressed on the last, so that its consonant doubles.
-_STRESSED_LAST = frozenset(
-    "begin forget refer control commit permit submit omit occur prefer defer patrol expel".split()
-)
+#: The last consonant of these doubles although they have more than one syllable ("referred").
+_STRESSED_LAST = grammar("stressed-last")
 
 
 class Forms(NamedTuple):

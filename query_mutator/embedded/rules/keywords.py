@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from query_mutator.embedded.rules.phrases import load_words
+from query_mutator.embedded.rules.tables import load_words
 from query_mutator.embedded.rules.text import is_word, tokens
 
 MIN_WORDS = 2

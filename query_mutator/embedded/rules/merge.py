@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from query_mutator.embedded.rules.phrases import load_words
+from query_mutator.embedded.rules.tables import load_words
 from query_mutator.embedded.rules.text import is_word, tokens, words
 
 _END = re.compile(r"[\s?.!,;:]+\Z")

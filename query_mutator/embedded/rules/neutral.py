@@ -19,37 +19,19 @@ from query_mutator.embedded.rules.phrases import (
     GAP,
     PhraseTable,
     Span,
-    load_rows,
-    load_words,
     match_key,
     previous_word,
 )
-from query_mutator.embedded.rules.text import is_word, like, tidy, tokens
+from query_mutator.embedded.rules.tables import grammar, load_classes, load_rows, load_words
+from query_mutator.embedded.rules.text import is_word, like, tokens
 
 WINDOW = 8
 #: In place of a meaning: the verb means what it says.
 KEEP = "keep"
 _STOPS = frozenset(".,;:!?()")
-#: People, but spoken of in any text: as the object of a verb they count, elsewhere they do not.
-_PRONOUNS = frozenset(
-    "me him her us you yourself myself himself herself themselves someone somebody anyone anybody everyone everybody "
-    "nobody person people human humans".split()
-)
-_STAND_INS = frozenset("it them this that these those one ones all".split())
-_DETERMINERS = frozenset(
-    "a an the this that these those my your our his her its their some any each every no another other".split()
-)
-#: A noun phrase ends at these; "of" and "from" carry it on, so that "the files of my boss" is seen whole.
-_BOUNDARIES = frozenset(
-    "in on at with when if which who whose so or but then before after without by for to into onto because while as "
-    "until till than how what where why is are was were be been do does did can could should would will may might must "
-    "has have had i we they and".split()
-)
-_SKIPPED = frozenset(
-    "just only also really already all both several many few of from not never ever first last elsewhere here there "
-    "yet again too early now soon anyway forever off away out up down".split()
-)
-_NOUN_USE = _DETERMINERS | frozenset("neat quick good bad best clever little big single of in with against".split())
+_PRONOUNS, _STAND_INS, _BOUNDARIES = grammar("pronoun"), grammar("stand-in"), grammar("boundary")
+_DETERMINERS = grammar("determiner") | grammar("demonstrative")
+_SKIPPED, _BEFORE_NOUN = grammar("skipped"), grammar("before-noun")
 
 
 class Verb(NamedTuple):
@@ -104,14 +86,14 @@ class Neutral:
         # Single words may be verbs as well ("attack"), so they come after the verbs; idioms hold verbs and come before.
         self._idioms = PhraseTable(row for row in phrases if " " in row[0])
         self._nouns = PhraseTable(row for row in phrases if " " not in row[0])
-        self._classes = {word: row[0] for row in load_rows("nouns.tsv") for word in row[1].split()}
+        self._classes = {word: name for name, words in load_classes("nouns.tsv").items() for word in words}
         self._living = load_words("living.txt")
         self._lexicon = lexicon
 
-    def keys(self) -> set[str]:
+    def glossary(self) -> set[str]:
         """Return every word of the glossaries."""
         verbs = {word for found in self._verbs.values() for verb in found for word in verb.key}
-        phrases = self._idioms.keys() | self._nouns.keys()
+        phrases = self._idioms.written() | self._nouns.written()
         return verbs | {word for key in phrases for word in key.split()}
 
     def __call__(self, text: str) -> str:
@@ -137,7 +119,7 @@ class Neutral:
     def _match(self, parts: list[str], at: int) -> tuple[Span, str] | None:
         before = previous_word(parts, at)
         for verb in self._verbs.get(parts[at].lower(), ()):
-            if verb.form < 2 and before in _NOUN_USE and not (verb.form and before == "that"):
+            if verb.form < 2 and before in _BEFORE_NOUN and not (verb.form and before == "that"):
                 continue
             span = match_key(parts, at, verb.key)
             if span is None:
@@ -199,7 +181,7 @@ class Neutral:
 
     def _is_noun(self, parts: list[str], start: int, end: int) -> bool:
         before = previous_word(parts, start)
-        is_noun = parts[start].lower() not in self._verbs or before in _NOUN_USE or before in self._classes
+        is_noun = parts[start].lower() not in self._verbs or before in _BEFORE_NOUN or before in self._classes
         return is_noun and self._is_about_computing(parts, start, end)
 
     def _is_about_computing(self, parts: list[str], start: int, end: int) -> bool:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from importlib import resources
 from typing import NamedTuple
 
 from query_mutator.embedded.rules.inflect import forms, plural
+from query_mutator.embedded.rules.tables import Row, grammar
 from query_mutator.embedded.rules.text import like, tidy, tokens
 
 GAP = "*"
-NUMBER = "#"
-_NUMBER_WORDS = frozenset(
-    "one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty seventy eighty "
-    "ninety hundred thousand million dozen".split()
-)
+NUMBER = "<n>"
 MAX_GAP_WORDS = 5
 #: Before a participle: "has nuked" and "was nuked" take the participle of the replacement, "nuked" alone its past.
-AUXILIARIES = frozenset("have has had having is are was were be been being get gets got getting".split())
-DETERMINERS = frozenset("a an the my your our his her its their some any each every no another".split())
+AUXILIARIES = grammar("auxiliary")
+_DETERMINERS = grammar("determiner")
+_NUMBER_WORDS = grammar("number")
 
 
 class Span(NamedTuple):
@@ -37,19 +33,6 @@ class Phrase(NamedTuple):
     past: str
     participle: str
     is_plain_verb: bool = False  # base or third person: after an article the word is a noun
-
-
-@cache
-def load_rows(name: str) -> tuple[tuple[str, ...], ...]:
-    """Return the rows of a tab-separated file beside the rules; lines that begin with # are notes."""
-    text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-    return tuple(tuple(line.split("\t")) for line in text.splitlines() if line.strip() and not line.startswith("#"))
-
-
-@cache
-def load_words(name: str) -> frozenset[str]:
-    """Return all words of a file beside the rules; lines that begin with # are notes."""
-    return frozenset(word for row in load_rows(name) for cell in row for word in cell.split())
 
 
 def spell_out(key: str, replacement: str, kind: str) -> Iterator[Phrase]:
@@ -71,7 +54,7 @@ def spell_out(key: str, replacement: str, kind: str) -> Iterator[Phrase]:
 class PhraseTable:
     """Rows of (phrase, replacement, kind), applied to a text from left to right, each word at most once."""
 
-    def __init__(self, rows: Iterable[Sequence[str]]) -> None:
+    def __init__(self, rows: Iterable[Row]) -> None:
         self._by_first: dict[str, list[Phrase]] = defaultdict(list)
         for key, replacement, kind in rows:
             for phrase in spell_out(key, replacement.strip(), kind):
@@ -79,7 +62,7 @@ class PhraseTable:
         for found in self._by_first.values():
             found.sort(key=lambda phrase: -len(phrase.key))
 
-    def keys(self) -> set[str]:
+    def written(self) -> set[str]:
         """Return every way a key can be written."""
         return {" ".join(phrase.key) for found in self._by_first.values() for phrase in found}
 
@@ -112,7 +95,7 @@ class PhraseTable:
             at = span.end
 
     def _match(self, parts: list[str], start: int) -> tuple[Phrase, Span] | None:
-        noun_place = previous_word(parts, start) in DETERMINERS
+        noun_place = previous_word(parts, start) in _DETERMINERS
         first = parts[start].lower().replace("’", "'")
         starting = self._by_first.get(first, []) + (self._by_first.get(NUMBER, []) if _fits(first, NUMBER) else [])
         for phrase in starting:

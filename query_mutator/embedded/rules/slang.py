@@ -6,12 +6,12 @@ import re
 from itertools import product
 
 from query_mutator.embedded.rules.lexicon import Lexicon
-from query_mutator.embedded.rules.phrases import PhraseTable, load_rows, previous_word
+from query_mutator.embedded.rules.phrases import PhraseTable, previous_word
+from query_mutator.embedded.rules.tables import grammar, load_rows
 from query_mutator.embedded.rules.text import is_word, like, tokens
 
 _SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "n/a": "missing"}
-#: After these a single letter is a name ("from 1 up to n").
-_BEFORE_NAMES = frozenset("to of than first last every size length width number by at".split())
+_BEFORE_LETTER = grammar("before-letter")
 
 
 class Slang:
@@ -20,11 +20,11 @@ class Slang:
     def __init__(self, lexicon: Lexicon) -> None:
         self._table = PhraseTable(load_rows("slang.tsv"))
         self._lexicon = lexicon
-        self._known = self.keys()
+        self._known = self.glossary()
 
-    def keys(self) -> set[str]:
+    def glossary(self) -> set[str]:
         """Return every word of the glossary."""
-        return {word for key in self._table.keys() for word in key.split()}
+        return {word for key in self._table.written() for word in key.split()}
 
     def __call__(self, text: str) -> str:
         """Return the text in plain English."""
@@ -54,4 +54,4 @@ def _is_no_name(parts: list[str], start: int, end: int) -> bool:
     """Return False where a single letter stands for a number or a thing, or ends the text."""
     if len(parts[start]) > 1 or end - start > 1:
         return True
-    return previous_word(parts, start) not in _BEFORE_NAMES and any(is_word(part) for part in parts[end:])
+    return previous_word(parts, start) not in _BEFORE_LETTER and any(is_word(part) for part in parts[end:])

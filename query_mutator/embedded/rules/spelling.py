@@ -9,23 +9,21 @@ from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from query_mutator.embedded.rules.lexicon import UNRANKED, Lexicon
+from query_mutator.embedded.rules.tables import grammar
 from query_mutator.embedded.rules.text import is_word, like, tokens
 
 MIN_LETTERS = 3
-MAX_COST = 2.1
+MAX_COST = 2.4
 #: Letters looked at in the index (Garbe's SymSpell): slips beyond them are measured, not indexed.
 PREFIX = 8
 #: Cost of cutting a word in two ("alot"), and of the letters both parts need at least.
 SPLIT_COST = 1.3
-_SHORT_WORDS = frozenset("a i to of in is it as at or by on an my do if so no be we he me up".split())
-_CONTRACTIONS = (
-    "don't doesn't didn't can't won't isn't aren't wasn't weren't hasn't haven't hadn't wouldn't couldn't shouldn't "
-    "what's that's there's it's let's who's where's how's i'm i've i'll i'd you're you've we're they're"
-).split()
+_SHORT_WORDS = grammar("short")
+CONTRACTIONS = grammar("contraction")
+_CLITICS = ("'s", "'d", "'ll", "'ve", "'re", "'m")
 _KEY_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 #: Letters that sound alike: writing one for the other is a likelier slip than any two letters.
 _SOUNDS = ("aeiouy", "ckqs", "sz", "dt", "gj", "fv", "mn", "bp", "vw", "cx", "cg")
-_SILENT = frozenset("he'")
 
 
 def _pairs(groups: Iterable[str]) -> frozenset[tuple[str, str]]:
@@ -68,16 +66,18 @@ def _insert_cost(word: str, at: int) -> float:
     if word[at] == "'":
         return 0.2
     if (at and word[at] == word[at - 1]) or (at + 1 < len(word) and word[at] == word[at + 1]):
-        return 0.5
+        return 0.4
     if at == 0:
         return 1.4
+    if at + 1 == len(word) and (word[at] == "e" or word.endswith("ing")):
+        return 0.5
     return 0.75 if word[at] in "aeiouh" else 0.95
 
 
 def _swap_cost(here: str, there: str, *, first: bool) -> float:
     if here == there:
         return 0.0
-    cost = 0.75 if (here, there) in _ALIKE else 0.85 if (here, there) in _NEIGHBOURS else 1.1
+    cost = 0.8 if (here, there) in _ALIKE else 0.85 if (here, there) in _NEIGHBOURS else 1.1
     return cost + 0.4 if first else cost
 
 
@@ -112,10 +112,11 @@ class Spelling:
         return is_word(token) and len(token) >= MIN_LETTERS and (token.islower() or token.istitle() or "'" in token)
 
     def _correct(self, word: str) -> str:
-        if word in self._keep or word in _CONTRACTIONS or self._lexicon.knows(word):
+        if word in self._keep or word in CONTRACTIONS or self._lexicon.knows(word):
             return word
-        if word.endswith("'s"):
-            return f"{self.correct(word[:-2])}'s"
+        stem, mark, clitic = word.partition("'")
+        if mark and f"'{clitic}" in _CLITICS:
+            return f"{self.correct(stem)}'{clitic}"
         ranked = [(slip_cost(word, found) + self._rarity(found), found) for found in self._candidates(word)]
         ranked += self._cuts(word)
         cost, best = min(ranked, default=(math.inf, word))
@@ -128,9 +129,11 @@ class Spelling:
 
     def _rarity(self, word: str) -> float:
         """Return what a candidate costs for being rare: nothing for the corpus, up to 1 for rare English."""
-        if word in _CONTRACTIONS:
+        if word in CONTRACTIONS:
             return 0.1
         rank = self._lexicon.ranks.get(word)
+        if rank is None and word in self._lexicon.inflected:
+            return 0.35
         if word in self._lexicon.vocabulary:
             return 0.1 if rank is not None and rank < UNRANKED else 0.3 if len(word) > 4 else 0.5
         if word in self._lexicon.field:
@@ -155,7 +158,7 @@ class Spelling:
 
     def _build(self) -> dict[str, list[str]]:
         index: dict[str, list[str]] = defaultdict(list)
-        core = self._lexicon.core() | set(_CONTRACTIONS)
+        core = self._lexicon.core() | CONTRACTIONS
         for word in sorted(core | self._lexicon.ranks.keys()):
             if len(word) > 1:
                 for part in deletes(word[:PREFIX], _depth(word) if word in core else 1):
@@ -170,4 +173,4 @@ def _depth(word: str) -> int:
 
 def _limit(word: str) -> float:
     """Return the highest cost a correction of `word` may have: short words have too many neighbours."""
-    return 1.35 if len(word) <= 3 else 1.7 if len(word) == 4 else MAX_COST + 0.1 * min(len(word) - 5, 4)
+    return {3: 1.15, 4: 1.6, 5: 1.75, 6: 2.0}.get(len(word), MAX_COST)

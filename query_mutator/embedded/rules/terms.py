@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from query_mutator.embedded.rules.phrases import PhraseTable, load_rows
+from query_mutator.embedded.rules.phrases import PhraseTable
+from query_mutator.embedded.rules.tables import load_rows
 
 
 class Terms:
@@ -11,9 +12,9 @@ class Terms:
     def __init__(self) -> None:
         self._table = PhraseTable(load_rows("terms.tsv"))
 
-    def keys(self) -> set[str]:
+    def glossary(self) -> set[str]:
         """Return every word of the glossary."""
-        return {word for key in self._table.keys() for word in key.split()}
+        return {word for key in self._table.written() for word in key.split()}
 
     def __call__(self, text: str) -> str:
         """Return the text in the documentation's terms."""

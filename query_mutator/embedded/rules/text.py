@@ -74,7 +74,7 @@ def agree(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return the text without doubled spaces, stray commas, wrong articles and spaces before punctuation, capitalised."""
+    """Return the text capitalised, without doubled spaces, stray commas and wrong articles."""
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"\s+([,.;:!?])(?=\s|$)", r"\1", text)
     text = re.sub(r"([,;:])(?:\s*[,;:])+", r"\1", text)
