@@ -129,7 +129,10 @@ def _owner(name: str, modules: dict[str, Any]) -> Any:
 
 def _methods(class_name: str, modules: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     module = modules.get(class_name.rpartition(".")[0])
-    for name, raw in vars(_owner(class_name, modules) or object).items():
+    owner = _owner(class_name, modules) or object
+    package = owner.__module__.partition(".")[0]
+    bases = [base for base in owner.__mro__ if base.__module__.partition(".")[0] == package]  # Path's own, not dict's
+    for name, raw in ((name, raw) for base in bases for name, raw in vars(base).items()):
         thing = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         twin = inspect.isroutine(getattr(module, name, None))  # re.search says what re.Pattern.search does
         if inspect.isroutine(thing) and not name.startswith("_") and not twin:
