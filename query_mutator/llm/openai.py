@@ -113,8 +113,9 @@ class OpenAIBackend:
         raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {', '.join(offered) or 'none'}")
 
     def digest(self, model: str) -> str:
-        """Return what stands for a model's digest where there is none: server and name."""
-        return f"{self.url}#{self.require_model(model)}"
+        """Return "", as these servers do not tell the digest of a model's weights; ModelMissingError without it."""
+        self.require_model(model)
+        return ""
 
     def _post(self, path: str, payload: Json) -> Json | ErrorInfo:
         return self._without_key(self._transport.post(path, payload))

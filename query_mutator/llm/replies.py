@@ -1,7 +1,7 @@
 """Reads one HTTP/1.1 reply from a stream of bytes, whole or piece by piece.
 
-`http.client.HTTPResponse` parses headers as e-mail, at twice the cost of all else in a short call. Its exceptions are used
-here for what is wrong with a reply.
+`http.client.HTTPResponse` parses headers as e-mail, at twice the cost of all else in a short call. Its exceptions are
+used here for what is wrong with a reply.
 """
 
 from __future__ import annotations
