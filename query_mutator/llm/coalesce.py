@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from query_mutator.llm.client import Client
 from query_mutator.llm.keys import is_repeatable, request_key
@@ -19,7 +19,6 @@ Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
 
 
-@runtime_checkable
 class Joining(Client, Protocol):
     """A client that can tell before a call whether there is one to make."""
 
@@ -32,8 +31,8 @@ class Joining(Client, Protocol):
 
 def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
     """Return what `client.join` does; for a client that cannot, the call itself."""
-    if isinstance(client, Joining):
-        return client.join(request, deliver)
+    if hasattr(client, "join"):
+        return cast(Joining, client).join(request, deliver)
     return lambda: deliver(client.complete(request))
 
 

@@ -7,6 +7,8 @@ import json
 
 from query_mutator.types import ChatRequest
 
+_encode = json.JSONEncoder(sort_keys=True).encode
+
 
 def is_repeatable(request: ChatRequest) -> bool:
     """Return whether two equal requests mean one reply: not if it is drawn at random and no draw is named."""
@@ -27,4 +29,4 @@ def request_key(request: ChatRequest, *, identity: str = "") -> str:
         request.sample,
         dict(request.options),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_encode(parts).encode()).hexdigest()

@@ -39,7 +39,8 @@ def probe_server(
 ) -> Probe:
     """Return slots and service time of a server; no further calls begin once `budget_s` is spent.
 
-    `client` must let `width` calls through at once and try none again; its time-out bounds the last calls.
+    `client` must let `width` calls through at once, share none and try none again, as `ClientStack.limit` does; its
+    time-out bounds the last calls.
     """
     began = time.monotonic()
     request = ChatRequest.user(PROBE_TEXT, model=model, purpose="judge", max_tokens=max_tokens, seed=0)
@@ -53,7 +54,8 @@ def probe_server(
     failed = next((completion.error for completion in together if completion.error is not None), None)
     if failed is not None:
         return Probe(slots=None, width=width, service_s=_service_s(alone), error=failed)
-    return Probe(slots=infer_slots(together, alone=alone), width=width, service_s=median(map(_service_s, together)))
+    service_s = median(map(_service_s, together)) if _has_times(alone) else alone.latency_s
+    return Probe(slots=infer_slots(together, alone=alone), width=width, service_s=service_s)
 
 
 def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | None:
