@@ -4,8 +4,8 @@
     python benchmarks/llm_client.py --threads 1 8 64 --rounds 5
 
 The server is `python -m query_mutator.embedded --model echo` in a process of its own. Every client sends the same body
-and parses the reply's JSON; ours also makes the records. Medians over the rounds; CPU time is this process's alone, so it
-means something on a busy machine too.
+and parses the reply's JSON; ours also makes the records. Medians over the rounds; CPU time is this process's alone, so
+it means something on a busy machine too.
 """
 
 from __future__ import annotations

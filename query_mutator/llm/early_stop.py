@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from query_mutator.llm.client import StreamingBackend
@@ -69,9 +70,11 @@ class EarlyStop:
             return self._backend.complete(request)
         judge = _Judge(self._is_refusal)
         completion = self._backend.complete_until(request, judge)
-        if completion.ok:
-            self._count(completion, was_cut=judge.refused, limit_tokens=request.max_tokens)
-        return completion
+        if not completion.ok:
+            return completion
+        self._count(completion, was_cut=judge.refused, limit_tokens=request.max_tokens)
+        # What came after the sentence depends on how the server cut its stream into pieces, so it is dropped.
+        return replace(completion, text=judge.sentence.strip()) if judge.refused else completion
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the backend's embeddings of texts [n, dim], or why there are none."""
@@ -97,13 +100,12 @@ class _Judge:
 
     def __init__(self, is_refusal: Callable[[str], bool]) -> None:
         self._is_refusal = is_refusal
-        self._judged = False
+        self.sentence = ""
         self.refused = False
 
     def __call__(self, text: str) -> bool:
         """Return whether the text is to be cut here."""
-        if not self._judged:
-            sentence = first_sentence(text)
-            self._judged = sentence is not None
-            self.refused = sentence is not None and self._is_refusal(sentence)
+        if not self.sentence:
+            self.sentence = first_sentence(text) or ""
+            self.refused = bool(self.sentence) and self._is_refusal(self.sentence)
         return self.refused

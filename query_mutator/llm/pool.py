@@ -101,12 +101,13 @@ class Server:
 
 
 class Pool:
-    """A backend that spreads calls over several servers."""
+    """A backend that spreads calls over several servers; `clock` is what the breakers go by."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, backends: Sequence[Backend], *, clock: Callable[[], float] = time.monotonic) -> None:
         if not backends:
             raise ValueError("a pool needs at least one server")
         self.servers = tuple(Server(backend) for backend in backends)
+        self._clock = clock
         self._turns = 0
         self._lock = threading.Lock()  # guards the servers' counters and the turns
 
@@ -139,10 +140,10 @@ class Pool:
         untried = list(self.servers)
         while True:
             with self._place(untried) as server:
-                started = time.monotonic()
+                started = self._clock()
                 reply = once(server.backend)
                 error = error_of(reply)
-                self._note(server, error, seconds=time.monotonic() - started)
+                self._note(server, error, seconds=self._clock() - started)
             untried.remove(server)
             if error is None or error.kind not in _ELSEWHERE or not untried:
                 return reply
@@ -151,7 +152,7 @@ class Pool:
     def _place(self, among: Sequence[Server]) -> Iterator[Server]:
         """Choose a server and count a call there; with all breakers open the one that opened first is tried."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             open_to_us = [server for server in among if server.is_available(now)]
             server = _next(open_to_us) if open_to_us else min(among, key=lambda server: server.open_until)
             self._turns += 1
@@ -169,7 +170,7 @@ class Pool:
             if error is None:
                 server.answered(seconds)
             elif error.kind != "cancelled":
-                server.failed(error.kind, time.monotonic())
+                server.failed(error.kind, self._clock())
 
 
 def _error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:
