@@ -80,6 +80,8 @@ class IncomingReply:
             if size == 0:
                 _read_headers(self._stream)  # trailers, and the empty line that ends the reply
                 return
+            if size < 0:
+                raise HTTPException(f"a chunk of {size} bytes")
             framed = self._stream.read(size + 2)
             if len(framed) < size + 2:
                 raise IncompleteRead(framed, size + 2 - len(framed))
