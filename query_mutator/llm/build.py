@@ -57,11 +57,8 @@ def build_client(
     With `is_refusal` target replies that begin with a refusal are cut. `around_calls` wraps the limit: what it returns
     sees every attempt that is made, and no reply that is shared or remembered.
     """
-    servers = [
-        _server(kind, url, timeout_s=timeout_s, pool_size=batch_size, keep_alive=keep_alive, options=runner_options)
-        for url in ([urls] if isinstance(urls, str) else urls)
-    ]
-    early_stops = [EarlyStop(server, is_refusal=is_refusal) for server in servers] if is_refusal else []
+    servers = _servers(kind, urls, timeout_s, batch_size, keep_alive, runner_options or {})
+    early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     edges: Sequence[Backend] = early_stops or servers
     backend = edges[0] if len(edges) == 1 else Pool(edges)
     limit = AdaptiveLimit(backend, highest=batch_size) if adaptive else Limit(backend, limit=batch_size)
@@ -69,31 +66,42 @@ def build_client(
     retry = Retry(attempts, max_retries=max_retries, deadline_s=deadline_s)
     store = None if cache == "off" else ReplyStore(cache_path or default_cache_path())
     identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
-
-    def cached(client: Client, *, when: bool) -> Client:
-        return Cache(client, store, identity=identity) if store is not None and when else client
-
-    client = Coalesce(attempts)
+    client, patient = Coalesce(attempts), Coalesce(retry)
     return ClientStack(
-        servers=tuple(servers),
-        early_stops=tuple(early_stops),
+        servers=servers,
+        early_stops=early_stops,
         backend=backend,
         limit=limit,
         retry=retry,
-        whole=cached(Coalesce(retry), when=True),
-        client=cached(client, when=cache == "all"),
-        eval_client=cached(client, when=True),
+        whole=_remembering(patient, store, identity),
+        client=_remembering(client, store, identity) if cache == "all" else client,
+        eval_client=_remembering(client, store, identity),
         store=store,
         allow_mixed=allow_mixed,
     )
 
 
-def _server(
-    kind: str, url: str, *, timeout_s: float, pool_size: int, keep_alive: str, options: Mapping[str, Any] | None
-) -> ModelServer:
+def _servers(
+    kind: str,
+    urls: str | Sequence[str],
+    timeout_s: float,
+    pool_size: int,
+    keep_alive: str,
+    runner_options: Mapping[str, Any],
+) -> tuple[ModelServer, ...]:
+    several = [urls] if isinstance(urls, str) else urls
     if kind == "openai":
-        return OpenAIBackend(url, timeout_s=timeout_s, pool_size=pool_size)
-    return OllamaBackend(url, timeout_s=timeout_s, pool_size=pool_size, keep_alive=keep_alive, runner_options=options)
+        return tuple(OpenAIBackend(url, timeout_s=timeout_s, pool_size=pool_size) for url in several)
+    return tuple(
+        OllamaBackend(
+            url, timeout_s=timeout_s, pool_size=pool_size, keep_alive=keep_alive, runner_options=runner_options
+        )
+        for url in several
+    )
+
+
+def _remembering(client: Client, store: ReplyStore | None, identity: Identity) -> Client:
+    return client if store is None else Cache(client, store, identity=identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
