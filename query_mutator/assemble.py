@@ -37,7 +37,7 @@ BUNDLED_DATASET = "python_docs"
 class SystemSettings:
     """What decides which models answer and how calls reach them."""
 
-    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    backend: Literal["auto", "embedded", "ollama", "openai"] = "auto"
     ollama_url: str | None = None
     target_model: str | None = None
     mutator_model: str | None = None
@@ -94,8 +94,7 @@ class System:
         self.client = calls.limit
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
-        for model in dict.fromkeys((self.target_model, self.mutator_model)):
-            calls.backend.require_model(model)
+        calls.require_models((self.target_model, self.mutator_model))
         if self.choice.kind != "embedded":
             self.encoder = self._resolve_encoder(calls.embed)
 

@@ -78,6 +78,7 @@ class ChatRequest:
     temperature: float = 0.0
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    sample: int | None = None  # which of several random replies to one request is meant; None: any
 
     @classmethod
     def user(cls, text: str, **fields: Any) -> ChatRequest:
@@ -118,7 +119,7 @@ class Completion:
         return cls(error=ErrorInfo(kind=kind, message=message, **about), **fields)
 
     @classmethod
-    def from_ollama(cls, payload: Mapping[str, Any]) -> Completion:
+    def from_ollama(cls, payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
         """Return the record of one final `/api/chat` or `/api/generate` object (durations in ns).
 
         Replies that are no answers (an `error` key, `done` false, `done_reason` "load", no text) carry an error.
@@ -144,6 +145,7 @@ class Completion:
             load_s=_seconds(payload, "load_duration"),
             prompt_eval_s=_seconds(payload, "prompt_eval_duration"),
             eval_s=_seconds(payload, "eval_duration"),
+            latency_s=latency_s,
         )
 
     def after(self, *, latency_s: float) -> Completion:

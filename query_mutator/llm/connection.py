@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection whose every wait ends with the call's deadline, or when another thread cuts it.
 
-Replies are parsed by `http.client.HTTPResponse`; the socket is ours. A pooled `requests.Session` reaches about a fifth
-of the calls a second, urllib3 a half (docs/llm.md), and neither lets another thread end a call that is stalled.
+Neither `requests` nor urllib3 lets another thread end a call that is stalled, and both cost more calls a second
+(docs/llm.md).
 """
 
 from __future__ import annotations
@@ -14,32 +14,26 @@ import select
 import socket
 import ssl
 import time
-from dataclasses import dataclass
-from email.message import Message as Headers
-from http.client import HTTPResponse
-from typing import cast
+from collections.abc import Generator, Iterator, Mapping
 
 from query_mutator.llm.address import Route
+from query_mutator.llm.replies import IncomingReply, Reply
 
 CONNECT_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What came back for one request, whatever its status."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
 class Connection:
-    """A connection along one route; used by one thread at a time, cut by any."""
+    """A connection along one route; used by one thread at a time, cut by any. `headers` go with every request."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, *, headers: Mapping[str, str] | None = None) -> None:
         self._route = route
         self._sock: socket.socket | None = None
+        self._wire: _Wire | None = None
+        self._reader: io.BufferedReader | None = None  # of the wire
         self._is_cut = False
+        lines = [f"Host: {route.host_header}", "Accept: application/json"]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        self._common = "\r\n".join([*lines, *([] if route.tunnel else self._proxy_lines()), ""])
 
     @property
     def is_open(self) -> bool:
@@ -52,15 +46,28 @@ class Connection:
         Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException
         for a reply that is cut or unreadable.
         """
-        try:
-            if self._sock is None or _is_dropped(self._sock):
+        with self._closing_on_failure():
+            incoming = self._ask(method, path, body, deadline)
+            reply = Reply(incoming.status, incoming.headers, incoming.read())
+            if incoming.will_close:
                 self.close()
-                self._open(deadline)
-            self._send(self._head(method, path, body) + (body or b""), deadline)
-            return self._receive(method, deadline)
-        except BaseException:
-            self.close()
-            raise
+            return reply
+
+    def stream(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Generator[Reply, None, None]:
+        """Yield the reply's head and then its pieces as they arrive, each with the head; raises as `exchange` does.
+
+        A caller who stops early closes the generator, and with it the connection: the server stops working.
+        """
+        is_whole = False
+        try:
+            incoming = self._ask(method, path, body, deadline)
+            yield Reply(incoming.status, incoming.headers, b"")
+            for piece in incoming.pieces():
+                yield Reply(incoming.status, incoming.headers, piece)
+            is_whole = not incoming.will_close
+        finally:
+            if not is_whole:
+                self.close()
 
     def cut(self) -> None:
         """End from another thread whatever waits on this connection; it is of no use afterwards."""
@@ -73,9 +80,25 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket; idempotent."""
-        sock, self._sock = self._sock, None
+        sock, self._sock, self._wire, self._reader = self._sock, None, None, None
         if sock is not None:
             sock.close()
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, method: str, path: str, body: bytes | None, deadline: float) -> IncomingReply:
+        """Send a request and return its reply with the head read."""
+        if self._sock is None or _is_dropped(self._sock):
+            self.close()
+            self._open(deadline)
+        self._send(self._head(method, path, body) + (body or b""), deadline)
+        return self._begin(deadline)
 
     def _open(self, deadline: float) -> None:
         failure: OSError | None = None
@@ -117,40 +140,28 @@ class Connection:
     def _open_tunnel(self, server: str, deadline: float) -> None:
         lines = [f"CONNECT {server} HTTP/1.1", f"Host: {server}", *self._proxy_lines(), "", ""]
         self._send("\r\n".join(lines).encode("ascii"), deadline)
-        response = self._begin("CONNECT", deadline)
+        response = self._begin(deadline, body_expected=False)
         if response.status != 200:
-            raise ConnectionError(f"the proxy refused a tunnel: {response.status} {response.reason}")
+            raise ConnectionError(f"the proxy refused a tunnel with status {response.status}")
 
     def _proxy_lines(self) -> list[str]:
         authorization = self._route.proxy_authorization
         return [f"Proxy-Authorization: {authorization}"] if authorization else []
 
     def _head(self, method: str, path: str, body: bytes | None) -> bytes:
-        lines = [
-            f"{method} {self._route.target}{path} HTTP/1.1",
-            f"Host: {self._route.host_header}",
-            "Accept: application/json",
-        ]
-        if body is not None:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        if not self._route.tunnel:
-            lines += self._proxy_lines()
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
+        about_body = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{method} {self._route.target}{path} HTTP/1.1\r\n{self._common}{about_body}\r\n".encode("ascii")
 
     def _send(self, data: bytes, deadline: float) -> None:
         self._timed(deadline).sendall(data)
 
-    def _receive(self, method: str, deadline: float) -> Reply:
-        response = self._begin(method, deadline)
-        reply = Reply(response.status, response.headers, response.read())
-        if response.will_close:
-            self.close()
-        return reply
-
-    def _begin(self, method: str, deadline: float) -> HTTPResponse:
-        response = HTTPResponse(cast(socket.socket, _Wire(self._timed(deadline), deadline)), method=method)
-        response.begin()
-        return response
+    def _begin(self, deadline: float, *, body_expected: bool = True) -> IncomingReply:
+        sock = self._timed(deadline)
+        if self._wire is None or self._reader is None or self._wire.sock is not sock:
+            self._wire = _Wire(sock)
+            self._reader = io.BufferedReader(self._wire)
+        self._wire.deadline = deadline
+        return IncomingReply(self._reader, body_expected=body_expected)
 
     def _timed(self, deadline: float) -> socket.socket:
         """Return the socket with the time left as its timeout."""
@@ -161,21 +172,18 @@ class Connection:
 
 
 class _Wire(io.RawIOBase):
-    """The reading half of a socket for `HTTPResponse`; each read may take what is left until the deadline, no more."""
+    """The reading half of a socket; each read may take what is left until the deadline, no more."""
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        self._sock = sock
-        self._deadline = deadline
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.deadline = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class takes any buffer
-        self._sock.settimeout(_left_s(self._deadline))
-        return self._sock.recv_into(buffer)
+        self.sock.settimeout(_left_s(self.deadline))
+        return self.sock.recv_into(buffer)
 
 
 def _left_s(deadline: float) -> float:

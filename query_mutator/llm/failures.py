@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import Any
 
-from query_mutator.llm.connection import Reply
+from query_mutator.llm.replies import Reply
 from query_mutator.types import ErrorInfo
 
 _MESSAGE_CHARS = 300
@@ -44,7 +44,7 @@ def error_from_status(reply: Reply) -> ErrorInfo:
     if kind == "memory":
         message += "; take a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"
     if reply.status in range(300, 400):
-        message = f"redirected to {reply.headers.get('Location')}: give that as the server's address"
+        message = f"redirected to {reply.headers.get('location')}: give that as the server's address"
     return ErrorInfo(kind=kind, message=message, status=reply.status, retry_after_s=_retry_after_s(reply))
 
 
@@ -78,7 +78,7 @@ def _one_line(text: str) -> str:
 
 def _retry_after_s(reply: Reply) -> float | None:
     """Return the seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3)."""
-    value = reply.headers.get("Retry-After")
+    value = reply.headers.get("retry-after")
     if value is None:
         return None
     with contextlib.suppress(ValueError):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion
@@ -30,19 +28,25 @@ class Limit:
         with self.slot():
             return self._client.complete(request)
 
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one place among the calls in flight, for calls that are no completions (embeddings)."""
+    def slot(self) -> Limit:
+        """Hold one place among the calls in flight, as a context, for calls that are no completions (embeddings)."""
+        return self
+
+    def __enter__(self) -> None:
         with self._changed:
             # A closed client answers at once, so nobody needs to wait any more.
-            self._changed.wait_for(lambda: self._closed or self._in_flight < self.limit)
+            while self._in_flight >= self.limit and not self._closed:
+                self._changed.wait()
             self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify()
+            self._entered()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify()
+
+    def _entered(self) -> None:
+        """Note that a call got its place; for limits that learn."""
 
     def close(self) -> None:
         """Let waiting calls through to the inner client, which is closed and fails them; idempotent."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError
 from query_mutator.llm.address import DEFAULT_URL
+from query_mutator.llm.streaming import StreamedText
 from query_mutator.llm.transport import Json, Transport
 from query_mutator.registry import nearest
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -25,7 +27,8 @@ class OllamaBackend:
     """A Client for one Ollama server; `pool_size` should be the number of calls in flight at once.
 
     `timeout_s` bounds one call from connecting to the last byte; `keep_alive` is how long the server keeps a model
-    loaded after a call, in Ollama's notation.
+    loaded after a call, in Ollama's notation. `runner_options` (`num_ctx` and the like) are the same in every call,
+    whatever a request says, because a change of them makes the server load the model anew.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class OllamaBackend:
         timeout_s: float = 120.0,
         pool_size: int = 8,
         keep_alive: str = "30m",
+        runner_options: Mapping[str, Any] | None = None,
         trust_env: bool = True,
     ) -> None:
         self._transport = Transport(url, pool_size=pool_size, timeout_s=timeout_s, trust_env=trust_env)
         self.url = self._transport.url
         self.keep_alive = keep_alive
+        self.runner_options = dict(runner_options or {})
 
     def __repr__(self) -> str:
         return f"Ollama({self.url!r})"
@@ -47,8 +52,17 @@ class OllamaBackend:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started = time.perf_counter()
-        reply = self._transport.post("/api/chat", chat_payload(request, keep_alive=self.keep_alive))
-        return _completion(reply).after(latency_s=time.perf_counter() - started)
+        reply = self._transport.post("/api/chat", self._chat(request))
+        return _completion(reply, latency_s=time.perf_counter() - started)
+
+    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
+        """Return the reply, or its beginning once `is_enough` is true of it: then the connection is closed."""
+        reply = _Streamed(is_enough)
+        payload = {**self._chat(request), "stream": True}
+        error = self._transport.stream("/api/chat", payload, reply.take)
+        if reply.was_cut:
+            return reply.beginning(model=request.model).after(latency_s=reply.elapsed_s)
+        return _completion(error or reply.error or reply.last, latency_s=reply.elapsed_s)
 
     def close(self) -> None:
         """End calls in flight and close the connections; idempotent."""
@@ -62,6 +76,22 @@ class OllamaBackend:
         """Return the names of the installed models, with their tags."""
         rows = self._info("/api/tags", timeout_s=timeout_s).get("models") or []
         return tuple(str(row.get("name") or row.get("model")) for row in rows)
+
+    def digest(self, model: str) -> str:
+        """Return the digest of an installed model's weights; ModelMissingError when it is not there."""
+        name = self.require_model(model)
+        rows = self._info("/api/tags", timeout_s=_INFO_TIMEOUT_S).get("models") or []
+        return next((str(row.get("digest") or "") for row in rows if row.get("name") == name), "")
+
+    def capabilities(self, model: str) -> tuple[str, ...]:
+        """Return what the server says an installed model can do, as "completion", "embedding", "thinking"."""
+        reply = self._transport.post("/api/show", {"model": model}, timeout_s=_INFO_TIMEOUT_S)
+        return () if isinstance(reply, ErrorInfo) else tuple(map(str, reply.get("capabilities") or ()))
+
+    def loaded_context(self, model: str) -> int | None:
+        """Return the context length a loaded model has, or None when it is not loaded or the server does not say."""
+        rows = self._info("/api/ps", timeout_s=_INFO_TIMEOUT_S).get("models") or []
+        return next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
 
     def require_model(self, name: str) -> str:
         """Return the installed model's full name; ModelMissingError with the command that fetches it."""
@@ -78,8 +108,13 @@ class OllamaBackend:
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
         payload: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive}
+        if self.runner_options:
+            payload["options"] = self.runner_options
         reply = self._transport.post("/api/embed", payload)
         return reply if isinstance(reply, ErrorInfo) else _vectors(reply, len(texts))
+
+    def _chat(self, request: ChatRequest) -> Json:
+        return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)
 
     def _info(self, path: str, *, timeout_s: float) -> Json:
         reply = self._transport.get(path, timeout_s=timeout_s)
@@ -98,7 +133,7 @@ def with_tag(model: str) -> str:
     return model if ":" in model.rsplit("/", maxsplit=1)[-1] else f"{model}:latest"
 
 
-def chat_payload(request: ChatRequest, *, keep_alive: str) -> Json:
+def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mapping[str, Any] | None = None) -> Json:
     """Return the body of /api/chat for one whole, unthinking reply."""
     options: dict[str, Any] = {"temperature": request.temperature, "num_predict": request.max_tokens}
     if request.seed is not None:
@@ -108,18 +143,40 @@ def chat_payload(request: ChatRequest, *, keep_alive: str) -> Json:
         "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         "stream": False,
         "think": False,
-        "options": {**options, **request.options},
+        "options": {**options, **request.options, **(runner_options or {})},
         "keep_alive": keep_alive,
     }
 
 
-def _completion(reply: Json | ErrorInfo) -> Completion:
+class _Streamed(StreamedText):
+    """Reads lines of JSON, each with a piece of the text; the last one has the counts and times."""
+
+    last: Json
+
+    def __init__(self, is_enough: Callable[[str], bool]) -> None:
+        super().__init__(is_enough)
+        self.last = {}
+
+    def take(self, line: bytes) -> bool:
+        """Take one line; False when no more is wanted."""
+        try:
+            self.last = json.loads(line)
+            message = self.last.get("message") or {}
+            self.last["message"] = {**message, "content": self.text + str(message.get("content") or "")}
+        except (ValueError, AttributeError, TypeError):
+            return self.fail("malformed", f"a line of the reply is not a JSON object: {line[:80]!r}")
+        return self.add(str(message.get("content") or "")) or self.last.get("done") is True
+
+
+def _completion(reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
     if isinstance(reply, ErrorInfo):
-        return Completion(error=reply)
+        return Completion(error=reply, latency_s=latency_s)
     try:
-        return Completion.from_ollama(reply)
+        return Completion.from_ollama(reply, latency_s=latency_s)
     except (AttributeError, TypeError, ValueError) as error:
-        return Completion.failed("malformed", f"the reply's fields are not those of a chat reply: {error}")
+        return Completion.failed(
+            "malformed", f"the reply's fields are not those of a chat reply: {error}", latency_s=latency_s
+        )
 
 
 def _vectors(reply: Json, count: int) -> FloatArray | ErrorInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -23,18 +24,28 @@ _WORTH_RETRYING = frozenset({"connect", "busy", "server", "malformed", "empty", 
 _WORTH_ONE_RETRY = frozenset({"timeout"})  # a retried time-out joins the end of the server's queue
 
 
-def retry_delay_s(error: ErrorInfo, attempt: int, *, key: str, max_retries: int = DEFAULT_MAX_RETRIES) -> float | None:
+def retry_delay_s(
+    error: ErrorInfo,
+    attempt: int,
+    *,
+    key: str,
+    max_retries: int = DEFAULT_MAX_RETRIES,
+    elapsed_s: float = 0.0,
+    deadline_s: float | None = None,
+) -> float | None:
     """Return the seconds to wait before the next attempt, or None when the failure is final.
 
-    `attempt` counts the calls made so far, from 1. The wait doubles from 0.25 s up to 30 s, of which a half is jitter
-    drawn from `key` and `attempt`: equal inputs, equal waits. A server's Retry-After is waited out. A request that is
-    wrong, a missing model, a server out of memory and a cancelled call stay as they are.
+    `attempt` counts the calls made so far, from 1; they took `elapsed_s` with their waits, and none begins later than
+    `deadline_s` after the first. The wait doubles from 0.25 s up to 30 s, of which a half is jitter drawn from `key`
+    and `attempt`: equal inputs, equal waits. A server's Retry-After is waited out. A request that is wrong, a missing
+    model, a server out of memory and a cancelled call stay as they are.
     """
     if attempt > _retries_for(error.kind, max_retries):
         return None
     ceiling_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (attempt - 1))
     delay_s = ceiling_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
-    return max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+    delay_s = max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+    return None if deadline_s is not None and elapsed_s + delay_s > deadline_s else delay_s
 
 
 def _retries_for(kind: str, max_retries: int) -> int:
@@ -51,9 +62,12 @@ def _fraction(text: str) -> float:
 class Retry:
     """A client that tries failed calls again; the wait is spent in the calling thread and ends at `close`."""
 
-    def __init__(self, client: Client, *, max_retries: int = DEFAULT_MAX_RETRIES) -> None:
+    def __init__(
+        self, client: Client, *, max_retries: int = DEFAULT_MAX_RETRIES, deadline_s: float | None = None
+    ) -> None:
         self._client = client
         self.max_retries = max_retries
+        self.deadline_s = deadline_s
         self._closed = threading.Event()
 
     def __repr__(self) -> str:
@@ -68,13 +82,24 @@ class Retry:
 
     def call(self, once: Callable[[], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
         """Return what the last call of `once` gave and how many there were; for calls that are no completions."""
+        started = time.monotonic()
         for attempt in itertools.count(1):
             reply = once()
             error = error_of(reply)
-            delay_s = error if error is None else retry_delay_s(error, attempt, key=key, max_retries=self.max_retries)
+            delay_s = None if error is None else self._delay_s(error, attempt, key, time.monotonic() - started)
             if delay_s is None or self._closed.wait(delay_s):
                 return reply, attempt
         raise AssertionError("count() has no end")
+
+    def _delay_s(self, error: ErrorInfo, attempt: int, key: str, elapsed_s: float) -> float | None:
+        return retry_delay_s(
+            error,
+            attempt,
+            key=key,
+            max_retries=self.max_retries,
+            elapsed_s=elapsed_s,
+            deadline_s=self.deadline_s,
+        )
 
     def close(self) -> None:
         """Give up waiting and close the client within; idempotent."""

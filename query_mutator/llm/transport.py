@@ -6,13 +6,15 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
 from query_mutator.llm.address import route_to
-from query_mutator.llm.connection import Connection, Reply
+from query_mutator.llm.connection import Connection
 from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
+from query_mutator.llm.replies import Reply
 from query_mutator.types import ErrorInfo
 
 Json = dict[str, Any]
@@ -27,15 +29,25 @@ class Transport:
 
     `timeout_s` bounds a call from connecting to the last byte. More threads than `pool_size` get connections that are
     not kept. Loopback is never reached through a proxy; with `trust_env` other servers are, as HTTP_PROXY says.
+    `headers` go with every request.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 8, timeout_s: float = 120.0, trust_env: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 8,
+        timeout_s: float = 120.0,
+        trust_env: bool = True,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         if pool_size < 1:
             raise ValueError(f"pool_size={pool_size} must be at least 1")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s={timeout_s} must be above 0")
         self._route = route_to(url, trust_env=trust_env)
         self.url = self._route.url
+        self._headers = dict(headers or {})
         self.pool_size = pool_size
         self.timeout_s = timeout_s
         self._idle: list[Connection] = []  # last in, first out: the warmest connection is used
@@ -50,6 +62,25 @@ class Transport:
     def post(self, path: str, payload: Json, *, timeout_s: float | None = None) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none."""
         return self._call("POST", path, json.dumps(payload).encode(), timeout_s)
+
+    def stream(
+        self, path: str, payload: Json, take: Callable[[bytes], bool], *, timeout_s: float | None = None
+    ) -> ErrorInfo | None:
+        """Hand the lines of a streamed reply to `take` as they arrive, and return why they ended too soon, if they did.
+
+        Once `take` returns False the connection is closed, at which the server stops working on the reply.
+        """
+        timeout_s = timeout_s or self.timeout_s
+        error: ErrorInfo | None = None
+        try:
+            with self._connection() as connection:
+                deadline = time.monotonic() + timeout_s
+                replies = connection.stream("POST", path, json.dumps(payload).encode(), deadline=deadline)
+                with contextlib.closing(replies):
+                    error = _take_lines(replies, take)
+        except (OSError, HTTPException, _Closed) as exception:
+            error = error_from_exception(exception, url=self.url, timeout_s=timeout_s)
+        return _CANCELLED if self._closed and error is not None else error
 
     def close(self) -> None:
         """End calls in flight (they return kind "cancelled") and close all connections; idempotent."""
@@ -78,7 +109,7 @@ class Transport:
         with self._state:
             if self._closed:
                 raise _Closed
-            connection = self._idle.pop() if self._idle else Connection(self._route)
+            connection = self._idle.pop() if self._idle else Connection(self._route, headers=self._headers)
             self._in_flight.add(connection)
         try:
             yield connection
@@ -98,6 +129,21 @@ class Transport:
 
 class _Closed(Exception):
     """The transport was closed before the call began."""
+
+
+def _take_lines(replies: Iterator[Reply], take: Callable[[bytes], bool]) -> ErrorInfo | None:
+    """Cut the pieces of a reply into lines for `take`; a status other than 2xx is its error."""
+    head = next(replies)
+    if not 200 <= head.status < 300:
+        return error_from_status(replace(head, body=b"".join(reply.body for reply in replies)))
+    rest = b""
+    for reply in replies:
+        *lines, rest = (rest + reply.body).split(b"\n")
+        if not all(take(line) for line in lines if line.strip()):
+            return None
+    if rest.strip():
+        take(rest)
+    return None
 
 
 def _parse(reply: Reply) -> Json | ErrorInfo:

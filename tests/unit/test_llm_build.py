@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from query_mutator.callstats import CountedClient
+from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.build import build_client, ollama_url, resolve_backend
+from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest
 
 
@@ -93,6 +97,92 @@ def test_the_composed_client_prints_its_nesting_and_answers(server: EmbeddedServ
     assert stack.limit.limit == 2
     stack.close()
     assert not stack.limit.complete(ChatRequest.user("why?", model="echo")).ok
+
+
+def test_every_layer_that_is_asked_for_is_printed(server: EmbeddedServer, tmp_path: Path) -> None:
+    stack = build_client(
+        [server.url, "127.0.0.1:1"],
+        adaptive=True,
+        cache="all",
+        cache_path=tmp_path / "c",
+        is_refusal=lambda text: False,
+    )
+    servers = f"Pool([EarlyStop(Ollama('{server.url}')), EarlyStop(Ollama('http://127.0.0.1:1'))])"
+    assert repr(stack.whole) == f"Cache(Coalesce(Retry(AdaptiveLimit({servers}))))"
+    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(AdaptiveLimit({servers})))"
+    stack.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "cached"),
+    [("off", (False, False, False)), ("eval", (False, True, True)), ("all", (True, True, True))],
+)
+def test_the_mode_says_whose_calls_are_cached(
+    server: EmbeddedServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool, bool]
+) -> None:
+    stack = build_client(server.url, cache=mode, cache_path=tmp_path / "c")
+    clients = (stack.client, stack.eval_client, stack.whole)
+    assert tuple(repr(client).startswith("Cache(") for client in clients) == cached
+    assert (tmp_path / "c").exists() == (mode != "off")
+    stack.close()
+
+
+def test_what_is_wrapped_around_calls_sees_attempts_and_no_shared_reply(server: EmbeddedServer, tmp_path: Path) -> None:
+    seen: list[CountedClient] = []
+
+    def count(client: Client) -> Client:
+        seen.append(CountedClient(client))
+        return seen[-1]
+
+    stack = build_client(server.url, cache="all", cache_path=tmp_path / "c", around_calls=count)
+    for _ in range(3):
+        stack.client.complete(ChatRequest.user("why?", model="echo"))
+    assert repr(stack.client) == f"Cache(Coalesce(Counted(Limit(Ollama('{server.url}')))))"
+    assert seen[0].totals.calls == 1
+    stack.close()
+
+
+def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> None:
+    choice = resolve_backend("auto", openai_url=server.url, target_model="echo")
+    assert (choice.kind, choice.urls, choice.is_embedded) == ("openai", (f"{server.url}/v1",), False)
+    stack = build_client(choice.urls, kind="openai")
+    assert stack.whole.complete(ChatRequest.user("why?", model="echo")).ok
+    assert repr(stack.limit) == f"Limit(OpenAI('{server.url}/v1'))"
+    stack.close()
+
+
+def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: EmbeddedServer) -> None:
+    environ = {"OPENAI_BASE_URL": f"{server.url}/v1"}
+    assert resolve_backend("openai", target_model="echo", environ=environ).url == f"{server.url}/v1"
+    with pytest.raises(UsageError, match="--openai-url"):
+        resolve_backend("openai", target_model="echo", environ={})
+    with pytest.raises(UsageError, match=r"Give --target-model, one of: echo:latest"):
+        resolve_backend("openai", environ=environ)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"backend": "openai", "url": "a:1"},
+        {"backend": "ollama", "openai_url": "a:1"},
+        {"backend": "embedded", "openai_url": "a:1"},
+        {"url": "a:1", "openai_url": "a:1"},
+    ],
+)
+def test_addresses_of_another_kind_of_server_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        resolve_backend(**asked, target_model="m")
+
+
+def test_each_of_several_servers_must_answer_and_have_the_models(server: EmbeddedServer, nobody: str) -> None:
+    with start_server({"other": Echo()}) as other:
+        choice = resolve_backend(url=[server.url, other.url, server.url], target_model="echo")
+        assert choice.urls == (server.url, other.url)
+        assert choice.reason.count("Ollama 0.1.0+embedded at") == 2
+        with pytest.raises(ModelMissingError, match=server.url):
+            resolve_backend(url=[other.url, server.url], target_model="other")
+    with pytest.raises(ServerDownError, match=nobody):
+        resolve_backend(url=[server.url, nobody], target_model="echo")
 
 
 def test_the_stack_embeds_through_the_server(server: EmbeddedServer) -> None:

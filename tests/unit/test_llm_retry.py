@@ -53,6 +53,12 @@ def test_a_server_that_says_when_to_come_back_is_heeded_up_to_two_minutes() -> N
     assert delays("busy", retry_after_s=9000.0)[0] == 120.0
 
 
+def test_no_attempt_begins_after_the_deadline_of_a_call() -> None:
+    error = ErrorInfo(kind="busy", message="", retry_after_s=10.0)
+    asked = [retry_delay_s(error, 1, key="k", elapsed_s=elapsed_s, deadline_s=30.0) for elapsed_s in (0.0, 19.0, 21.0)]
+    assert asked == [10.0, 10.0, None]
+
+
 class Script:
     """A client that plays replies back and counts the calls."""
 
@@ -91,6 +97,12 @@ def test_the_last_failure_is_returned_when_retries_run_out() -> None:
     reply = Retry(client, max_retries=1).complete(REQUEST)
     assert reply.error is not None
     assert (reply.error.message, reply.attempts) == ("1", 2)
+
+
+def test_a_deadline_ends_the_retries_of_a_client() -> None:
+    client = Script(Completion.failed("busy", "x", retry_after_s=100.0), Completion(text="never asked"))
+    reply = Retry(client, deadline_s=60.0).complete(REQUEST)
+    assert (reply.ok, reply.attempts, len(client.replies)) == (False, 1, 1)
 
 
 def test_close_wakes_a_waiting_call_and_closes_the_client_within() -> None:

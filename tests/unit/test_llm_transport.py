@@ -223,6 +223,100 @@ def test_a_deadline_covers_the_headers_too(serve: Any) -> None:
     assert failure(transport.get("/")).kind == "timeout"
 
 
+def test_a_deadline_covers_a_stream_that_trickles(serve: Any) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    _, transport = serve((head + b'{"a": 1}\n', DRIBBLE), timeout_s=0.3)
+    lines: list[bytes] = []
+    assert failure(transport.stream("/", {}, lambda line: lines.append(line) is None)).kind == "timeout"
+    assert lines == [b'{"a": 1}']
+
+
+def chunks(*pieces: bytes) -> bytes:
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed
+
+
+def test_a_stream_is_handed_on_line_by_line_however_it_is_cut_and_the_connection_kept(serve: Any) -> None:
+    server, transport = serve(chunks(b"on", b"e\n\ntw", b"o\nthree\nfo", b"ur") + b"0\r\n\r\n")
+    lines: list[bytes] = []
+    for _ in range(2):
+        assert transport.stream("/", {}, lambda line: lines.append(line) is None) is None
+    assert lines == [b"one", b"two", b"three", b"four"] * 2
+    assert server.accepted == 1
+
+
+def test_a_stream_left_early_closes_its_connection_and_the_next_call_opens_one(serve: Any) -> None:
+    server, transport = serve((chunks(b"one\n", b"two\n"), STALL), http('{"a": 1}'))
+    lines: list[bytes] = []
+
+    def take(line: bytes) -> bool:
+        lines.append(line)
+        return False
+
+    assert transport.stream("/", {}, take) is None
+    assert lines == [b"one"]
+    assert transport.get("/") == {"a": 1}
+    assert server.accepted == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (http('{"error": "server busy"}', status="503 Busy"), "busy"),
+        (http("", status="500 Broken"), "server"),
+        ((chunks(b"one\n"), CLOSE), "malformed"),
+        ((CLOSE,), "connect"),
+    ],
+)
+def test_a_stream_that_fails_has_its_kind(serve: Any, answer: Any, kind: str) -> None:
+    assert failure(serve(answer)[1].stream("/", {}, lambda line: True)).kind == kind
+
+
+def test_close_ends_a_stream(serve: Any) -> None:
+    server, transport = serve((chunks(b"one\n"), STALL), timeout_s=300.0)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(transport.stream, "/", {}, lambda line: True)
+        assert server.asked.acquire(timeout=10)
+        transport.close()
+        assert failure(call.result(10)).kind == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}', CLOSE),  # the end of the connection is the end of the reply
+        (b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}',),
+        (b'HTTP/1.1 200 OK\ncontent-LENGTH:8\n\n{"a": 1}',),
+        (chunks(b'{"a"', b": 1}") + b"0;last\r\nX-Trailer: 1\r\n\r\n",),
+    ],
+)
+def test_every_framing_of_http_is_read(serve: Any, answer: Any) -> None:
+    assert serve(answer)[1].get("/") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", CLOSE),
+        (b"HTTP/1.1 OK\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 300 + b"\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"1" * 100_000, CLOSE),
+    ],
+)
+def test_what_is_no_reply_is_malformed(serve: Any, answer: Any) -> None:
+    assert failure(serve(answer)[1].get("/")).kind == "malformed"
+
+
+def test_headers_of_ones_own_go_with_every_request(serve: Any) -> None:
+    server, transport = serve(http("{}"), headers={"Authorization": "Bearer x"})
+    transport.get("/")
+    transport.post("/", {})
+    assert all(b"\r\nAuthorization: Bearer x\r\n" in request for request in server.requests)
+
+
 def test_a_call_may_bring_its_own_deadline(serve: Any) -> None:
     _, transport = serve((STALL,))
     error = failure(transport.get("/", timeout_s=0.2))

@@ -1,0 +1,158 @@
+"""Replies remembered on disk, by what decides them: the model's digest, the messages, options, seed and sample.
+
+One SQLite file in WAL mode serves any number of processes at once. Failed calls are never stored. A file that cannot be
+written costs a warning and not the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Deliver, Work, complete_by_joining, join
+from query_mutator.llm.keys import is_repeatable, request_key
+from query_mutator.types import ChatRequest, Completion
+
+logger = logging.getLogger(__name__)
+
+_LOCK_TIMEOUT_S = 30.0  # for another process's write
+_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS replies_v1 (
+        key TEXT PRIMARY KEY, text TEXT NOT NULL, model TEXT NOT NULL,
+        prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, stored_at REAL NOT NULL
+    ) WITHOUT ROWID
+"""
+
+
+def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where replies are kept unless told otherwise: the user's cache folder (XDG_CACHE_HOME)."""
+    folder = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "query-mutator" / "replies.sqlite"
+
+
+class ReplyStore:
+    """A file of replies by key; safe from many threads and processes. UsageError when it cannot be opened.
+
+    `hits` and `misses` count what this process looked up.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()  # one connection for all threads: a look-up takes microseconds
+        self._has_warned = False
+        self._is_closed = False
+        self.hits = 0
+        self.misses = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                self.path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(
+                f"{self.path} cannot hold the cache ({error}); name another file with --cache-path"
+            ) from None
+
+    def get(self, key: str) -> Completion | None:
+        """Return the reply stored under a key, without times, as it took none; None for an unknown key."""
+        query = "SELECT text, model, prompt_tokens, completion_tokens FROM replies_v1 WHERE key = ?"
+        try:
+            with self._lock:
+                row = self._connection.execute(query, (key,)).fetchone()
+                self.hits += row is not None
+                self.misses += row is None
+        except sqlite3.Error as error:
+            self._warn(error)
+            return None
+        if row is None:
+            return None
+        return Completion(text=row[0], model=row[1], prompt_tokens=row[2], completion_tokens=row[3], attempts=0)
+
+    def put(self, key: str, completion: Completion) -> None:
+        """Store a reply; the first one under a key stays."""
+        row = (key, completion.text, completion.model, completion.prompt_tokens, completion.completion_tokens)
+        try:
+            with self._lock:
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO replies_v1 VALUES (?, ?, ?, ?, ?, ?)", (*row, time.time())
+                )
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a lone surrogate has no UTF-8
+            self._warn(error)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return int(self._connection.execute("SELECT count(*) FROM replies_v1").fetchone()[0])
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._connection.close()
+
+    def _prepare(self) -> None:
+        give_up_at = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                # A power cut may lose the last replies, never the file; a commit waits for no disk.
+                self._connection.execute("PRAGMA synchronous=NORMAL")
+                self._connection.execute(_SCHEMA)
+                return
+            except sqlite3.OperationalError as error:
+                # Changing to WAL does not wait for a lock, so we do: another process may be opening the file too.
+                if "locked" not in str(error) or time.monotonic() > give_up_at:
+                    raise
+                time.sleep(0.01)
+
+    def _warn(self, error: Exception) -> None:
+        if not (self._has_warned or self._is_closed):
+            logger.warning("the cache %s fails, calls are made instead (%s)", self.path, error)
+        self._has_warned = True
+
+
+class Cache:
+    """A client that answers from a store what was asked before; `identity` says of a request what weights answer it."""
+
+    def __init__(self, client: Client, store: ReplyStore, *, identity: Callable[[ChatRequest], str]) -> None:
+        self._client = client
+        self._store = store
+        self._identity = identity
+
+    def __repr__(self) -> str:
+        return f"Cache({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the stored reply (`attempts` is then 0), or the inner client's, which is stored if it is an answer."""
+        return complete_by_joining(self, request) if is_repeatable(request) else self._client.complete(request)
+
+    def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
+        """Return the call to make, or None when the reply is stored or on its way; `deliver` gets the completion."""
+        if not is_repeatable(request):
+            return join(self._client, request, deliver)
+        try:
+            key = request_key(request, identity=self._identity(request))
+        except BackendError:  # the call itself will say what is wrong
+            return join(self._client, request, deliver)
+        found = self._store.get(key)
+        if found is not None:
+            deliver(found)
+            return None
+        return join(self._client, request, lambda completion: self._keep(key, completion, deliver))
+
+    def close(self) -> None:
+        """Close the client within and the store; idempotent."""
+        self._client.close()
+        self._store.close()
+
+    def _keep(self, key: str, completion: Completion, deliver: Deliver) -> None:
+        if completion.ok and completion.attempts:  # 0: a shared call, which its leader stores
+            self._store.put(key, completion)
+        deliver(completion)

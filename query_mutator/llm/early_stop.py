@@ -1,0 +1,111 @@
+"""Leaves a reply that is clearly a refusal in its first sentence: the connection is closed, the server's slot is free.
+
+The verdict is that of the full text, because a predicate that looks for words of refusal near the start finds in the
+whole text what it finds in a whole first sentence.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from query_mutator.llm.client import StreamingBackend
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float32]
+
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
+
+
+def first_sentence(text: str) -> str | None:
+    """Return the first sentence once it is complete: something follows its end."""
+    text = text.lstrip()
+    end = _SENTENCE_END.search(text)
+    return text[: end.end()] if end else None
+
+
+class EarlyStop:
+    """A backend that streams target replies and cuts those whose first sentence `is_refusal` finds to be one."""
+
+    def __init__(self, backend: StreamingBackend, *, is_refusal: Callable[[str], bool]) -> None:
+        self._backend = backend
+        self._is_refusal = is_refusal
+        self._lock = threading.Lock()  # guards the counters below
+        self.cut_replies = 0
+        self._cut_tokens = 0
+        self._cut_limit_tokens = 0
+        self._whole_replies = 0
+        self._whole_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"EarlyStop({self._backend!r})"
+
+    @property
+    def url(self) -> str:
+        """Return the server's address."""
+        return self._backend.url
+
+    @property
+    def tokens_saved(self) -> int:
+        """Return an estimate of the tokens not written: cut replies as long as the mean of those read to their end.
+
+        Before any was read to its end the limit of the request stands in for that mean.
+        """
+        with self._lock:
+            if not self._whole_replies:
+                return self._cut_limit_tokens - self._cut_tokens
+            mean = self._whole_tokens / self._whole_replies
+            return max(0, round(self.cut_replies * mean) - self._cut_tokens)
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply, or its first sentence where that is a refusal; other calls than target's go unchanged."""
+        if request.purpose != "target":
+            return self._backend.complete(request)
+        judge = _Judge(self._is_refusal)
+        completion = self._backend.complete_until(request, judge)
+        if not completion.ok:
+            return completion
+        self._count(completion, was_cut=judge.refused, limit_tokens=request.max_tokens)
+        # What came after the sentence depends on how the server cut its stream into pieces, so it is dropped.
+        return replace(completion, text=judge.sentence.strip()) if judge.refused else completion
+
+    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        """Return the backend's embeddings of texts [n, dim], or why there are none."""
+        return self._backend.embed(model, texts)
+
+    def close(self) -> None:
+        """Close the backend; idempotent."""
+        self._backend.close()
+
+    def _count(self, completion: Completion, *, was_cut: bool, limit_tokens: int) -> None:
+        with self._lock:
+            if was_cut:
+                self.cut_replies += 1
+                self._cut_tokens += completion.completion_tokens
+                self._cut_limit_tokens += limit_tokens
+            else:
+                self._whole_replies += 1
+                self._whole_tokens += completion.completion_tokens
+
+
+class _Judge:
+    """Judges one growing reply once: when its first sentence is complete."""
+
+    def __init__(self, is_refusal: Callable[[str], bool]) -> None:
+        self._is_refusal = is_refusal
+        self.sentence = ""
+        self.refused = False
+
+    def __call__(self, text: str) -> bool:
+        """Return whether the text is to be cut here."""
+        if not self.sentence:
+            self.sentence = first_sentence(text) or ""
+            self.refused = bool(self.sentence) and self._is_refusal(self.sentence)
+        return self.refused
