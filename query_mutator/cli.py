@@ -119,8 +119,8 @@ def evaluate_policy(flags: EvalFlags) -> None:
     from query_mutator.rundir import finite
 
     with _opened(flags) as policy:
-        questions, train = _questions(flags, policy.checkpoint), policy.task
-        report = compare(policy.evaluator, policy.system, train, questions, policy.frozen, seed=flags.seed)
+        questions = _questions(flags, policy.checkpoint)
+        report = compare(policy.evaluator, policy.system, policy.task, questions, policy.frozen, seed=flags.seed)
     if flags.json:
         with disk_errors(flags.json):
             Path(flags.json).write_text(json.dumps(finite(report), indent=2) + "\n", encoding="utf-8")
@@ -159,7 +159,7 @@ def rewrite(flags: RewriteFlags) -> None:
     texts = [text for text in texts if text]
     if not texts:
         raise UsageError("the question is empty; give one as an argument, or - and one a line on standard input")
-    with _opened(flags) as policy:
+    with _opened(flags, with_gold=False) as policy:
         for text, outcome in zip(texts, _played(policy, texts), strict=True):
             told = _told(text, outcome, policy.task)
             print(json.dumps(told, ensure_ascii=False) if flags.json else _in_words(told), flush=True)
@@ -204,19 +204,24 @@ class _Policy:
 
 
 @contextmanager
-def _opened(flags: PolicyFlags) -> Iterator[_Policy]:
-    """Yield the policy of --checkpoint against the models it was trained with, or those the flags name."""
+def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
+    """Yield the policy of --checkpoint against the models it was trained with, or those the flags name.
+
+    Without gold the training questions' reference answers are left out: nothing is scored, and embedding takes time.
+    """
     from query_mutator.assemble import System, make_task, split_dataset
     from query_mutator.checkpoint import read_checkpoint
     from query_mutator.evaluation import Evaluator
     from query_mutator.heldout import embed_questions
 
     checkpoint = read_checkpoint(flags.checkpoint)
-    split = split_dataset(checkpoint.task)
+    train = split_dataset(checkpoint.task).train
+    if not with_gold:
+        train = tuple(replace(question, reference=None) for question in train)
     settings = _settings(flags, checkpoint)
     with System(settings) as system, closing_on_interrupt(system.client.close):
-        embed_questions(system.encoder, split.train)
-        task = make_task(system, checkpoint.task, split.train, projection=checkpoint.projection)
+        embed_questions(system.encoder, train)
+        task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(client=system.client, batch_size=settings.batch_size, progress=progress)
         with contextlib.closing(system.client):

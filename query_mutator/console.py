@@ -85,15 +85,16 @@ def note(*lines: str) -> None:
 
 
 def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
-    """Return a progress bar on stderr; where that is no terminal it is redrawn now and then, or not at all."""
+    """Return a progress bar on stderr; where that is no terminal it comes late and is redrawn rarely, or not at all."""
     from tqdm import tqdm
 
-    seconds = 0.2 if sys.stderr.isatty() else 15.0
+    in_terminal = sys.stderr.isatty()
     return tqdm(
         total=total,
         desc=name,
         unit=unit,
-        mininterval=seconds,
+        mininterval=0.2 if in_terminal else 15.0,
+        delay=0.0 if in_terminal else 5.0,
         leave=False,
         dynamic_ncols=True,
         disable=None if terminal_only else False,

@@ -41,31 +41,35 @@ METHODS_OF = """
     itertools.chain re.Pattern sched.scheduler sqlite3.Connection sqlite3.Cursor zipfile.ZipFile
     zipfile.ZipInfo tarfile.TarFile configparser.RawConfigParser configparser.ConfigParser
     xml.etree.ElementTree.ElementTree json.JSONEncoder json.JSONDecoder socket.socket smtplib.SMTP logging.Logger
-    logging.Handler difflib.SequenceMatcher graphlib.TopologicalSorter urllib.robotparser.RobotFileParser
-    argparse.ArgumentParser csv.Sniffer html.parser.HTMLParser string.Template textwrap.TextWrapper
-    contextlib.ExitStack weakref.finalize ipaddress.IPv4Network ipaddress.IPv6Network asyncio.Task re.Match
-    statistics.NormalDist fractions.Fraction os.DirEntry timeit.Timer hmac.HMAC zoneinfo.ZoneInfo datetime.time
+    graphlib.TopologicalSorter urllib.robotparser.RobotFileParser argparse.ArgumentParser csv.Sniffer asyncio.Task
+    difflib.SequenceMatcher ipaddress.IPv6Network logging.Handler html.parser.HTMLParser string.Template
+    textwrap.TextWrapper contextlib.ExitStack weakref.finalize re.Match statistics.NormalDist fractions.Fraction
+    os.DirEntry timeit.Timer hmac.HMAC zoneinfo.ZoneInfo datetime.time
     int float
 """
 #: Process groups, descriptor-level variants, interpreter and protocol plumbing: far from everyday questions.
 PLUMBING = re.compile(
     r"os\.((set|init|tc[gs]et)\w*(id|grp|groups)$|get(res[gu]|pg|s|e?g)id|getpgrp|getgroup|W[A-Z]+|sched_|posix_"
-    r"|(exec|spawn)\w*[lep]+$|(pid|event|mem)fd|l?chflags|[fl]ch(own|mod|dir)$|[glr]\w+xattr$|f?pathconf|f?statvfs"
-    r"|\w*(inheritable|blocking)|confstr|sysconf|(ma|mi)[jn]or$|makedev|mknod|p(read|write)v?$|(read|write)v$|splice"
-    r"|dup2?$|\w*pty|login_tty|lockf|pipe2|wait(3|4|id)|fdatasync|copy_file_range|\w+b$|ctermid|closerange)"
-    r"|sys\.\w*(dlopen|asyncgen|coroutine|audit|displayhook|breakpointhook|unraisable|call_tracing)"
+    r"|(exec|spawn)\w*[lep]+$|(pid|event|mem|timer)fd|l?chflags|[fl]ch(own|mod|dir)$|[glr]\w+xattr$|f?pathconf"
+    r"|f?statvfs|\w*(inheritable|blocking)|confstr|sysconf|(ma|mi)[jn]or$|makedev|mknod|p(read|write)v?$"
+    r"|(read|write)v$|splice|dup2?$|\w*pty|login_tty|lockf|pipe2|wait(3|4|id)|fdatasync|copy_file_range|\w+b$|ctermid"
+    r"|closerange|unshare|setns|\w*pts?(name)?$|unlockpt)"
+    r"|sys\.\w*(dlopen|asyncgen|coroutine|audit|displayhook|breakpointhook|unraisable|call_tracing|trampoline|interned)"
     r"|inspect\.(is\w*(descriptor|wrapper)$|is(frame|code|traceback|awaitable|asyncgen)|(find|get)?(indent|block|findso)"
-    r"|BlockFinder|walktree|\w+(locals|state|argvalues|static|frames|class_attrs)$|getargs$)"
-    r"|socket\.(CMSG|if_\w+to\w+|getproto|[hn]to\w+|\w+_fds|SocketType)"
+    r"|get(lineno|callargs|frameinfo|modulename|args)$|BlockFinder|BoundArg|walktree|markcoro"
+    r"|\w+(locals|state|argvalues|static|frames|class_attrs|annotations)$)"
+    r"|socket\.(CMSG|if_\w+to\w+|getproto|[hn]to\w+|\w+_fds|SocketType)|threading\.\w+_all_threads|uuid\.main"
     r"|signal\.(pidfd|set_wakeup|pthread_\w+mask|siginterrupt|sigtimed)|hashlib\.(sha3_|sha224|sha384|shake)"
-    r"|platform\.(java|win|system_alias|libc|python_(b|c|r|\w+tuple))|time\.(clock_|pthread|tzset)"
+    r"|platform\.(java|win|ios|android|system_alias|libc|python_(b|c|r|\w+tuple))|time\.(clock_|pthread|tzset)"
     r"|asyncio\.(Abstract|Base|Buffered|Datagram|Multi|Safe|Fast|Threaded|Pidfd|Read|Write|Transport|\w*Handle"
-    r"|\w*(Protocol|Watcher|Policy)|\w*(child_watcher|event_loop_policy|unix)|StreamWriter|SelectorEventLoop)"
-    r"|enum\.(global|Repr|EnumCheck|FlagB|(non)?member)|logging\.\w*(LogRecord|LoggerClass|Buffering)"
-    r"|logging\.Handler\.(acquire|release|createLock|handle)|tarfile\.TarFile\.(make|ch(own|mod)|utime|\w+open)"
+    r"|\w*(Protocol|Watcher|Policy)|\w*(child_watcher|event_loop_policy|unix|eager)|StreamWriter|\w*EventLoop$"
+    r"|Timeout|wrap_future|isfuture|(new|set)_event_loop)|enum\.(global|Repr|EnumCheck|FlagB|EnumDict|(non)?member)"
+    r"|logging\.\w*(LogRecord|LoggerClass|Buffering)|logging\.Handler\.(acquire|release|createLock|handle)"
+    r"|tarfile\.TarFile\.(make|ch(own|mod)|utime|\w+open)|traceback\.(walk_|\w+Summary|extract_tb|format_list|clear)"
     r"|smtplib\.SMTP\.(send$|putcmd|getreply|docmd|e?helo|has_extn|rset|noop|mail|rcpt|data|auth_)"
-    r"|random\.(weibull|vonmises|pareto|lognormv|gammav|betav)|gc\.(get_debug|set_debug|\w*freeze|is_)"
-    r"|multiprocessing\.(allow_|freeze_|set_)|base64\.(a85|b85|b32hex)"
+    r"|random\.(weibull|vonmises|pareto|lognormv|gammav|betav|binomialv)|gc\.(get_debug|set_debug|\w*freeze|is_)"
+    r"|multiprocessing\.(allow_|freeze_|set_)|base64\.(a85|b85|z85|b32hex)|email\.utils\.(\w+_rfc2231|decode_params)"
+    r"|tracemalloc\.(Frame|Trace|Statistic|get_tracemalloc|get_traceback_l)|xml\.etree\.ElementTree\.(PI|QName|iselem)"
 )
 
 
@@ -115,11 +119,16 @@ def _public(module_name: str, module: Any) -> Iterator[tuple[str, Any]]:
     declared = getattr(module, "__all__", None)
     for name in sorted(declared or vars(module), key=lambda name: (len(name), name)):
         thing = getattr(module, name, None)
-        if name.startswith("_") or not (inspect.isroutine(thing) or inspect.isclass(thing)):
+        if name.startswith("_") or not (inspect.isroutine(thing) or inspect.isclass(thing) or _acts_as_function(thing)):
             continue
         home = str(getattr(thing, "__module__", "")).lstrip("_").partition(".")[0]
         if declared or home not in tops or module_name == "builtins":
             yield (name if module_name == "builtins" else f"{module_name}.{name}"), thing
+
+
+def _acts_as_function(thing: Any) -> bool:
+    """Return whether an object is called like a function it replaces: shutil.rmtree, from Python 3.12 on."""
+    return callable(thing) and type(thing).__name__.startswith("_") and "__call__" in vars(type(thing))
 
 
 def _owner(name: str, modules: dict[str, Any]) -> Any:
@@ -132,7 +141,8 @@ def _methods(class_name: str, modules: dict[str, Any]) -> Iterator[tuple[str, An
     owner = _owner(class_name, modules) or object
     package = owner.__module__.partition(".")[0]
     bases = [base for base in owner.__mro__ if base.__module__.partition(".")[0] == package]  # Path's own, not dict's
-    for name, raw in ((name, raw) for base in bases for name, raw in vars(base).items()):
+    members = {name: raw for base in reversed(bases) for name, raw in vars(base).items()}  # the last definition counts
+    for name, raw in members.items():
         thing = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         twin = inspect.isroutine(getattr(module, name, None))  # re.search says what re.Pattern.search does
         if inspect.isroutine(thing) and not name.startswith("_") and not twin:
@@ -151,8 +161,8 @@ def _wanted(name: str, thing: Any) -> bool:
     """Return whether an object is something people ask how to do: no errors, constants, plain records or relics."""
     if PLUMBING.match(name):
         return False
-    doc = str(getattr(thing, "__doc__", None) or "")
-    if "deprecated" in doc.lower() or doc.startswith("Same as"):
+    opening = str(getattr(thing, "__doc__", None) or "").strip().partition("\n\n")[0]
+    if "deprecated" in opening.lower() or opening.startswith("Same as"):
         return False
     if not inspect.isclass(thing):
         return True
@@ -195,6 +205,7 @@ def _signature(name: str, thing: Any) -> str:
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
     text = re.sub(r" at 0x[0-9a-f]+", "", str(signature.replace(parameters=parameters)))
+    text = text.replace(repr(sys.executable), "sys.executable")  # a default of `platform`, and this machine's path
     if len(text) < 200:
         return f"{name}{text}"
     return f"{name}({textwrap.shorten(', '.join(p.name for p in parameters), 160, placeholder=' ...')})"

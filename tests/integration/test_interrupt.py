@@ -55,7 +55,8 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 def test_calls_in_flight_are_cut_and_a_checkpoint_left(
     name: str, code: int, batching: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    process, run = started([*tiny_flags, batching, "--ollama-url", slow_server.url], tmp_path)
+    more = ["--num-processes", "8"]  # than calls in flight, so that some calls still wait for a place
+    process, run = started([*tiny_flags, *more, batching, "--ollama-url", slow_server.url], tmp_path)
     wait_until(lambda: slow_server.stats()["in_service"] > 0, process)
     process.send_signal(getattr(signal, name))
     _, err = process.communicate(timeout=60)

@@ -81,7 +81,7 @@ def test_summary_says_what_the_run_cost(tiny_flags: list[str], tmp_path: Path) -
     assert summary["llm_calls"] > 64
     assert summary["wall_s"] > 0
     assert summary["eval"]["target"] == "librarian"
-    assert set(summary["eval"]["methods"]) == {"identity", "random", "best_single", "best_of_k", "policy"}
+    assert set(summary["eval"]["methods"]) >= {"identity", "random", "best_single", "best_of_k", "policy"}
     assert 0 <= summary["eval"]["methods"]["policy"]["success"] <= 1
 
 

@@ -13,9 +13,7 @@ class Expand:
     """Adds terms where `Terms` would replace words; nothing of the question is lost."""
 
     def __init__(self) -> None:
-        self._table = PhraseTable(
-            (*load_rows("terms.tsv"), *load_rows("corpus_terms.tsv"), *load_rows("synonyms.tsv"))
-        )
+        self._table = PhraseTable((*load_rows("terms.tsv"), *load_rows("corpus_terms.tsv"), *load_rows("synonyms.tsv")))
 
     def __call__(self, text: str) -> str:
         """Return the text followed by up to MAX_TERMS terms in brackets that it does not have yet."""

@@ -13,6 +13,8 @@ from query_mutator.embedded.rules.text import sentences, tidy, words
 
 #: A clause with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.
 MIN_POINTS = 0.5
+#: Shorter texts keep all their clauses: a word outside the corpus may be the one that matters.
+LONG_FROM_WORDS = 25
 CORPUS_WORD_POINTS = 0.4
 _ASIDE = re.compile(r"\s*\([^()]*\)|\s+[-–—]\s[^.!?]*\s[-–—](?=\s)")
 #: Where a clause may be left out without breaking the sentence.
@@ -37,6 +39,8 @@ class Filler:
     def __call__(self, text: str) -> str:
         """Return the text without filler; where nothing is about computing, without greetings and hedges only."""
         cleaned = [sentence for sentence in map(self.clean, sentences(text)) if words(sentence)]
+        if sum(len(words(sentence)) for sentence in cleaned) < LONG_FROM_WORDS:
+            return " ".join(cleaned) or text
         shortened = [short for short in map(self._shorten, cleaned) if short]
         return " ".join(shortened or cleaned) or text
 

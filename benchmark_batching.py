@@ -1,0 +1,382 @@
+"""What batching is worth on a server: four ways to make the same calls, at several batch sizes.
+
+    python benchmark_batching.py                                       the embedded server, 100 ms a call, 64 slots
+    python benchmark_batching.py --latency-sigma 1.0 --picture out.png
+    python benchmark_batching.py --ollama-url gpu-box --target-model llama3.2 --batch-sizes 1,4,8
+
+Each query is one rewrite and then one answer:
+
+    sequential   one call at a time
+    phase        groups of 2 x batch size queries: all rewrites, wait, all answers, wait
+    pipelined    the same groups, each query goes from rewrite to answer on its own, wait at the end of a group
+    async        each query goes on its own, nothing waits but the end
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from ollama_utils import batch_mutate_queries, batch_query_target_model
+from query_mutator import operators
+from query_mutator.console import closing_on_interrupt, note, progress, run_cli, table
+from query_mutator.data.bundled import python_docs
+from query_mutator.embedded.echo import Echo
+from query_mutator.encoder import resolve_encoder
+from query_mutator.errors import BackendError
+from query_mutator.flags import parse_flags
+from query_mutator.llm.build import build_client, resolve_backend
+from query_mutator.llm.client import Client
+from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.stack import ClientStack
+from query_mutator.operators import OperatorContext
+from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_json
+from query_mutator.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
+from query_mutator.task import CallSettings
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+PROG = "benchmark_batching"
+NUM_QUERIES = 64
+OPERATOR = "spelling"
+LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig:
+    """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
+
+    Without a server the embedded one is started in a process of its own; it answers with fixed words after a fixed
+    time, which measures the scheduling and no language model.
+    """
+
+    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    """Who answers: auto takes Ollama when --ollama-url or --target-model is given, else the embedded server."""
+    ollama_url: str | None = None
+    """Address of the Ollama server; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    target_model: str | None = None
+    """The model that answers; needed with Ollama."""
+    mutator_model: str | None = None
+    """The model that carries out rewrites; by default the target model."""
+    latency_ms: float | None = None
+    """Mean time the embedded server takes for a call; by default 100."""
+    latency_sigma: float | None = None
+    """Log-normal spread of that time; by default 0."""
+    num_parallel: int | None = None
+    """Calls the embedded server works on at once; by default 64."""
+    batch_sizes: str = "1,2,4,8,16,32"
+    """Batch sizes to compare, with commas."""
+    num_queries: int = NUM_QUERIES
+    """Queries of each measurement; each takes two calls."""
+    repeats: int = 3
+    """Measurements of each row, in turns; the table has their medians."""
+    picture: str | None = None
+    """Write the speed-up against the batch size as a PNG to this file."""
+    json: str | None = None
+    """Write the table, the slots found and the recommendation as JSON to this file."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_queries", "repeats", "num_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("latency_ms", "latency_sigma"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value} must be a number from 0 up")
+        for path in (self.picture, self.json):
+            if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+                raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
+        if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
+            raise ValueError(f"picture={self.picture} must end in .png")
+        self._check_sizes()
+        self._check_server()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the batch sizes in rising order, each once."""
+        return sorted({int(size) for size in self.batch_sizes.split(",")})
+
+    @property
+    def is_embedded(self) -> bool:
+        """Return whether the embedded server is to be started."""
+        return self.backend == "embedded" or (
+            self.backend == "auto" and self.ollama_url is None and self.target_model is None
+        )
+
+    @property
+    def probe_width(self) -> int:
+        """Return how many calls go out together to tell the server's slots."""
+        return max(PROBE_WIDTH, *self.sizes)
+
+    @property
+    def embedded(self) -> tuple[float, float, int]:
+        """Return latency (ms), its sigma and the slots of the embedded server."""
+        latency_ms = LATENCY_MS if self.latency_ms is None else self.latency_ms
+        return latency_ms, self.latency_sigma or 0.0, self.num_parallel or NUM_PARALLEL
+
+    def _check_sizes(self) -> None:
+        try:
+            in_range = all(1 <= size <= 1024 for size in self.sizes)
+        except ValueError:
+            in_range = False
+        if not in_range:
+            raise ValueError(
+                f"batch_sizes={self.batch_sizes} must be whole numbers from 1 to 1024 with commas, as 1,2,4,8"
+            )
+
+    def _check_server(self) -> None:
+        embedded_only = ("latency_ms", "latency_sigma", "num_parallel")
+        ollama_only = ("ollama_url", "target_model", "mutator_model")
+        wrong, kind = (ollama_only, "an Ollama") if self.is_embedded else (embedded_only, "the embedded")
+        given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) is not None]
+        if given:
+            used = "the embedded server" if self.is_embedded else "an Ollama server"
+            raise ValueError(f"{given[0]} is for {kind} server, and this run uses {used}; leave one of them out")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print table and recommendation, write the files asked for; return the exit code."""
+    config = parse_flags(BenchmarkConfig, argv, prog=PROG)
+    with connect(config) as system:
+        note(system.about)
+        warm_up(system, width=max(config.sizes))
+        slots = find_slots(system, config)
+        rows = measure(system, config, slots=slots)
+    recommended = recommend(rows, slots=slots)
+    print(table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows]))
+    print(*filter(None, (slots_advice(slots, max(config.sizes)), str(recommended))), sep="\n")
+    if config.json is not None:
+        print(write_json(rows, Path(config.json), slots=slots, recommended=recommended))
+    if config.picture is not None:
+        print(draw_speedup(rows, Path(config.picture), slots=slots, title=system.about))
+    return 0
+
+
+# ---------------------------------------------------------------- the server and what is asked of it
+
+
+class Recorder:
+    """A client that keeps every completion of the inner client until they are taken."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._completions: list[Completion] = []
+        self._lock = threading.Lock()  # guards the list
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply, and keep it."""
+        completion = self._client.complete(request)
+        with self._lock:
+            self._completions.append(completion)
+        return completion
+
+    def take(self) -> list[Completion]:
+        """Return what was kept since the last time."""
+        with self._lock:
+            taken, self._completions = self._completions, []
+        return taken
+
+    def close(self) -> None:
+        """Close the inner client; idempotent."""
+        self._client.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A server, the client for it and the models to ask."""
+
+    stack: ClientStack
+    recorder: Recorder
+    calls: CallSettings
+    about: str  # one line for title and picture
+
+    def asked(self, query: str, rewrite: str) -> str:
+        """Return what the target gets: the rewrite, but the query where all rewrites are the same.
+
+        `echo` rewrites everything to the same words, and the embedded server takes equally long for equal prompts.
+        """
+        return query if self.calls.mutator_model.split(":")[0] == Echo.name else rewrite
+
+
+@contextmanager
+def connect(config: BenchmarkConfig) -> Iterator[System]:
+    """Yield the system to measure; ends its calls and the server that was started for it."""
+    with ExitStack() as exits:
+        if config.is_embedded:
+            url, target = exits.enter_context(embedded_server(config)), Echo.name
+            about = "embedded server (no language model), {:g} ms a call, sigma {:g}, {} slots".format(*config.embedded)
+        else:
+            url, target, about = find_ollama(config)
+        # one client for all rows, so that the connections of the warm-up are kept
+        stack = exits.enter_context(closing(build_client(url, batch_size=config.probe_width)))
+        exits.enter_context(closing_on_interrupt(stack.close))
+        calls = CallSettings(target_model=target, mutator_model=config.mutator_model or target)
+        yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
+
+
+def find_ollama(config: BenchmarkConfig) -> tuple[str, str, str]:
+    """Return address, target model and a line about them, after asking the server for the models."""
+    choice = resolve_backend(
+        "ollama", url=config.ollama_url, target_model=config.target_model, mutator_model=config.mutator_model
+    )
+    assert choice.url is not None
+    assert config.target_model is not None
+    return choice.url, config.target_model, f"{choice.reason.removeprefix('backend: ')}, {config.target_model}"
+
+
+@contextmanager
+def embedded_server(config: BenchmarkConfig) -> Iterator[str]:
+    """Yield the address of the embedded server with the model `echo`, in a process of its own."""
+    latency_ms, sigma, slots = config.embedded
+    flags = ["--port", "0", "--num-parallel", slots, "--latency-ms", latency_ms, "--latency-sigma", sigma]
+    command = [sys.executable, "-m", "query_mutator.embedded", "--model", Echo.name, *map(str, flags)]
+    paths = filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        try:
+            greeting = process.stdout.readline().split()
+            if not greeting:
+                raise BackendError("the embedded server did not start")
+            yield greeting[-1]
+        finally:
+            process.terminate()
+
+
+def make_queries(count: int) -> list[str]:
+    """Return as many different queries: the bundled ones, then the same with a number."""
+    texts = [question.text for question in python_docs()]
+    return [
+        texts[index % len(texts)] + (f" ({index // len(texts) + 1})" if index >= len(texts) else "")
+        for index in range(count)
+    ]
+
+
+# ---------------------------------------------------------------- the four ways
+
+
+def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> None:
+    """Make all calls of the queries in one of the four ways."""
+    if mode == "phase":
+        for group in _groups(queries, 2 * batch_size):
+            _run_phases(system, group, batch_size)
+        return
+    with closing(_scheduler(system, mode, batch_size)) as scheduler:
+        for group in _groups(queries, 2 * batch_size if mode == "pipelined" else len(queries)):
+            for query in group:
+                scheduler.start(query, _rewrite_and_ask(system, query))
+            while scheduler.in_progress:
+                scheduler.finished()
+
+
+def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None:
+    calls = system.calls
+    rewrites = batch_mutate_queries(
+        queries,
+        OPERATOR,
+        batch_size=batch_size,
+        client=system.recorder,
+        model=calls.mutator_model,
+        max_tokens=calls.mutator_max_tokens,
+        seed=calls.seed,
+    )
+    batch_query_target_model(
+        [system.asked(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)],
+        batch_size=batch_size,
+        client=system.recorder,
+        model=calls.target_model,
+        max_tokens=calls.target_max_tokens,
+        seed=calls.seed,
+    )
+
+
+def _rewrite_and_ask(system: System, query: str) -> Flow:
+    prompt = operators.get(OPERATOR).render(query, context=OperatorContext())
+    rewrite: Completion = yield Call(system.calls.mutator(prompt))
+    yield Call(system.calls.target(system.asked(query, clean_rewrite(rewrite.text) or query)))
+
+
+def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
+    """Return a scheduler that leaves retries to the client, as the batch functions do."""
+    encoder = resolve_encoder("hash")
+    if mode == "sequential":
+        return SequentialScheduler(client=system.recorder, encoder=encoder, retry_delay_s=_never_again)
+    return PooledScheduler(client=system.recorder, encoder=encoder, retry_delay_s=_never_again, batch_size=batch_size)
+
+
+def _never_again(error: ErrorInfo, attempt: int, *, key: str) -> None:
+    return None
+
+
+def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
+    rest = iter(queries)
+    return iter(lambda: list(islice(rest, size)), [])
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def warm_up(system: System, *, width: int) -> None:
+    """Load the models and open all connections."""
+    run_once(system, make_queries(width), mode="async", batch_size=width)
+
+
+def find_slots(system: System, config: BenchmarkConfig) -> int | None:
+    """Return how many calls the server was seen to work on at once, `probe_width` for as many or more."""
+    return probe_server(system.stack.limit, system.calls.target_model, width=config.probe_width).slots
+
+
+def measure(system: System, config: BenchmarkConfig, *, slots: int | None) -> list[Row]:
+    """Return all rows; every repeat goes through all of them in turn, so that a slow minute is nobody's alone."""
+    cases: list[tuple[Mode, int]] = [("sequential", 1), *((mode, size) for mode in BATCHED for size in config.sizes)]
+    queries = make_queries(config.num_queries)
+    found: dict[tuple[Mode, int], list[Measurement]] = {case: [] for case in cases}
+    with progress("measuring", len(cases) * config.repeats, unit="run") as bar:
+        for _ in range(config.repeats):
+            for mode, size in cases:
+                found[mode, size].append(run_once(system, queries, mode=mode, batch_size=size))
+                bar.update()
+    sequential_s = statistics.median(run.wall_s for run in found["sequential", 1])
+    return [
+        Row.of(runs, mode=mode, batch_size=size, slots=slots or size, sequential_s=sequential_s)
+        for (mode, size), runs in found.items()
+    ]
+
+
+def run_once(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> Measurement:
+    """Return what one run took; BackendError when a call of it failed for good."""
+    system.recorder.take()
+    began = time.perf_counter()
+    run_mode(system, queries, mode=mode, batch_size=batch_size)
+    wall_s = time.perf_counter() - began
+    completions = system.recorder.take()
+    errors = [completion.error for completion in completions if completion.error is not None]
+    if errors:
+        raise BackendError(
+            f"{len(errors)} of {len(completions)} calls failed, which leaves nothing to compare ({errors[0]})"
+        )
+    waits_s = [completion.latency_s for completion in completions]
+    return Measurement(
+        calls=len(completions),
+        wall_s=wall_s,
+        service_s=sum(completion.total_s - completion.queue_wait_s for completion in completions),
+        p50_s=statistics.median(waits_s),
+        p95_s=statistics.quantiles(waits_s, n=20, method="inclusive")[-1],
+        queue_wait_s=statistics.fmean(completion.queue_wait_s for completion in completions),
+    )
+
+
+if __name__ == "__main__":
+    run_cli(main, prog=PROG)
