@@ -1,0 +1,1 @@
+"""From token lengths to reproducible, full batches: buckets, plans, packs, shards, streams."""
