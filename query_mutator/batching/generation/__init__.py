@@ -1,5 +1,11 @@
-"""What is made once and read often: the lengths of a data set."""
+"""What is made once and read often: lengths, and the tokens of a data set's rows."""
 
 from query_mutator.batching.generation.length_cache import LengthCache, LengthEntry
+from query_mutator.batching.generation.rows import (
+    JsonlSamples,
+    RowTokenizer,
+    TokenRow,
+    tokenizer_fingerprint,
+)
 
-__all__ = ["LengthCache", "LengthEntry"]
+__all__ = ["JsonlSamples", "LengthCache", "LengthEntry", "RowTokenizer", "TokenRow", "tokenizer_fingerprint"]
