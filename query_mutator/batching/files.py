@@ -110,11 +110,12 @@ class ArrayFile:
 
     def verify(self) -> None:
         """Compare the contents with the checksum; a difference is a BatchFileError that names the file."""
-        if _checksum(self.meta, self.arrays) != self.sha256:
+        if arrays_checksum(self.meta, self.arrays) != self.sha256:
             raise BatchFileError(f"{self.path} does not match its checksum: it was edited or damaged")
 
 
-def _checksum(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+def arrays_checksum(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the sha256 over metadata, names, types, shapes and contents."""
     table = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
     return sha256_of([json_bytes(dict(meta)), json_bytes(table), *(arrays[name] for name in sorted(arrays))])
 
@@ -124,7 +125,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, kind: 
     # wide types first, so that every array lies aligned when the file is mapped
     ordered = dict(sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     full_meta = {"kind": kind, **meta}
-    checksum = _checksum(full_meta, ordered)
+    checksum = arrays_checksum(full_meta, ordered)
     header: dict[str, Any] = {"__metadata__": {"meta": json_bytes(full_meta).decode(), "sha256": checksum}}
     offset = 0
     for name, array in ordered.items():
