@@ -114,14 +114,29 @@ class IdTable:
         """
         if self._lengths is None or self._count < 2:
             return None
+        if self._is_canonical():
+            return None
         if int(self._lengths.max()) > _MAX_KEY_BYTES:
             ids = self.to_list()
             order = sorted(range(self._count), key=lambda position: (len(ids[position].encode()), ids[position]))
-            return None if order == list(range(self._count)) else np.array(order, np.int64)
-        columns = self._columns()
-        if _ascending(columns):
-            return None
-        return np.lexsort(columns[::-1]).astype(np.int64)
+            return np.array(order, np.int64)
+        return np.lexsort(self._columns()[::-1]).astype(np.int64)
+
+    def _is_canonical(self) -> bool:
+        """Say whether the ids stand in canonical order, without building sort keys."""
+        assert self._blob is not None
+        assert self._lengths is not None
+        if np.any(self._lengths[:-1] > self._lengths[1:]):
+            return False
+        sizes, counts = np.unique(self._lengths, return_counts=True)
+        begin = 0
+        for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+            end = begin + size * count
+            rows = self._blob[begin:end].view(f"S{size}") if size else self._blob[:0]
+            if np.any(rows[:-1] > rows[1:]):
+                return False
+            begin = end
+        return True
 
     def _columns(self) -> list[NDArray[Any]]:
         """Return the sort keys, most significant first: byte lengths, then the bytes eight at a time."""
@@ -174,17 +189,6 @@ class IdTable:
         except (ValueError, KeyError, zlib.error) as error:
             raise BatchFileError(f"{path}: the ids cannot be read: {error}") from error
         return cls(blob, lengths, count)
-
-
-def _ascending(columns: list[NDArray[Any]]) -> bool:
-    """Say whether the rows of these key columns stand in order."""
-    equal = np.ones(len(columns[0]) - 1, bool)
-    for column in columns:
-        before, after = column[:-1], column[1:]
-        if np.any(equal & (before > after)):
-            return False
-        equal &= before == after
-    return True
 
 
 def _deflate(data: bytes) -> NDArray[np.uint8]:

@@ -32,9 +32,9 @@ _INT64 = _array(np.int64)
 _UINT8 = _array(np.uint8)
 
 #: Field types for arrays in records: any sequence of whole numbers goes in, a read-only array is kept, lists come out.
-Int32Array = Annotated[NDArray[np.int32], _INT32[0], _INT32[1]]
-Int64Array = Annotated[NDArray[np.int64], _INT64[0], _INT64[1]]
-UInt8Array = Annotated[NDArray[np.uint8], _UINT8[0], _UINT8[1]]
+Int32Array = Annotated[NDArray[Any], _INT32[0], _INT32[1]]
+Int64Array = Annotated[NDArray[Any], _INT64[0], _INT64[1]]
+UInt8Array = Annotated[NDArray[Any], _UINT8[0], _UINT8[1]]
 
 
 class Record(BaseModel):
