@@ -105,6 +105,10 @@ class RowTokenizer:
             parts = [(text, True)]
         return self._from_parts(parts)
 
+    def pair(self, prompt: str, answer: str) -> TokenRow:
+        """Return the tokens of a prompt, which is not learned, and its answer, which is."""
+        return self._from_parts([(prompt, False), (answer, True)])
+
     def _ready(self, row: Mapping[str, Any]) -> TokenRow:
         ids = np.asarray(row["input_ids"])
         mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))

@@ -1,6 +1,26 @@
 """Samples as they come: from files, from gyms, from a replay buffer."""
 
+from query_mutator.batching.streaming.gym_client import GymClient, TelnetClientConfig, TelnetGymClient
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream, HintPolicy, Policy
+from query_mutator.batching.streaming.gym_types import (
+    DifficultyProfile,
+    GymConfig,
+    GymConnectionError,
+    GymEpisode,
+    GymError,
+    GymOutputMode,
+    GymProtocolError,
+    GymStep,
+    GymTransport,
+    PuzzleCompletion,
+    PuzzleDifficulty,
+    PuzzleGame,
+    PuzzleObservation,
+    PuzzleResult,
+)
+from query_mutator.batching.streaming.mock_stream import MockGymStream
 from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
+from query_mutator.batching.streaming.open import open_stream
 from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.replay_types import (
@@ -23,8 +43,27 @@ __all__ = [
     "AsyncSampleStream",
     "BufferEvictionPolicy",
     "BufferSnapshot",
+    "DifficultyProfile",
     "EpisodeStatus",
+    "GymClient",
+    "GymConfig",
+    "GymConnectionError",
+    "GymEpisode",
+    "GymEpisodeStream",
+    "GymError",
+    "GymOutputMode",
+    "GymProtocolError",
+    "GymStep",
+    "GymTransport",
+    "HintPolicy",
+    "MockGymStream",
     "OfflineDatasetStream",
+    "Policy",
+    "PuzzleCompletion",
+    "PuzzleDifficulty",
+    "PuzzleGame",
+    "PuzzleObservation",
+    "PuzzleResult",
     "ReplayBuffer",
     "ReplayBufferConfig",
     "ReplayDraw",
@@ -34,4 +73,7 @@ __all__ = [
     "StreamMetrics",
     "StreamSample",
     "StreamState",
+    "TelnetClientConfig",
+    "TelnetGymClient",
+    "open_stream",
 ]
