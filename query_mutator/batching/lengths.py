@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -73,15 +72,16 @@ def as_lengths(source: LengthSource) -> LengthTable:
     return LengthTable(ids=ids, lengths=lengths)
 
 
-def _whole(values: Iterable[int] | NDArray[Any]) -> NDArray[Any]:
+def _whole(values: Collection[int] | NDArray[Any]) -> NDArray[Any]:
     """Return whole numbers as an array [n]; anything else is a UsageError."""
     try:
-        # array("q") takes whole numbers alone, and faster than numpy does
-        whole = values if isinstance(values, np.ndarray) else np.frombuffer(array("q", values), np.int64)
-    except (TypeError, OverflowError) as error:
+        whole = values if isinstance(values, np.ndarray) else np.fromiter(values, np.int64, len(values))
+        # the fast way into an array cuts fractions off without a word; then the sums differ
+        fractions = whole is not values and sum(values) != int(whole.sum())
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"whole numbers are needed, one per sample: {error}") from error
-    if whole.ndim != 1 or whole.dtype.kind not in "iu":
-        raise UsageError(f"whole numbers are needed, one per sample, got {whole.dtype} of shape {whole.shape}")
+    if fractions or whole.ndim != 1 or whole.dtype.kind not in "iu":
+        raise UsageError("whole numbers are needed, one per sample")
     return whole
 
 

@@ -17,6 +17,21 @@ from query_mutator.batching.files import BatchFileError, atomic_write, json_byte
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
 from query_mutator.errors import DatasetError
 
+__all__ = [
+    "DatasetFingerprint",
+    "DatasetSource",
+    "DifficultyLevel",
+    "PreferenceSample",
+    "Sample",
+    "SampleMeta",
+    "SampleType",
+    "compute_dataset_fingerprint",
+    "load_samples",
+    "load_samples_async",
+    "save_samples",
+    "save_samples_async",
+]
+
 
 class SampleType(StrEnum):
     """What a sample is for."""

@@ -20,7 +20,7 @@ class BucketSpec(Record):
     """
 
     edges: tuple[int, ...] = Field(min_length=1)
-    overflow_max: int
+    overflow_max: int = 0
     min_length: int = Field(default=1, ge=1)
 
     @model_validator(mode="before")

@@ -174,7 +174,7 @@ def pack_sequences(
         return PackedSequences([], units.report)
     packs = pack_lengths(units.lengths[kept], config)
     rows = np.split(kept[packs.order], packs.offsets[1:-1])
-    return PackedSequences([_lay_out([pieces[one] for one in row], config, pad_token_id) for row in rows], units.report)
+    return PackedSequences([lay_out([pieces[one] for one in row], config, pad_token_id) for row in rows], units.report)
 
 
 def _piece(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
@@ -185,7 +185,7 @@ def _piece(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
     )
 
 
-def _lay_out(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
+def lay_out(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
     """Return one row: segments one after the other, a separator after each but the last, padding."""
     lengths = [one.length + config.separator_length for one in segments]
     lengths[-1] -= config.separator_length
