@@ -29,6 +29,7 @@ from query_mutator.batching.streaming.replay_types import (
     ReplayBufferConfig,
     ReplayDraw,
 )
+from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig, WindowState
 from query_mutator.batching.streaming.types import (
     EpisodeStatus,
     SampleSource,
@@ -67,6 +68,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayBufferConfig",
     "ReplayDraw",
+    "RollingBatchPlanWindow",
     "SampleSource",
     "SampleStream",
     "StreamConfig",
@@ -75,5 +77,7 @@ __all__ = [
     "StreamState",
     "TelnetClientConfig",
     "TelnetGymClient",
+    "WindowConfig",
+    "WindowState",
     "open_stream",
 ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.files import sha256_of
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import StreamSample, utc_now
 
@@ -75,13 +74,6 @@ class BufferSnapshot(Record):
     def by_key(self) -> dict[str, StreamSample]:
         """Return the samples by their keys."""
         return dict(zip(self.keys, self.samples, strict=True))
-
-    def digest(self) -> str:
-        """Return the sha256 of keys, tokens and masks: the same for the same samples, whenever it was taken."""
-        parts: list[Any] = []
-        for key, sample in zip(self.keys, self.samples, strict=True):
-            parts += [f"\n{key} {sample.length} ".encode(), sample.input_ids, sample.loss_mask]
-        return sha256_of(parts)
 
 
 class ReplayDraw(NamedTuple):
