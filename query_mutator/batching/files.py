@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -72,7 +72,8 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise DiskError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ class Record(BaseModel):
     """A frozen model; unknown fields are errors, arrays compare by content."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other values in these fields, checked as at birth (`model_copy` checks nothing)."""
+        return type(self)(**{**self.__dict__, **fields})
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

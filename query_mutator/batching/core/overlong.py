@@ -100,7 +100,7 @@ def fit_units(
 
     Loss tokens are taken to be the last ones of a sample (an answer after its prompt) when it is cut.
     """
-    lengths = table.lengths
+    lengths, policy = table.lengths, OverlongPolicy(policy)
     limit = int(np.min(limits)) if np.size(limits) else 1
     report = OverlongReport(policy=policy, limit=max(limit, 1))
     over = np.flatnonzero(lengths > limits)
