@@ -1,6 +1,7 @@
 """A bounded store of stream samples that are drawn again, those of high priority more often.
 
-Adding, evicting and changing a priority take O(log n) whatever the eviction policy, drawing k samples O(k log n).
+No operation but looking at everything goes through the samples: adding, evicting, changing a priority and drawing
+take microseconds at any size, whatever the eviction policy.
 Samples lie in slots 0..size-1; a removed one is replaced by the last. Columns of numbers lie beside them, so means
 and filters never drift and never touch the samples.
 """
@@ -27,8 +28,8 @@ from query_mutator.batching.streaming.replay_types import (
     ReplayDraw,
 )
 from query_mutator.batching.streaming.sample_columns import read_samples, write_samples
-from query_mutator.batching.streaming.sum_tree import SumTree
 from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
+from query_mutator.batching.streaming.weighted_slots import WeightedSlots
 from query_mutator.errors import UsageError
 
 KIND = "replay buffer"
@@ -55,17 +56,17 @@ class ReplayBuffer:
 
     def _empty(self) -> None:
         self._samples: list[StreamSample] = []
+        self._replays: list[StreamSample] = []  # the same, marked: a draw of cold memory must not copy it first
         self._serials = array("q")  # which addition it was
         self._priorities = array("d")
         self._difficulties = array("d")  # nan = none
         self._rewards = array("d")
         self._successes = array("b")  # -1 = unknown
-        self._draws = array("i")  # how often it was drawn
         self._columns: tuple[array[Any], ...] = (
             *(self._serials, self._priorities, self._difficulties),
-            *(self._rewards, self._successes, self._draws),
+            *(self._rewards, self._successes),
         )
-        self._tree = SumTree()  # of priority^alpha
+        self._weights = WeightedSlots()  # of priority^alpha
         self._slot_of: dict[int, int] = {}  # serial -> slot
         self._serials_of: dict[str, int | list[int]] = {}  # sample id -> its serial; all of them when there are more
         self._ages: deque[int] = deque()  # serials, oldest first; may hold some that are gone
@@ -131,7 +132,7 @@ class ReplayBuffer:
             serial = self.total_added
             slot = self._evict() if len(self._samples) >= self._max_size else self._append_slot(sample)
             self._fill(slot, sample, serial, priority)
-            self._tree.set(slot, weight)
+            self._weights.set(slot, weight)
             self._slot_of[serial] = slot
             self._note_id(sample.sample_id, serial)
             self._enqueue(serial, priority)
@@ -164,16 +165,17 @@ class ReplayBuffer:
 
     def _append_slot(self, sample: StreamSample) -> int:
         self._samples.append(sample)
+        self._replays.append(sample)
         for column in self._columns:
             column.append(0)
         return len(self._samples) - 1
 
-    def _fill(self, slot: int, sample: StreamSample, serial: int, priority: float, draws: int = 0) -> None:
+    def _fill(self, slot: int, sample: StreamSample, serial: int, priority: float) -> None:
         config = self.config
         self._samples[slot] = sample
+        self._replays[slot] = sample.with_replay()
         self._serials[slot] = serial
         self._priorities[slot] = priority
-        self._draws[slot] = draws
         self._difficulties[slot] = (
             nan if sample.difficulty is None or not config.track_difficulty else sample.difficulty
         )
@@ -240,11 +242,12 @@ class ReplayBuffer:
         last = self.size - 1
         if slot != last:
             moved = self._samples[last]
-            self._fill(slot, moved, self._serials[last], self._priorities[last], self._draws[last])
-            self._tree.set(slot, self._tree[last])
+            self._fill(slot, moved, self._serials[last], self._priorities[last])
+            self._weights.set(slot, self._weights[last])
             self._slot_of[self._serials[last]] = slot
-        self._tree.set(last, 0.0)
+        self._weights.set(last, 0.0)
         self._samples.pop()
+        self._replays.pop()
         for column in self._columns:
             column.pop()
 
@@ -267,8 +270,8 @@ class ReplayBuffer:
         beta = self.config.importance_beta if beta is None else beta
         with self._lock:
             slots = self._slots(n, None, None)
-            total = self._tree.total
-            chances = np.array([self._tree[slot] / total if total else 1 / self.size for slot in slots])
+            total = self._weights.total
+            chances = np.array([self._weights[slot] / total if total else 1 / self.size for slot in slots])
             weights = (self.size * chances) ** -beta
             serials = np.array([self._serials[slot] for slot in slots], dtype=np.int64)
             return ReplayDraw(self._take(slots), (weights / weights.max()).astype(np.float32), chances, serials)
@@ -290,8 +293,8 @@ class ReplayBuffer:
         self._check_ready(n)
         if low is not None or high is not None:
             return self._slots_within(n, low, high)
-        if self._tree.total > 0 and self._alpha > 0:
-            return self._tree.draw(self._rng.random(n).tolist())
+        if self._weights.total > 0 and self._alpha > 0:
+            return self._weights.draw(self._rng.random(n))
         drawn: list[int] = self._rng.integers(self.size, size=n).tolist()
         return drawn
 
@@ -309,11 +312,8 @@ class ReplayBuffer:
         return drawn
 
     def _take(self, slots: list[int]) -> list[StreamSample]:
-        taken, samples, draws = [], self._samples, self._draws
-        for slot in slots:
-            draws[slot] += 1
-            taken.append(samples[slot].with_replay(draws[slot]))
-        return taken
+        replays = self._replays
+        return [replays[slot] for slot in slots]
 
     # --- looking in ------------------------------------------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class ReplayBuffer:
     def _set_priority(self, serial: int, priority: float) -> None:
         slot, weight = self._slot_of[serial], self._weight(priority)
         self._priorities[slot] = priority
-        self._tree.set(slot, weight)
+        self._weights.set(slot, weight)
         if self._policy is BufferEvictionPolicy.PRIORITY:
             heapq.heappush(self._heap, (priority, serial))
             if len(self._heap) > 2 * self.size + 64:
@@ -410,7 +410,7 @@ class ReplayBuffer:
             rewards, old = np.array(self._rewards), np.array(self._priorities)
             new = np.where(np.isnan(rewards), old, (1 - alpha) * old + alpha * np.maximum(0.0, rewards + 1.0))
             self._priorities[:] = array("d", new.tobytes())
-            self._tree.rebuild(new**self._alpha)
+            self._weights.rebuild(new**self._alpha)
             self._rebuild_heap()
 
     def _rebuild_heap(self) -> None:
@@ -430,7 +430,7 @@ class ReplayBuffer:
         }
 
     def _state_columns(self) -> dict[str, array[Any]]:
-        return {"priorities": self._priorities, "serials": self._serials, "draws": self._draws}
+        return {"priorities": self._priorities, "serials": self._serials}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON types, slot by slot: a restored buffer goes on as this one would."""
@@ -449,17 +449,17 @@ class ReplayBuffer:
         if state.get("version") != VERSION:
             raise UsageError(f"a replay buffer of version {state.get('version')!r}; {VERSION} is read here")
         buffer = cls(ReplayBufferConfig.model_validate(state["config"]))
-        columns = (samples, lists["serials"], lists["priorities"], lists["draws"])
+        columns = (samples, lists["serials"], lists["priorities"])
         if len({len(column) for column in columns}) > 1:
             raise UsageError("the columns of a replay buffer have different lengths")
-        for slot, (sample, serial, priority, draws) in enumerate(zip(*columns, strict=True)):
+        for slot, (sample, serial, priority) in enumerate(zip(*columns, strict=True)):
             buffer._append_slot(sample)
-            buffer._fill(slot, sample, serial, priority, draws)
+            buffer._fill(slot, sample, serial, priority)
             buffer._slot_of[serial] = slot
         for serial in sorted(buffer._slot_of):
             buffer._note_id(samples[buffer._slot_of[serial]].sample_id, serial)
             buffer._ages.append(serial)
-        buffer._tree.rebuild(np.array([buffer._weight(priority) for priority in lists["priorities"]]))
+        buffer._weights.rebuild(np.array([buffer._weight(priority) for priority in lists["priorities"]]))
         buffer._rebuild_heap()
         buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])
         buffer._rng.bit_generator.state = state["rng_state"]
@@ -481,7 +481,7 @@ class ReplayBuffer:
         if is_text(path):
             return cls.from_dict(read_json(path))
         samples, file = read_samples(path, kind=KIND)
-        lists = {name: file.arrays[name].tolist() for name in ("priorities", "serials", "draws")}
+        lists = {name: file.arrays[name].tolist() for name in ("priorities", "serials")}
         return cls._restore(file.meta, lists, samples)
 
 
