@@ -21,17 +21,20 @@ _MAX_KEY_BYTES = 64  # ids longer than this are compared one by one
 
 
 class IdTable:
-    """A fixed list of ids. `IdTable.range(n)` stands for "0".."n-1" and stores nothing."""
+    """A fixed list of ids. `IdTable.range(n, first)` stands for "first".."first+n-1" and stores nothing."""
 
-    def __init__(self, blob: NDArray[np.uint8] | None, lengths: NDArray[np.int32] | None, count: int) -> None:
+    def __init__(
+        self, blob: NDArray[np.uint8] | None, lengths: NDArray[np.int32] | None, count: int, first: int = 0
+    ) -> None:
         self._blob = blob  # uint8 [total bytes], None for a range
         self._lengths = lengths  # int32 [n], bytes per id
         self._count = count
+        self.first = first  # what a range begins at, 0 otherwise
 
     @classmethod
-    def range(cls, count: int) -> IdTable:
-        """Return the ids "0".."count-1"."""
-        return cls(None, None, count)
+    def range(cls, count: int, first: int = 0) -> IdTable:
+        """Return the ids "first".."first+count-1": positions in a data set, or in the part of it that begins there."""
+        return cls(None, None, count, first)
 
     @classmethod
     def from_list(cls, ids: Sequence[str]) -> IdTable:
@@ -61,7 +64,7 @@ class IdTable:
     def digest(self) -> str:
         """Hexadecimal sha256 of the ids in their order."""
         if self._blob is None or self._lengths is None:
-            return sha256_of([f"range {self._count}".encode()])
+            return sha256_of([f"range {self.first} {self._count}".encode()])
         return sha256_of([b"ids", self._lengths, self._blob])
 
     def __len__(self) -> int:
@@ -76,7 +79,7 @@ class IdTable:
         if index.size and not 0 <= int(index.min()) <= int(index.max()) < self._count:
             raise IndexError(f"id position outside 0..{self._count - 1}")
         if self._blob is None:
-            return [str(position) for position in index.tolist()]
+            return [str(position) for position in (index + self.first).tolist()]
         begins, ends = self._offsets[index].tolist(), self._offsets[index + 1].tolist()
         blob = self._blob
         return [blob[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
@@ -84,7 +87,7 @@ class IdTable:
     def to_list(self) -> list[str]:
         """Return all ids."""
         if self._blob is None:
-            return [str(position) for position in range(self._count)]
+            return [str(position) for position in range(self.first, self.first + self._count)]
         data, offsets = self._blob.tobytes(), self._offsets.tolist()
         if data.isascii():
             text = data.decode()
@@ -172,10 +175,12 @@ class IdTable:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, count: int, path: object = "the file") -> IdTable:
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], *, count: int, first: int = 0, path: object = "the file"
+    ) -> IdTable:
         """Return the table of `to_arrays`; arrays that do not fit together are a BatchFileError that names `path`."""
         if "id_bytes" not in arrays:
-            return cls.range(count)
+            return cls.range(count, first)
         try:
             lengths = np.frombuffer(_inflate(arrays["id_lengths"]), np.int32)
             blob = np.frombuffer(_inflate(arrays["id_bytes"]), np.uint8)

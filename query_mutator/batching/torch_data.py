@@ -115,9 +115,10 @@ class PlanBatchSampler(Sampler[Batch]):
         return [keys[end - size : end] for end, size in zip(limits, sizes.tolist(), strict=True)]
 
     def _keys(self, samples: NDArray[Any]) -> list[Key]:
+        ids = self.plan.ids
         if self._places is not None:
             return list(self._places[samples].tolist())
-        return list(samples.tolist() if self.plan.ids.is_range else self.plan.ids.take(samples))
+        return list((samples + ids.first).tolist() if ids.is_range else ids.take(samples))
 
 
 def _places(plan: BatchPlan, dataset_ids: Sequence[str]) -> NDArray[np.int64]:

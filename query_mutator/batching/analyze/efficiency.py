@@ -244,15 +244,17 @@ def _advice(analysis: BucketAnalysis, layouts: tuple[LayoutCost, ...], suggested
     advice = []
     if suggested.estimated_efficiency > analysis.overall_efficiency + 0.01:
         edges = ",".join(map(str, suggested.edges))
-        advice.append(f"Edges {edges} pad {_less(better.padded_tokens, now.padded_tokens)} than these buckets.")
+        advice.append(
+            f"Edges {edges} need {_fewer(better.padded_tokens, now.padded_tokens)} tokens than these buckets."
+        )
     if windows.batches < now.batches:
         advice.append(
             f"Sorted windows (mode throughput) take {windows.batches} steps in place of {now.batches} "
-            f"({_less(windows.batches, now.batches)}), at most {windows.peak_tokens} tokens a step."
+            f"({_fewer(windows.batches, now.batches)}), at most {windows.peak_tokens} tokens a step."
         )
     if packed.batches < 0.98 * windows.batches:
         advice.append(
-            f"Packing takes {packed.batches} steps ({_less(packed.batches, windows.batches)} than sorted windows), "
+            f"Packing takes {packed.batches} steps ({_fewer(packed.batches, windows.batches)} than sorted windows), "
             f"every one of {packed.peak_tokens} tokens, and needs an attention that keeps segments apart."
         )
     if analysis.empty_buckets:
@@ -262,8 +264,8 @@ def _advice(analysis: BucketAnalysis, layouts: tuple[LayoutCost, ...], suggested
     return tuple(advice) or ("These buckets leave little to gain.",)
 
 
-def _less(new: float, old: float) -> str:
-    return f"{100 * (1 - new / old):.0f}% less"
+def _fewer(new: float, old: float) -> str:
+    return f"{100 * (1 - new / old):.0f}% fewer"
 
 
 def visualize_buckets(lengths: LengthSource, bucket_spec: BucketSpec, width: int = 50) -> str:

@@ -49,6 +49,18 @@ class CheckpointPosition(Record):
             done=shard.done_in(epoch),
         )
 
+    @property
+    def shard_spec(self) -> ShardSpec:
+        """The part of the plan that the position stands in."""
+        return ShardSpec(
+            rank=self.rank,
+            world_size=self.world_size,
+            equal_steps=self.equal_steps,
+            uneven=self.uneven,
+            first_epoch=self.epoch,
+            done=self.done,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return self.model_dump(mode="json")
@@ -99,18 +111,15 @@ def resume_shard(
         raise CheckpointError(
             f"the checkpoint stands in plan {str(position.plan_fingerprint)[:16]}, this is {plan.fingerprint[:16]}"
         )
+    stood = position.shard_spec
+    steps = plan.shard_by(stood).get_epoch(position.epoch).num_microbatches
+    if position.microbatch_idx > steps:
+        raise CheckpointError(f"the checkpoint has done {position.microbatch_idx} of {steps} microbatches")
     done, begin = position.done, position.microbatch_idx
     if config.world_size != position.world_size:
         done, begin = (*done, Segment(world_size=position.world_size, steps=begin)), 0
-    spec = ShardSpec(
-        rank=config.rank,
-        world_size=config.world_size,
-        equal_steps=position.equal_steps,
-        uneven=position.uneven,
-        first_epoch=position.epoch,
-        done=done,
-    )
-    return plan.shard_by(spec), begin
+    here = {"rank": config.rank, "world_size": config.world_size, "done": done}
+    return plan.shard_by(stood.changed(**here)), begin
 
 
 def iter_from_checkpoint(

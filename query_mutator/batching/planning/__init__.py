@@ -2,6 +2,7 @@
 
 from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
+from query_mutator.batching.planning.blocks import BlockedPlan, build_blocked_plan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec, SourceCount
 from query_mutator.batching.planning.mixture import Mixture, mix_datasets
@@ -46,6 +47,7 @@ __all__ = [
     "BatchPlanMeta",
     "BatchingConfig",
     "BatchingMode",
+    "BlockedPlan",
     "EpochPlan",
     "MicrobatchSpec",
     "Mixture",
@@ -63,6 +65,7 @@ __all__ = [
     "ShardSpec",
     "SourceCount",
     "UnevenPolicy",
+    "build_blocked_plan",
     "check_plan",
     "compute_batch_fingerprint",
     "compute_batch_fingerprint_async",

@@ -24,7 +24,7 @@ EPOCH_KIND = "batch plan epoch"
 
 
 class MicrobatchSpec(Record):
-    """What one rank runs at once; `indices` are positions in the plan's ids, `index` the place in the whole epoch.
+    """What one rank runs at once; `indices` are positions in the data set, `index` the place in the whole epoch.
 
     `packs` groups the ids into rows where the plan is packed. `starts` and `stops` say which tokens of each sample
     count (stop −1: to its end), None when all do. `loss_tokens` counts tokens with a loss here, `step_loss_tokens`
@@ -220,7 +220,7 @@ class EpochPlan(Record):
             bucket_id=int(self.bucket[number]),
             max_len=int(self.max_len[number]),
             index=number if self.index is None else int(self.index[number]),
-            indices=samples.astype(np.int64),
+            indices=samples.astype(np.int64) + self.context.ids.first,
             starts=starts,
             stops=stops,
             total_tokens=int(self.tokens[number]),

@@ -79,7 +79,10 @@ def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:
             digests[number] = write_arrays(folder / name, epoch.arrays, kind=EPOCH_KIND, meta=epoch.head)
     columns = {name: getattr(cuts, name) for name in _CUT_COLUMNS}
     units = write_arrays(
-        folder / _UNITS_FILE, {**plan.ids.to_arrays(), **columns}, kind=_UNITS_KIND, meta={"count": len(plan.ids)}
+        folder / _UNITS_FILE,
+        {**plan.ids.to_arrays(), **columns},
+        kind=_UNITS_KIND,
+        meta={"count": len(plan.ids), "first": plan.ids.first},
     )
     plan = BatchPlan(plan.meta, plan.epochs, plan.ids, digests=digests)
     body = {
@@ -157,7 +160,7 @@ def _read_units(path: Path, digest: str, meta: BatchPlanMeta) -> PlanContext:
     file = read_arrays(path, kind=_UNITS_KIND)
     if file.sha256 != digest:
         raise BatchFileError(f"{path} belongs to another plan")
-    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, path=path)
+    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, first=int(file.meta["first"]), path=path)
     return PlanContext(ids=ids, cuts=Cuts(**{name: file.arrays[name] for name in _CUT_COLUMNS}))
 
 

@@ -16,8 +16,10 @@ from query_mutator.batching import (
     BatchingConfig,
     BatchPlan,
     BatchPlanBuilder,
+    BlockedPlan,
     PackingConfig,
     TokenBudgetBatchSampler,
+    build_blocked_plan,
     compute_batch_fingerprint,
     compute_batch_fingerprint_async,
     load_batch_plan,
@@ -383,3 +385,22 @@ def test_batch_fingerprints_cover_order_settings_and_number(tmp_path: Path) -> N
     assert compute_batch_fingerprint(batches, CONFIG, n_batches=3).num_batches == 3
     save_fingerprint(found, tmp_path / "f.json")
     assert load_fingerprint(tmp_path / "f.json") == found
+
+
+def test_a_plan_in_blocks_is_one_plan(tmp_path: Path) -> None:
+    lengths = np.array(list(LENGTHS.values()), np.int32)
+    plan = build_blocked_plan(lengths, CONFIG, tmp_path / "plan", num_epochs=2, block_samples=150)
+    assert (plan.num_blocks, plan.num_samples) == (3, 400)
+    for epoch in range(2):
+        assert sorted(place for batch in plan.iter_epoch(epoch) for place in batch.indices.tolist()) == list(range(400))
+    assert {int(one) for batch in plan.open_block(1).iter_epoch(0) for one in batch.samples} == set(range(150, 300))
+    shares = [list(plan.iter_epoch(0, rank=rank, world_size=2)) for rank in range(2)]
+    assert len(shares[0]) == len(shares[1])
+    again = BlockedPlan(tmp_path / "plan")
+    assert again.fingerprint == plan.fingerprint
+    other = build_blocked_plan(lengths, CONFIG.changed(seed=1), tmp_path / "other", block_samples=150)
+    assert other.fingerprint != plan.fingerprint
+    shutil.rmtree(tmp_path / "plan" / "block_0001")
+    shutil.copytree(tmp_path / "other" / "block_0001", tmp_path / "plan" / "block_0001")
+    with pytest.raises(BatchFileError, match="block_0001"):
+        again.open_block(1)
