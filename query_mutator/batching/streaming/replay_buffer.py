@@ -50,6 +50,7 @@ class ReplayBuffer:
         self._alpha = self.config.priority_alpha
         self._max_size = self.config.max_size
         self._max_staleness = self.config.max_staleness
+        self._keeps_ages = self._policy is BufferEvictionPolicy.FIFO or self._max_staleness is not None
         self._rng = np.random.default_rng(self.config.seed)
         self._lock = threading.RLock()
         self._empty()
@@ -187,7 +188,7 @@ class ReplayBuffer:
             heapq.heappush(self._heap, (priority, serial))
             if len(self._heap) > 2 * self.size + 64:
                 self._rebuild_heap()
-        if self._policy is BufferEvictionPolicy.FIFO or self._max_staleness is not None:
+        if self._keeps_ages:
             self._ages.append(serial)
 
     def _evict(self) -> int:
@@ -458,7 +459,8 @@ class ReplayBuffer:
             buffer._slot_of[serial] = slot
         for serial in sorted(buffer._slot_of):
             buffer._note_id(samples[buffer._slot_of[serial]].sample_id, serial)
-            buffer._ages.append(serial)
+            if buffer._keeps_ages:
+                buffer._ages.append(serial)
         buffer._weights.rebuild(np.array([buffer._weight(priority) for priority in lists["priorities"]]))
         buffer._rebuild_heap()
         buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])

@@ -123,7 +123,6 @@ class StreamConfig(Record):
     env_name: str | None = None
     host: str = "localhost"
     port: int = Field(default=8023, ge=1, le=65535)
-    prefetch_size: int = Field(default=100, ge=1)
     timeout_seconds: float = Field(default=30.0, gt=0)
     min_length: int = Field(default=1, ge=1)
     max_length: int = Field(default=8192, ge=1)
