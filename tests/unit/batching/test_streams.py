@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,17 @@ def test_async_stream_as_context_and_after_reset(data: Path) -> None:
             return first, await stream.count_samples(), state
 
     assert asyncio.run(run()) == (10, 10, StreamState.IDLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("05_e2e_pipeline", "both ways give the same 34 batches: True"),
+        ("07_streaming", "resumed at 30: the rest is the same: True"),
+        ("08_online_learning", "25 episodes, solved: 100%"),
+    ],
+)
+def test_the_examples_show_what_they_say(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[3] / "examples" / "batching" / f"{name}.py"
+    runpy.run_path(str(path), run_name="__main__")
+    assert said in capsys.readouterr().out
