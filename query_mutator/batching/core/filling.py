@@ -81,24 +81,26 @@ def fill_batches(items: Items, settings: FillSettings, *, seed: tuple[int, ...])
 
 
 def _fill_windows(items: Items, order: IndexArray, settings: FillSettings) -> Batches:
-    """Cut sorted windows; what is left at the windows' ends is pooled and goes through windows again."""
+    """Cut sorted windows; what is left at the windows' ends is pooled and goes through windows twice as wide."""
     parts: list[Batches] = []
+    window = settings.window
     while len(order):
-        order = order[_window_sort(items.lengths[order], settings.window)]
+        order = order[_window_sort(items.lengths[order], window)]
         here = items.take(order)
-        edges = [*range(0, len(order), settings.window), len(order)]
+        edges = [*range(0, len(order), window), len(order)]
         starts, sizes, full = _cut(here, _longest_pads(here.lengths, settings), edges, settings)
         last = len(edges) == 2
         taken = full if last and settings.drop_last else full | last
         parts.append(_batches(order, here.lengths, starts[taken], sizes[taken], settings))
         order = order[:0] if last else order[ranges_of(starts[~full], sizes[~full])]
+        window *= 2  # a window that one batch could hold leaves everything: only a wider one ends
     return _join(parts)
 
 
 def _fill_buckets(items: Items, order: IndexArray, settings: FillSettings) -> Batches:
     """Cut every bucket in shuffled order, padded to the bucket."""
     assert settings.bucket_pads is not None
-    buckets = np.searchsorted(np.array(settings.bounds), items.lengths[order]).astype(np.int8)
+    buckets = np.searchsorted(np.array(settings.bounds), items.lengths[order]).astype(np.int16)
     order = order[np.argsort(buckets, kind="stable")]
     here = items.take(order)
     edges = [0, *np.cumsum(np.bincount(buckets, minlength=len(settings.bounds))).tolist()]

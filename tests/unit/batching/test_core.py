@@ -330,3 +330,9 @@ def test_senseless_sampler_settings_are_refused(bad: dict[str, int]) -> None:
 def test_a_budget_below_the_longest_sample_is_an_error() -> None:
     with pytest.raises(UsageError, match="longer than 64 tokens"):
         sampler(token_budget=64)
+
+
+def test_windows_that_one_batch_could_hold_are_merged() -> None:
+    batches = list(sampler(window=1).iter_epoch_sync(0))
+    assert sum(batch.batch_size for batch in batches) == 50
+    assert len(batches) < 20
