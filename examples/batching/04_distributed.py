@@ -1,0 +1,54 @@
+"""Several ranks: equal steps, like work, and going on with another number of ranks.
+
+python examples/batching/04_distributed.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from query_mutator.batching import (
+    BatchingConfig,
+    BatchPlanBuilder,
+    CheckpointPosition,
+    DistributedConfig,
+    compute_shard_stats,
+    interleave_microbatches,
+    resume_shard,
+    save_batch_plan,
+    shard_batch_plan,
+)
+
+
+def main() -> None:
+    here = DistributedConfig.from_env()
+    print(f"this process is rank {here.rank} of {here.world_size}")
+    lengths = np.clip(np.random.default_rng(0).lognormal(5, 1, 5000), 1, 1024).astype(int)
+    config = BatchingConfig(token_budget=4096, bucket_edges=(128, 256, 512), overflow_max=1024)
+    plan = BatchPlanBuilder(lengths, config, "demo", "demo").build_sync(num_epochs=2)
+    for rank, stats in compute_shard_stats(plan, world_size=4).items():
+        print(f"rank {rank}: {stats.num_microbatches} microbatches, {stats.total_tokens} tokens")
+    for uneven in ("pad", "drop", "wrap"):
+        report = shard_batch_plan(plan, DistributedConfig(rank=0, world_size=4), equal_steps=True, uneven=uneven)
+        one = report.shard_report()
+        print(f"equal steps by {uneven}: {one.steps} on every rank, {one.num_padding} fillers, ", end="")
+        print(f"{one.num_dropped} dropped, {one.num_wrapped} repeated; ", end="")
+        print(f"one bucket at {one.same_bucket:.0%} of steps, work within {one.imbalance:.2%}")
+    mixed = interleave_microbatches(list(plan.iter_epoch(0)))
+    print(f"interleaved buckets: {[batch.bucket_id for batch in mixed[:8]]}")
+    stopped = CheckpointPosition.at(plan.shard(0, 4, equal_steps=True), epoch=0, microbatch_idx=40, global_step=40)
+    print(f"stopped on 4 ranks after step {stopped.microbatch_idx}; going on with 3:")
+    for rank in range(3):
+        shard, begin = resume_shard(plan, stopped, DistributedConfig(rank=rank, world_size=3))
+        print(f"  rank {rank}: {shard.get_epoch(0).num_microbatches - begin} microbatches are left in the epoch")
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(4):
+            save_batch_plan(plan.shard(rank, 4), Path(folder) / f"rank_{rank}")
+        print(f"written: {sorted(one.name for one in Path(folder).iterdir())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Length buckets: which lengths are batched together and how far they are padded."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from query_mutator.batching.records import Record
+
+BucketId = int
+
+
+class BucketSpec(Record):
+    """Bucket i holds the lengths edges[i-1]+1 .. edges[i]; longer ones up to `overflow_max` form the overflow bucket.
+
+    With `overflow_max` equal to the last edge (the value when it is left out) there is no overflow bucket.
+    """
+
+    edges: tuple[int, ...] = Field(min_length=1)
+    overflow_max: int = 0
+    min_length: int = Field(default=1, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_overflow(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("overflow_max") is None and data.get("edges"):
+            return {**data, "overflow_max": max(data["edges"])}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.edges[0] < self.min_length:
+            raise ValueError(f"edges begin at {self.edges[0]}, below the shortest length {self.min_length}")
+        if any(left >= right for left, right in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError(f"edges must rise, got {self.edges}; try {tuple(sorted(set(self.edges)))}")
+        if self.overflow_max < self.edges[-1]:
+            raise ValueError(f"overflow_max={self.overflow_max} is below the last edge {self.edges[-1]}")
+        return self
+
+    @property
+    def num_buckets(self) -> int:
+        """Number of buckets, the overflow bucket included where there is one."""
+        return len(self.edges) + self.has_overflow
+
+    @property
+    def has_overflow(self) -> bool:
+        """Whether lengths beyond the last edge have a bucket."""
+        return self.overflow_max > self.edges[-1]
+
+    @property
+    def overflow_bucket_id(self) -> BucketId:
+        """The number of the overflow bucket, one past the edges."""
+        return len(self.edges)
+
+    @property
+    def upper_bounds(self) -> NDArray[np.int64]:
+        """The longest length of every bucket, int64 [num_buckets]."""
+        return np.array([*self.edges, self.overflow_max][: self.num_buckets], np.int64)
+
+    def get_bucket_id(self, length: int) -> BucketId:
+        """Return the bucket of a length; one outside all buckets is a ValueError."""
+        if self.should_skip(length):
+            raise ValueError(f"length {length} is outside {self.min_length}..{self.overflow_max}")
+        return int(self.bucket_ids(np.array([length]))[0])
+
+    def bucket_ids(self, lengths: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the bucket of every length [n]; lengths beyond all buckets get `num_buckets`."""
+        return np.searchsorted(self.upper_bounds, lengths, side="left")
+
+    def get_bucket(self, length: int) -> BucketId:
+        """Same as `get_bucket_id`."""
+        return self.get_bucket_id(length)
+
+    def get_bucket_max_length(self, bucket_id: BucketId) -> int:
+        """Return the longest length of a bucket."""
+        return int(self.upper_bounds[self._known(bucket_id)])
+
+    def get_bucket_range(self, bucket_id: BucketId) -> tuple[int, int]:
+        """Return the shortest and longest length of a bucket, both included."""
+        shortest = self.min_length if self._known(bucket_id) == 0 else int(self.upper_bounds[bucket_id - 1]) + 1
+        return shortest, self.get_bucket_max_length(bucket_id)
+
+    def is_overflow(self, bucket_id: BucketId) -> bool:
+        """Say whether this is the overflow bucket."""
+        return self.has_overflow and bucket_id == self.overflow_bucket_id
+
+    def should_skip(self, length: int) -> bool:
+        """Say whether a length is outside all buckets."""
+        return not self.min_length <= length <= self.overflow_max
+
+    def _known(self, bucket_id: BucketId) -> BucketId:
+        if not 0 <= bucket_id < self.num_buckets:
+            raise ValueError(f"bucket {bucket_id} does not exist; there are {self.num_buckets}, counted from 0")
+        return bucket_id
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return edges 128, 256, 512, 1024 and an overflow bucket up to 2048."""
+        return cls(edges=(128, 256, 512, 1024), overflow_max=2048)
+
+    @classmethod
+    def from_max_length(cls, max_length: int, num_buckets: int = 4) -> Self:
+        """Return evenly spaced buckets whose last edge is `max_length`."""
+        if not 1 <= num_buckets <= max_length:
+            raise ValueError(f"num_buckets={num_buckets} must lie between 1 and max_length={max_length}")
+        edges = tuple(max_length * number // num_buckets for number in range(1, num_buckets + 1))
+        return cls(edges=edges, overflow_max=max_length)
+
+
+class BucketStats(Record):
+    """What fell into one bucket, in samples and tokens."""
+
+    bucket_id: BucketId
+    bucket_max_length: int = Field(ge=1)
+    sample_count: int = Field(default=0, ge=0)
+    total_tokens: int = Field(default=0, ge=0)
+    padded_tokens: int = Field(default=0, ge=0)
+
+    @property
+    def padding_tokens(self) -> int:
+        """Tokens that are padding."""
+        return self.padded_tokens - self.total_tokens
+
+    @property
+    def padding_ratio(self) -> float:
+        """Padding as a fraction of all tokens, 0 when empty."""
+        return self.padding_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens as a fraction of all tokens, 0 when empty."""
+        return self.total_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def avg_length(self) -> float:
+        """Mean length, 0 when empty."""
+        return self.total_tokens / self.sample_count if self.sample_count else 0.0
+
+    def add_sample(self, length: int) -> Self:
+        """Return the counts with one more sample, padded to the bucket's longest length."""
+        return self.add(samples=1, tokens=length, padded_tokens=self.bucket_max_length)
+
+    def add(self, *, samples: int, tokens: int, padded_tokens: int) -> Self:
+        """Return the counts with this many more."""
+        return self.model_copy(
+            update={
+                "sample_count": self.sample_count + samples,
+                "total_tokens": self.total_tokens + tokens,
+                "padded_tokens": self.padded_tokens + padded_tokens,
+            }
+        )

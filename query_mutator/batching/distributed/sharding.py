@@ -1,0 +1,72 @@
+"""Each rank's part of a plan, and how evenly the parts fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from query_mutator.batching.distributed.config import DistributedConfig
+from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch
+from query_mutator.batching.records import Record
+
+
+def shard_batch_plan(
+    plan: BatchPlan,
+    config: DistributedConfig | None = None,
+    *,
+    equal_steps: bool = False,
+    uneven: UnevenPolicy | str = UnevenPolicy.PAD,
+) -> BatchPlan:
+    """Return the part of the plan for this process (or for `config`); see `BatchPlan.shard`."""
+    config = config or DistributedConfig.get_global()
+    return plan.shard(config.rank, config.world_size, equal_steps=equal_steps, uneven=uneven)
+
+
+def interleave_microbatches(microbatches: Sequence[MicrobatchSpec]) -> list[MicrobatchSpec]:
+    """Return the microbatches one bucket after the other, shortest first, round and round until all are out."""
+    buckets: dict[int, list[MicrobatchSpec]] = {}
+    for microbatch in microbatches:
+        buckets.setdefault(microbatch.bucket_id, []).append(microbatch)
+    rounds = zip_longest(*(buckets[bucket] for bucket in sorted(buckets)))
+    return [microbatch for one in rounds for microbatch in one if microbatch is not None]
+
+
+class ShardStats(Record):
+    """What one rank has in all epochs; fillers count as microbatches, not as samples or tokens."""
+
+    rank: int
+    num_microbatches: int
+    num_padding: int
+    total_samples: int
+    total_tokens: int
+    total_loss_tokens: int
+    padded_tokens: int
+
+
+def compute_shard_stats(
+    plan: BatchPlan, world_size: int, *, equal_steps: bool = False, uneven: UnevenPolicy | str = UnevenPolicy.PAD
+) -> dict[int, ShardStats]:
+    """Return the figures of every rank."""
+    stats = {}
+    for rank in range(world_size):
+        epochs = list(plan.shard(rank, world_size, equal_steps=equal_steps, uneven=uneven).epochs.values())
+        stats[rank] = ShardStats(
+            rank=rank,
+            num_microbatches=sum(epoch.num_microbatches for epoch in epochs),
+            num_padding=sum(0 if epoch.padding is None else int(epoch.padding.sum()) for epoch in epochs),
+            total_samples=sum(epoch.total_samples for epoch in epochs),
+            total_tokens=sum(epoch.total_tokens for epoch in epochs),
+            total_loss_tokens=sum(epoch.total_loss_tokens for epoch in epochs),
+            padded_tokens=sum(int(epoch.padded_tokens.sum()) for epoch in epochs),
+        )
+    return stats
+
+
+def report_shards(
+    plan: BatchPlan, world_size: int, *, equal_steps: bool = True, uneven: UnevenPolicy | str = UnevenPolicy.PAD
+) -> dict[int, ShardReport]:
+    """Return for every epoch how evenly it falls on `world_size` ranks: buckets, cost, fillers, what is left out."""
+    spec = ShardSpec(rank=0, world_size=world_size, equal_steps=equal_steps, uneven=UnevenPolicy(uneven))
+    return {number: report_epoch(epoch, spec) for number, epoch in plan.epochs.items()}

@@ -1,0 +1,233 @@
+"""From token rows to one rectangular batch: padding, masks, positions, labels; packs laid out side by side.
+
+R rows (samples or packs), L columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from pydantic import Field, PlainSerializer, PlainValidator
+
+from query_mutator.batching.generation.rows import TokenRow
+from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.packing import (
+    IGNORE_LABEL,
+    PackingConfig,
+    SequenceToPack,
+    segment_positions,
+)
+from query_mutator.batching.planning.packing import (
+    lay_out as lay_out,
+)
+from query_mutator.batching.records import Record
+from query_mutator.errors import UsageError
+
+Batch = dict[str, Any]
+#: Turns sample dictionaries (`input_ids`, `loss_mask`), a length and a padding id into arrays.
+CollateFn = Callable[[Sequence[Mapping[str, Any]], int, int], Mapping[str, NDArray[Any]]]
+
+
+def _matrix(dtype: type[np.generic]) -> Any:
+    def check(value: Any) -> NDArray[Any]:
+        array = np.asarray(value)
+        if array.ndim != 2 or array.dtype.kind not in "iub":
+            raise ValueError(f"a matrix of whole numbers is needed, got {array.dtype} of shape {array.shape}")
+        return array.astype(dtype, copy=False)
+
+    return PlainValidator(check)
+
+
+_AS_LISTS = PlainSerializer(lambda array: array.tolist())
+Int32Matrix = Annotated[NDArray[np.int32], _matrix(np.int32), _AS_LISTS]
+UInt8Matrix = Annotated[NDArray[np.uint8], _matrix(np.uint8), _AS_LISTS]
+
+
+class CollatedBatch(Record):
+    """A batch ready for training; `batch["labels"]` and the like work as in a dictionary of arrays.
+
+    All matrices are [R, L]. `segment_ids` are given for packs (−1 in padding), `sample_ids` go through the packs row
+    by row. A microbatch that only fills up a rank's steps has `is_padding`: give it loss weight 0.
+    """
+
+    input_ids: Int32Matrix
+    loss_mask: UInt8Matrix
+    attention_mask: UInt8Matrix
+    position_ids: Int32Matrix
+    segment_ids: Int32Matrix | None = None
+    sample_ids: tuple[str, ...]
+    bucket_id: int = 0
+    max_len: int = Field(ge=1)
+    index: int = Field(default=0, ge=0)
+    epoch: int = Field(default=0, ge=0)
+    is_padding: bool = False
+    extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a collate function of one's own
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """`input_ids` where there is a loss, −100 elsewhere, int64 [R, L] (a model shifts them itself)."""
+        return np.where(self.loss_mask == 1, self.input_ids, IGNORE_LABEL).astype(np.int64)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return len(self.input_ids)
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Where sequences begin in the rows laid end to end, padding left out, int32 [number of sequences + 1]."""
+        return np.concatenate([[0], np.cumsum(self._lengths())]).astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Length of the longest sequence."""
+        return int(self._lengths().max())
+
+    def _lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each sequence, row by row."""
+        if self.segment_ids is None:
+            lengths: NDArray[np.int64] = self.attention_mask.sum(axis=1, dtype=np.int64)
+            return lengths
+        width = int(self.segment_ids.max()) + 1
+        keys = self.segment_ids.astype(np.int64) + width * np.arange(self.batch_size)[:, None]
+        counts = np.bincount(keys[self.attention_mask == 1], minlength=width * self.batch_size)
+        return counts[counts > 0]
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.extra:
+            return self.extra[name]
+        if name not in (*type(self).model_fields, "labels", "cu_seqlens", "max_seqlen"):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the names of the arrays."""
+        yield from self.arrays()
+
+    def arrays(self) -> Batch:
+        """Return the arrays by name, labels among them."""
+        names = ("input_ids", "loss_mask", "attention_mask", "position_ids", "segment_ids", "labels")
+        return {**{name: self[name] for name in names if self[name] is not None}, **self.extra}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return arrays alone, as `np.savez` takes them and `from_npz` reads them without pickle."""
+        fields = {name: np.array(self[name]) for name in ("bucket_id", "max_len", "index", "epoch", "is_padding")}
+        arrays = {name: array for name, array in self.arrays().items() if name != "labels" and name not in self.extra}
+        extra = {f"extra.{name}": array for name, array in self.extra.items()}
+        return {**arrays, **extra, **fields, "sample_ids": np.array(self.sample_ids, dtype=np.str_)}
+
+    @classmethod
+    def from_npz(cls, data: Mapping[str, Any]) -> Self:
+        """Return the batch of `to_dict`, from a mapping or an opened `.npz` file."""
+        fields = {name: data[name] for name in data if not name.startswith("extra.")}
+        for name in ("bucket_id", "max_len", "index", "epoch", "is_padding"):
+            if name in fields:
+                fields[name] = fields[name].item()
+        fields["sample_ids"] = tuple(str(name) for name in fields["sample_ids"])
+        extra = {name.partition(".")[2]: data[name] for name in data if name.startswith("extra.")}
+        return cls(**fields, extra=extra)
+
+
+def as_token_row(sample: Any) -> TokenRow:
+    """Return ids and mask of a TokenRow, a Sample, a StreamSample or a mapping; without a mask all is learned."""
+    if isinstance(sample, Mapping):
+        ids, mask = sample["input_ids"], sample.get("loss_mask")
+    else:
+        ids, mask = sample.input_ids, sample.loss_mask
+    input_ids = np.asarray(ids, dtype=np.int32)
+    loss_mask = np.ones(len(input_ids), np.uint8) if mask is None else np.asarray(mask, dtype=np.uint8)
+    if input_ids.ndim != 1 or not len(input_ids) or loss_mask.shape != input_ids.shape:
+        raise UsageError(f"input_ids of shape {input_ids.shape} and loss_mask of shape {loss_mask.shape}: no sample")
+    return TokenRow(input_ids, loss_mask)
+
+
+def pad_sequences(
+    sequences: Sequence[Sequence[int] | NDArray[Any]],
+    pad_value: int,
+    max_length: int | None = None,
+    dtype: DTypeLike = np.int32,
+) -> NDArray[Any]:
+    """Return the sequences as rows of a matrix; one longer than `max_length` is a UsageError, nothing is cut."""
+    lengths = [len(one) for one in sequences]
+    width = max(lengths, default=0) if max_length is None else max_length
+    if max(lengths, default=0) > width:
+        place = int(np.argmax(lengths))
+        raise UsageError(f"sequence {place} has {lengths[place]} items, more than max_length={width}")
+    padded = np.full((len(sequences), width), pad_value, dtype=dtype)
+    for row, one in zip(padded, sequences, strict=True):
+        row[: len(one)] = one
+    return padded
+
+
+def default_collate(samples: Sequence[Any], max_len: int, pad_id: int = 0) -> Batch:
+    """Return `input_ids`, `loss_mask`, `attention_mask` and `position_ids` [R, max_len] of samples."""
+    rows = [as_token_row(sample) for sample in samples]
+    lengths = np.array([row.length for row in rows])
+    columns = np.arange(max_len)
+    inside = columns < lengths[:, None]
+    return {
+        "input_ids": pad_sequences([row.input_ids for row in rows], pad_id, max_len),
+        "loss_mask": pad_sequences([row.loss_mask for row in rows], 0, max_len, np.uint8),
+        "attention_mask": inside.astype(np.uint8),
+        "position_ids": np.where(inside, columns, 0).astype(np.int32),
+    }
+
+
+def collate_microbatch(
+    spec: MicrobatchSpec,
+    rows: Sequence[TokenRow],
+    *,
+    epoch: int = 0,
+    pad_id: int = 0,
+    pack_config: PackingConfig | None = None,
+) -> CollatedBatch:
+    """Return the batch of a microbatch from the tokens of its samples, in the order of `spec.samples`.
+
+    `rows` hold whole samples; what the plan cut off is cut here.
+    """
+    pieces = [_piece(spec, place, row) for place, row in enumerate(rows)]
+    arrays = (
+        default_collate(pieces, spec.max_len, pad_id)
+        if spec.packs is None
+        else _packed(spec, pieces, pad_id, pack_config or PackingConfig(max_length=spec.max_len))
+    )
+    return CollatedBatch(
+        **arrays,
+        sample_ids=spec.samples,
+        bucket_id=spec.bucket_id,
+        max_len=spec.max_len,
+        index=spec.index,
+        epoch=epoch,
+        is_padding=spec.is_padding,
+    )
+
+
+def _piece(spec: MicrobatchSpec, place: int, row: TokenRow) -> TokenRow:
+    if spec.starts is None or spec.stops is None:
+        return row
+    start, stop = int(spec.starts[place]), int(spec.stops[place])
+    part = slice(start, None if stop == -1 else stop)
+    return TokenRow(row.input_ids[part], row.loss_mask[part])
+
+
+def _packed(spec: MicrobatchSpec, pieces: Sequence[TokenRow], pad_id: int, config: PackingConfig) -> Batch:
+    assert spec.packs is not None
+    begin, packed = 0, []
+    for pack in spec.packs:
+        members = zip(pack, pieces[begin : begin + len(pack)], strict=True)
+        segments = [
+            SequenceToPack(sample_id=name, input_ids=row.input_ids, loss_mask=row.loss_mask) for name, row in members
+        ]
+        packed.append(lay_out(segments, config.model_copy(update={"pad_to_max": False}), pad_id))
+        begin += len(pack)
+    segment_ids = pad_sequences([one.segment_ids for one in packed], -1, spec.max_len)
+    return {
+        "input_ids": pad_sequences([one.input_ids for one in packed], pad_id, spec.max_len),
+        "loss_mask": pad_sequences([one.loss_mask for one in packed], 0, spec.max_len, np.uint8),
+        "attention_mask": (segment_ids >= 0).astype(np.uint8),
+        "position_ids": np.stack([segment_positions(row) for row in segment_ids]),
+        "segment_ids": segment_ids,
+    }

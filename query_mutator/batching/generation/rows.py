@@ -1,0 +1,306 @@
+"""From a row of a JSONL file to token ids, whatever its shape.
+
+    {"input_ids": [..], "loss_mask": [..]}            as they are (without a mask: all ones)
+    {"messages": [{"role": .., "content": ..}, ..]}   the tokenizer's chat template, or headed paragraphs
+    {"instruction": .., "input": .., "response": ..}  headed paragraphs; `prompt`/`completion` mean the same
+    {"text": ..} or {"content": ..} or {"input": ..}  every token is learned
+
+A row that gives nothing is a `DatasetError` naming file and line; with `skip_bad` it is counted instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.batching.files import BatchFileError
+from query_mutator.batching.generation.length_cache import sample_id_of
+from query_mutator.errors import DatasetError, UsageError
+
+TEXT_KEYS = ("text", "content", "input")
+PROBE = "a"
+HASH_LENGTH = 16
+
+
+class Tokenizer(Protocol):
+    """Anything that turns text into token ids; `eos_token_id`, `chat_template` and so on are used where they exist."""
+
+    def encode(self, text: str) -> Any:
+        """Return the ids, or an object with `.ids` (as the `tokenizers` library does)."""
+        ...
+
+
+class TokenRow(NamedTuple):
+    """Token ids int32 [L] and loss mask uint8 [L] (1 = learned) of one row."""
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return 16 hex digits that change with anything that changes the token ids a tokenizer gives."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    parts = [backend.to_str()] if hasattr(backend, "to_str") else []
+    if not parts and hasattr(tokenizer, "get_vocab"):
+        parts = [json.dumps(tokenizer.get_vocab(), sort_keys=True)]
+    if not parts:  # nothing to look into: what it does to a text has to do
+        parts = [repr(_ids(tokenizer.encode(text))) for text in ("The quick brown fox, 0123456789.", "äöü \n\t {}", "")]
+    parts += [str(getattr(tokenizer, name, None)) for name in ("bos_token_id", "eos_token_id", "chat_template")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _ids(encoded: Any) -> list[int]:
+    return list(getattr(encoded, "ids", encoded))
+
+
+class RowTokenizer:
+    """Turns rows into tokens; special tokens the tokenizer puts around a text come once, around the whole row."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, mask_prompt: bool = True) -> None:
+        self.tokenizer: Any = tokenizer
+        self.mask_prompt = mask_prompt
+        self.eos: int | None = getattr(tokenizer, "eos_token_id", None)
+        self._encode: Callable[[str], list[int]] | None = None
+        self._before: list[int] = []
+        self._after: list[int] = []
+        if tokenizer is not None:
+            self._learn_specials()
+
+    def _learn_specials(self) -> None:
+        full = _ids(self.tokenizer.encode(PROBE))
+        try:
+            bare = _ids(self.tokenizer.encode(PROBE, add_special_tokens=False))
+            self._encode = lambda text: _ids(self.tokenizer.encode(text, add_special_tokens=False))
+        except TypeError:  # a plain encode(text): what it gives for "" stands before every text
+            before = _ids(self.tokenizer.encode(""))
+            bare = full[len(before) :]
+            self._encode = lambda text: _ids(self.tokenizer.encode(text))[len(before) :]
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                self._before, self._after = full[:start], full[start + len(bare) :]
+                return
+
+    def tokens(self, row: Mapping[str, Any]) -> TokenRow:
+        """Return the tokens of a row; ValueError says why it gives none."""
+        if "input_ids" in row:
+            return self._ready(row)
+        if "messages" in row:
+            return self._from_parts(self._message_parts(row["messages"]))
+        parts = self._pair_parts(row)
+        if parts is None:
+            text = next((row[key] for key in TEXT_KEYS if row.get(key)), None)
+            if not isinstance(text, str):
+                raise ValueError(f"no text in it: its keys are {', '.join(row) or 'none'}")
+            parts = [(text, True)]
+        return self._from_parts(parts)
+
+    def pair(self, prompt: str, answer: str) -> TokenRow:
+        """Return the tokens of a prompt, which is not learned, and its answer, which is."""
+        return self._from_parts([(prompt, False), (answer, True)])
+
+    def _ready(self, row: Mapping[str, Any]) -> TokenRow:
+        ids = np.asarray(row["input_ids"])
+        mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise ValueError("input_ids is a list of at least one token id")
+        if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
+            raise ValueError(f"loss_mask is a list of {len(ids)} zeros and ones, one for each of input_ids")
+        if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+            raise ValueError("a token id is out of range")
+        return TokenRow(ids.astype(np.int32), mask.astype(np.uint8))
+
+    def _pair_parts(self, row: Mapping[str, Any]) -> list[tuple[str, bool]] | None:
+        """Return prompt and answer as parts (text, learned), or None when the row is no such pair."""
+        for asked, answered in (("instruction", "response"), ("instruction", "output"), ("prompt", "completion")):
+            if asked not in row or answered not in row:
+                continue
+            prompt, answer = row[asked], row[answered]
+            if not (isinstance(prompt, str) and isinstance(answer, str) and answer):
+                raise ValueError(f"{asked} and {answered} are texts, and {answered} is not empty")
+            if isinstance(row.get("input"), str) and row["input"]:
+                prompt = f"{prompt}\n\n{row['input']}"
+            return [(f"### Instruction:\n{prompt}\n\n### Response:\n", False), (answer, True)]
+        return None
+
+    def _message_parts(self, messages: Any) -> list[tuple[str, bool]]:
+        if not isinstance(messages, list) or not messages:
+            raise ValueError("messages is a list of at least one message")
+        if not all(isinstance(item, dict) and isinstance(item.get("content"), str) for item in messages):
+            raise ValueError("every message has a role and a content that is text")
+        if getattr(self.tokenizer, "chat_template", None):
+            return self._template_parts(messages)
+        parts = []
+        for item in messages:
+            parts.append((f"### {str(item.get('role', 'user')).capitalize()}:\n", False))
+            parts.append((f"{item['content']}\n\n", item.get("role") == "assistant"))
+        return parts
+
+    def _template_parts(self, messages: list[dict[str, str]]) -> list[tuple[str, bool]]:
+        """Cut the chat template's text where each assistant message begins and ends."""
+        parts, done = [], ""
+        for number, item in enumerate(messages, start=1):
+            if item.get("role") == "assistant":
+                opened = self._template(messages[: number - 1], add_generation_prompt=True)
+                if opened.startswith(done):
+                    parts.append((opened[len(done) :], False))
+                    done = opened
+            text = self._template(messages[:number])
+            if not text.startswith(done):
+                raise ValueError("the chat template rewrites earlier messages, so answers cannot be told from prompts")
+            parts.append((text[len(done) :], item.get("role") == "assistant"))
+            done = text
+        return parts
+
+    def _template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options)) if messages else ""
+
+    def _from_parts(self, parts: list[tuple[str, bool]]) -> TokenRow:
+        if self._encode is None:
+            raise ValueError("it holds text: a tokenizer is needed")
+        ids, mask = list(self._before), [0] * len(self._before)
+        for text, learned in parts:
+            piece = self._encode(text)
+            ids += piece
+            mask += [int(learned or not self.mask_prompt)] * len(piece)
+        if len(ids) == len(self._before):
+            raise ValueError("its text gives no tokens")
+        end = self._after or ([] if self.eos is None or ids[-1] == self.eos else [self.eos])
+        ids += end
+        mask += [int(parts[-1][1] or not self.mask_prompt)] * len(end)
+        if not any(mask):
+            raise ValueError("no token of it would be learned")
+        return TokenRow(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))
+
+
+class JsonlIndex:
+    """Where the rows of a JSONL file begin: any row is read by one seek; 8 bytes a row in memory."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        begins, lines, position = [], [], 0
+        try:
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        begins.append(position)
+                        lines.append(number)
+                    position += len(line)
+        except OSError as error:
+            raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+        self.begins = np.array(begins, dtype=np.int64)  # [rows]
+        self.lines = np.array(lines, dtype=np.int64)  # [rows], from 1
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def rows(self, order: NDArray[np.int64] | None = None, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield row number and raw line, in the file's order or in `order`, from its place `start` on."""
+        numbers = np.arange(len(self)) if order is None else order
+        with self.path.open("rb") as file:
+            for number in numbers[start:].tolist():
+                file.seek(int(self.begins[number]))
+                yield number, file.readline()
+
+    def where(self, number: int) -> str:
+        """Return `file:line` of a row."""
+        return f"{self.path}:{int(self.lines[number])}"
+
+
+def parse_row(line: bytes, where: str) -> dict[str, Any]:
+    """Return the object of one line; DatasetError beginning with `where` when it is none."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DatasetError(f"{where}: a JSON object is needed")
+    return row
+
+
+def row_id(row: Mapping[str, Any], number: int, *, dataset_id: str) -> str:
+    """Return `sample_id` or `id` of a row (0 is an id), else the data set's name and the row's number."""
+    for key in ("sample_id", "id"):
+        if row.get(key) is not None:
+            return sample_id_of(row[key])
+    return f"{dataset_id}_{number:06d}"
+
+
+class JsonlSamples(Mapping[str, TokenRow]):
+    """The rows of a JSONL file by sample id, tokenised when asked for: what a BatchWriter reads without holding them.
+
+    `skip_bad` leaves out rows that give nothing and counts them in `bad_rows`.
+    """
+
+    def __init__(
+        self, path: str | Path, tokenizer: Tokenizer | None, *, mask_prompt: bool = True, skip_bad: bool = False
+    ) -> None:
+        self.index = JsonlIndex(path)
+        self.rows = RowTokenizer(tokenizer, mask_prompt=mask_prompt)
+        self.skip_bad = skip_bad
+        self.bad_rows = 0
+        self.first_errors: list[str] = []
+        self._numbers: dict[str, int] = {}
+        for number, line in self.index.rows():
+            self._note(number, line)
+        self._file = self.index.path.open("rb")
+
+    def _note(self, number: int, line: bytes) -> None:
+        where = self.index.where(number)
+        try:
+            name = row_id(parse_row(line, where), number, dataset_id=self.index.path.stem)
+            if name in self._numbers:
+                raise DatasetError(f"{where}: sample id {name!r} comes twice")
+        except UsageError as error:
+            self._bad(error if isinstance(error, DatasetError) else DatasetError(f"{where}: {error}"))
+            return
+        self._numbers[name] = number
+
+    def _bad(self, error: DatasetError) -> None:
+        if not self.skip_bad:
+            raise error
+        self.bad_rows += 1
+        if len(self.first_errors) < 10:
+            self.first_errors.append(str(error))
+
+    def __getitem__(self, sample_id: str) -> TokenRow:
+        number = self._numbers[sample_id]
+        where = self.index.where(number)
+        self._file.seek(int(self.index.begins[number]))
+        try:
+            return self.rows.tokens(parse_row(self._file.readline(), where))
+        except DatasetError:
+            raise
+        except ValueError as error:
+            raise DatasetError(f"{where}: {error}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def lengths(self) -> dict[str, int]:
+        """Tokenise every row and return its length by id; rows that give nothing are errors or leave the mapping."""
+        found: dict[str, int] = {}
+        for name in list(self._numbers):
+            try:
+                found[name] = self[name].length
+            except DatasetError as error:
+                self._bad(error)
+                del self._numbers[name]
+        return found
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()

@@ -1,0 +1,220 @@
+"""A plan: for every epoch, which samples form which microbatch, fixed once and verified ever after."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from query_mutator.batching.core.overlong import OverlongReport
+from query_mutator.batching.files import json_bytes, sha256_of
+from query_mutator.batching.ids import IdTable
+from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.packing import PackingConfig
+from query_mutator.batching.planning.predictability import BatchingConfig, PadPolicy
+from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch, shard_epoch
+from query_mutator.batching.records import Record
+from query_mutator.errors import UsageError
+
+PLAN_VERSION = "2.0"
+_KEPT_EPOCHS = 2  # how many epochs made or loaded on demand stay in memory
+
+
+class BatchPlanMeta(Record):
+    """Everything a plan depends on; `created_at` alone is not part of its fingerprint."""
+
+    dataset_hash: str
+    tokenizer_hash: str
+    config: BatchingConfig
+    pack_config: PackingConfig | None = None
+    num_epochs: int = Field(ge=0)
+    num_samples: int = Field(ge=0)
+    lengths_hash: str
+    inputs_hash: str = ""  # loss lengths, groups, and weights of a mixture
+    overlong: OverlongReport
+    shard: ShardSpec | None = None
+    parent_fingerprint: str | None = None
+    created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    version: str = PLAN_VERSION
+
+    @property
+    def bucket_edges(self) -> tuple[int, ...]:
+        """The bucket edges."""
+        return self.config.bucket_edges
+
+    @property
+    def overflow_max(self) -> int:
+        """The longest length of the last bucket."""
+        return self.config.overflow_max
+
+    @property
+    def token_budget(self) -> int:
+        """The most tokens, padding included, of a microbatch."""
+        return self.config.token_budget
+
+    @property
+    def pad_policy(self) -> PadPolicy:
+        """How far microbatches are padded."""
+        return self.config.pad_policy
+
+    @property
+    def base_seed(self) -> int:
+        """The seed from which each epoch's order follows."""
+        return self.config.seed
+
+
+class LazyEpochs(Mapping[int, EpochPlan]):
+    """Epochs made or loaded when asked for; the last few stay."""
+
+    def __init__(self, makers: Mapping[int, Callable[[], EpochPlan]]) -> None:
+        self._makers = dict(sorted(makers.items()))
+        self._kept: dict[int, EpochPlan] = {}
+
+    def __getitem__(self, epoch: int) -> EpochPlan:
+        if epoch not in self._kept:
+            made = self._makers[epoch]()
+            while len(self._kept) >= _KEPT_EPOCHS:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[epoch] = made
+        return self._kept[epoch]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+class BatchPlan:
+    """Epochs of microbatches over the samples of `ids`.
+
+    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` holds their checksums where known.
+    """
+
+    def __init__(
+        self,
+        meta: BatchPlanMeta,
+        epochs: Mapping[int, EpochPlan],
+        ids: IdTable,
+        *,
+        digests: Mapping[int, str] | None = None,
+        whole: BatchPlan | None = None,
+    ) -> None:
+        self.meta = meta
+        self.epochs = epochs
+        self.ids = ids
+        self.whole = whole or self  # the plan this one is a shard of
+        self._digests = dict(digests or {})
+
+    def __repr__(self) -> str:
+        return f"BatchPlan({self.num_epochs} epochs, {self.meta.num_samples} samples, {self.fingerprint[:16]})"
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs."""
+        return len(self.epochs)
+
+    @property
+    def total_microbatches(self) -> int:
+        """Number of microbatches in all epochs."""
+        return sum(epoch.num_microbatches for epoch in self.epochs.values())
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """The checksum of every epoch."""
+        for number in self.epochs:
+            if number not in self._digests:
+                self._digests[number] = self.epochs[number].digest
+        return dict(sorted(self._digests.items()))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal sha256 of settings, data and tokenizer hashes, and of order and limits in every epoch."""
+        return sha256_of(
+            [json_bytes(self.meta.model_dump(mode="json", exclude={"created_at"})), json_bytes(self._rows)]
+        )
+
+    @property
+    def _rows(self) -> list[list[int | str]]:
+        return [[number, digest] for number, digest in self.digests.items()]
+
+    def get_epoch(self, epoch: int) -> EpochPlan:
+        """Return an epoch; an unknown number is a KeyError that names the known ones."""
+        if epoch not in self.epochs:
+            raise KeyError(f"the plan has no epoch {epoch}, it has {list(self.epochs)}")
+        return self.epochs[epoch]
+
+    def add_epoch(self, epoch: EpochPlan) -> None:
+        """Add an epoch under its number; a number that is taken is a UsageError."""
+        if epoch.epoch in self.epochs:
+            raise UsageError(f"the plan has an epoch {epoch.epoch} already")
+        self.epochs = dict(sorted({**self.epochs, epoch.epoch: epoch}.items()))
+        self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs)})
+
+    def iter_epoch(self, epoch: int) -> Iterator[MicrobatchSpec]:
+        """Yield the microbatches of an epoch."""
+        return iter(self.get_epoch(epoch))
+
+    async def iter_epoch_async(self, epoch: int) -> AsyncIterator[MicrobatchSpec]:
+        """Yield the microbatches of `iter_epoch`."""
+        for microbatch in self.iter_epoch(epoch):
+            yield microbatch
+
+    def iter_from(self, epoch: int, microbatch_idx: int) -> Iterator[tuple[int, int, MicrobatchSpec]]:
+        """Yield (epoch, place in this plan's epoch, microbatch) from a place on, later epochs too.
+
+        The place may be one past the epoch's last microbatch; one further, or a negative one, is an IndexError.
+        """
+        count = self.get_epoch(epoch).num_microbatches
+        if not 0 <= microbatch_idx <= count:
+            raise IndexError(f"microbatch {microbatch_idx} is outside 0..{count} of epoch {epoch}")
+        return self._iter_from(epoch, microbatch_idx)
+
+    def _iter_from(self, first: int, begin: int) -> Iterator[tuple[int, int, MicrobatchSpec]]:
+        for number in self.epochs:
+            if number >= first:
+                epoch = self.epochs[number]
+                for place in range(begin if number == first else 0, epoch.num_microbatches):
+                    yield number, place, epoch[place]
+
+    def shard(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        equal_steps: bool = False,
+        uneven: UnevenPolicy | str = UnevenPolicy.PAD,
+        linear: float = 1.0,
+        quadratic: float = 2e-4,
+    ) -> BatchPlan:
+        """Return the part of the plan that one rank runs; see `ShardSpec` for what the settings mean."""
+        return self.shard_by(
+            ShardSpec(
+                rank=rank,
+                world_size=world_size,
+                equal_steps=equal_steps,
+                uneven=UnevenPolicy(uneven),
+                linear=linear,
+                quadratic=quadratic,
+            )
+        )
+
+    def shard_by(self, spec: ShardSpec) -> BatchPlan:
+        """Return the part of the plan that `spec` describes; epochs before its first are left out."""
+        if self.meta.shard is not None:
+            raise UsageError(f"this plan is the shard of rank {self.meta.shard.rank} already; shard the whole plan")
+        numbers = [number for number in self.epochs if number >= spec.first_epoch]
+        makers = {number: self._shard_maker(number, spec) for number in numbers}
+        fields = {"shard": spec, "parent_fingerprint": self.fingerprint, "num_epochs": len(numbers)}
+        return BatchPlan(self.meta.model_copy(update=fields), LazyEpochs(makers), self.ids, whole=self)
+
+    def _shard_maker(self, number: int, spec: ShardSpec) -> Callable[[], EpochPlan]:
+        return lambda: shard_epoch(self.epochs[number], spec)
+
+    def shard_report(self, epoch: int | None = None) -> ShardReport:
+        """Return how evenly an epoch (the first, unless named) falls on the ranks of this shard's world."""
+        if self.meta.shard is None or self.whole is self:
+            raise UsageError("only the shard of a whole plan that is at hand can report on all ranks")
+        number = next(iter(self.epochs)) if epoch is None else epoch
+        return report_epoch(self.whole.get_epoch(number), self.meta.shard)

@@ -1,0 +1,295 @@
+"""Builds plans: lengths and settings in, epochs of microbatches out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.batching.core.filling import (
+    Batches,
+    FillSettings,
+    IndexArray,
+    Items,
+    fill_batches,
+    offsets_of,
+    permutation,
+    ranges_of,
+)
+from query_mutator.batching.core.overlong import OverlongPolicy, Units, fit_units
+from query_mutator.batching.files import json_bytes, sha256_of
+from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
+from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
+from query_mutator.batching.planning.binpacking import Packs
+from query_mutator.batching.planning.epoch_plan import EpochPlan, PlanContext, SourceCount
+from query_mutator.batching.planning.groups import Groups, GroupSource, find_groups
+from query_mutator.batching.planning.mixture import Mixture, draw_epoch
+from query_mutator.batching.planning.packing import PackingConfig, PackingMode, pack_lengths
+from query_mutator.batching.planning.predictability import BatchingConfig
+from query_mutator.errors import UsageError
+
+
+class _Members(NamedTuple):
+    """Items of an epoch and their units: item i holds units[offsets[i]:offsets[i+1]], without offsets units[i]."""
+
+    items: Items
+    units: IndexArray
+    offsets: NDArray[np.int64] | None
+
+    def of(self, order: IndexArray) -> IndexArray:
+        """Return the units of these items one after the other."""
+        if self.offsets is None:
+            return self.units[order]
+        return self.units[ranges_of(self.offsets[order], np.diff(self.offsets)[order])]
+
+
+class BatchPlanBuilder:
+    """Forms the microbatches of every epoch.
+
+    `lengths` may be a mapping, a list or array, a length cache, or a `Mixture`. `loss_lengths` counts per sample the
+    tokens with a loss (a causal model's first token has none); without it all but the first count. `groups` labels
+    samples that must share a microbatch. With `pack_config` rows are packs.
+    """
+
+    def __init__(
+        self,
+        lengths: LengthSource | Mixture,
+        batching_config: BatchingConfig | None = None,
+        dataset_hash: str = "",
+        tokenizer_hash: str = "",
+        pack_config: PackingConfig | None = None,
+        *,
+        loss_lengths: Mapping[str, int] | Sequence[int] | NDArray[Any] | None = None,
+        groups: GroupSource | None = None,
+    ) -> None:
+        self.config = batching_config or BatchingConfig()
+        self.pack_config = pack_config
+        self.dataset_hash = dataset_hash
+        self.tokenizer_hash = tokenizer_hash
+        self._mixture = lengths if isinstance(lengths, Mixture) else None
+        self._table = lengths.table if isinstance(lengths, Mixture) else as_lengths(lengths)
+        self._loss = None if loss_lengths is None else as_values(loss_lengths, self._table, "loss_lengths")
+        if self._loss is not None and np.any((self._loss < 0) | (self._loss > self._table.lengths)):
+            raise UsageError("loss_lengths must lie between 0 and the sample's length")
+        self._groups = None if groups is None else find_groups(groups, self._table)
+        self._check_packing()
+        self._units = self._fit()
+        self._settings = _pack_settings(self.config, pack_config)
+
+    async def build(self, num_epochs: int = 1) -> BatchPlan:
+        """Run `build_sync` in a thread."""
+        return await asyncio.to_thread(self.build_sync, num_epochs)
+
+    def build_sync(self, num_epochs: int = 1) -> BatchPlan:
+        """Return the plan of this many epochs, each in an order of its own."""
+        if num_epochs < 1:
+            raise UsageError(f"num_epochs={num_epochs} must be at least 1")
+        return BatchPlan(self.meta(num_epochs), {e: self.build_epoch(e) for e in range(num_epochs)}, self._table.ids)
+
+    def build_lazy(self, num_epochs: int = 1) -> BatchPlan:
+        """Return the same plan with every epoch built only when it is asked for; saving it holds two in memory."""
+        makers: dict[int, Callable[[], EpochPlan]] = {e: self._maker(e) for e in range(num_epochs)}
+        return BatchPlan(self.meta(num_epochs), LazyEpochs(makers), self._table.ids)
+
+    def _maker(self, epoch: int) -> Callable[[], EpochPlan]:
+        return lambda: self.build_epoch(epoch)
+
+    def meta(self, num_epochs: int) -> BatchPlanMeta:
+        """Return what the plan depends on."""
+        return BatchPlanMeta(
+            dataset_hash=self.dataset_hash,
+            tokenizer_hash=self.tokenizer_hash,
+            config=self.config,
+            pack_config=self.pack_config,
+            num_epochs=num_epochs,
+            num_samples=len(self._table),
+            lengths_hash=self._table.digest,
+            inputs_hash=self._inputs_hash(),
+            overlong=self._units.report,
+        )
+
+    def build_epoch(self, epoch: int) -> EpochPlan:
+        """Return one epoch; the order follows from the seed and the epoch's number together."""
+        seed = (self.config.seed, epoch)
+        members, chosen = self._members(epoch)
+        packs: Packs | None = None
+        if self.pack_config is not None:
+            members, packs = self._pack(members, self.pack_config, seed)
+        batches = fill_batches(members.items, self._settings, seed=seed)
+        order = members.of(batches.order)
+        if packs is None:
+            pack_offsets, offsets = None, self._sample_offsets(batches, members)
+        else:
+            pack_offsets, offsets = offsets_of(np.diff(packs.offsets)[batches.order]), batches.offsets
+        return self._epoch(epoch, batches, order, offsets, pack_offsets, chosen)
+
+    def _check_packing(self) -> None:
+        if self.pack_config is None:
+            return
+        if self._groups is not None:
+            raise UsageError("groups and packs do not go together: a pack's row cannot keep a group whole")
+        if self.pack_config.max_length > self.config.token_budget:
+            raise UsageError(
+                f"packs of max_length={self.pack_config.max_length} do not fit token_budget={self.config.token_budget}"
+            )
+
+    def _fit(self) -> Units:
+        limits: int | NDArray[Any] = self.config.limit
+        policy = self.config.overlong
+        if self.pack_config is not None:
+            limits = self.pack_config.max_length
+            policy = self.pack_config.overlong if self.pack_config.overlong is not OverlongPolicy.ERROR else policy
+        if self._groups is not None:
+            sizes = self._groups.size_per_sample()
+            if policy is OverlongPolicy.SPLIT:
+                raise UsageError("groups cannot be split; choose error, drop or truncate for over-long samples")
+            most = self.config.max_samples or self.config.token_budget
+            if sizes.max(initial=1) > min(most, self.config.token_budget):
+                raise UsageError(f"a group of {sizes.max()} samples fits no batch")
+            limits = np.minimum(limits, self._groups_limit(sizes))
+        units = fit_units(self._table, limits, policy, loss=self._loss, loss_limit=self.config.loss_token_budget)
+        return units if self._groups is None else self._drop_groups(units, self._groups)
+
+    def _groups_limit(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how long a member may be so that its padded group fits the budget."""
+        settings = self.config.fill_settings
+        room = self.config.token_budget // sizes
+        if settings.bucket_pads is None:
+            fits = room // settings.pad_multiple * settings.pad_multiple
+        else:
+            fits = np.array([0, *settings.bounds])[np.searchsorted(np.array(settings.bucket_pads), room, side="right")]
+        fits = np.where(sizes == 1, settings.limit, fits)
+        if fits.min(initial=1) < 1:
+            raise UsageError(f"a group of {sizes.max()} samples fits no batch; raise token_budget")
+        return fits
+
+    def _drop_groups(self, units: Units, groups: Groups) -> Units:
+        """Leave out whole groups where a member is left out, and groups with too many loss tokens."""
+        self._groups = groups = groups.whole(units.kept)
+        budget = self.config.loss_token_budget
+        if budget is not None:
+            heavy = groups.items(units.lengths, units.targets).loss
+            assert heavy is not None
+            if np.any(heavy > budget):
+                raise UsageError(f"a group has {int(heavy.max())} loss tokens, loss_token_budget is {budget}")
+        dropped = len(self._table) - len(groups.members)
+        report = units.report.model_copy(update={"num_dropped": dropped})
+        return replace(units, kept=np.sort(groups.members) if dropped else None, report=report)
+
+    def _members(self, epoch: int) -> tuple[_Members, IndexArray | None]:
+        """Return the items of an epoch, and for a mixture the units drawn."""
+        units = self._units
+        if self._groups is not None:
+            items = self._groups.items(units.lengths, units.targets)
+            members = _Members(items, self._groups.members, self._groups.offsets)
+        else:
+            kept = np.arange(len(units.lengths), dtype=np.int32) if units.kept is None else units.kept
+            whole = units.kept is None
+            loss = units.targets if self.config.loss_token_budget is not None else None
+            items = Items(units.lengths, None, loss) if whole else Items(units.lengths, None, loss).take(kept)
+            members = _Members(items, kept, None)
+        if self._mixture is None:
+            return members, None
+        first = members.units if members.offsets is None else members.units[members.offsets[:-1]]
+        source = self._mixture.source[units.cuts.resolve(first)[0]]
+        drawn = draw_epoch(source, self._mixture, seed=self.config.seed, epoch=epoch)
+        chosen = members.of(drawn)
+        offsets = None if members.offsets is None else offsets_of(np.diff(members.offsets)[drawn])
+        return _Members(members.items.take(drawn), chosen, offsets), chosen
+
+    def _pack(self, members: _Members, config: PackingConfig, seed: tuple[int, ...]) -> tuple[_Members, Packs]:
+        """Return packs as items; the samples are shuffled first, so that packs differ between epochs."""
+        units = members.units[permutation(len(members.units), *seed, 2)]
+        if config.mode is PackingMode.ORDER_PRESERVING:
+            units = members.units
+        lengths = self._units.lengths[units]
+        packs = pack_lengths(lengths, config) if len(units) else Packs(units, np.zeros(1, np.int64))
+        sizes = np.diff(packs.offsets)
+        rows = packs.totals(lengths) + config.separator_length * (sizes - 1)
+        if config.pad_to_max:
+            rows = np.full(len(sizes), config.max_length)
+        loss = None
+        if self.config.loss_token_budget is not None:
+            loss = packs.totals(self._units.targets[units])
+        return _Members(Items(rows, None, loss), units[packs.order], packs.offsets), packs
+
+    def _sample_offsets(self, batches: Batches, members: _Members) -> NDArray[np.int64]:
+        if members.offsets is None:
+            return batches.offsets
+        return offsets_of(np.diff(members.offsets)[batches.order])[batches.offsets]
+
+    def _epoch(
+        self,
+        epoch: int,
+        batches: Batches,
+        order: IndexArray,
+        offsets: NDArray[np.int64],
+        pack_offsets: NDArray[np.int64] | None,
+        chosen: IndexArray | None,
+    ) -> EpochPlan:
+        lengths = self._units.lengths[order]
+        begins = (offsets if pack_offsets is None else pack_offsets[offsets])[:-1]
+        tokens = _sums(lengths, begins)
+        loss = (
+            tokens - np.diff(begins, append=len(order))
+            if self._loss is None
+            else _sums(self._units.targets[order], begins)
+        )
+        squares = None if pack_offsets is None else _sums(lengths.astype(np.int64) ** 2, begins)
+        available = len(self._units.lengths) if self._units.kept is None else len(self._units.kept)
+        return EpochPlan(
+            epoch=epoch,
+            seed=self.config.seed,
+            order=order.astype(np.int32, copy=False),
+            offsets=offsets,
+            pack_offsets=pack_offsets,
+            max_len=batches.max_len,
+            bucket=batches.bucket,
+            tokens=tokens,
+            loss_tokens=loss,
+            segment_squares=squares,
+            num_dropped=(available if chosen is None else len(chosen)) - len(order),
+            sources={} if self._mixture is None else self._source_counts(order, self._mixture),
+            context=PlanContext(ids=self._table.ids, cuts=self._units.cuts),
+        )
+
+    def _source_counts(self, order: IndexArray, mixture: Mixture) -> dict[str, SourceCount]:
+        source = mixture.source[self._units.cuts.resolve(order)[0]]
+        counts = {}
+        for number, name in enumerate(mixture.names):
+            here = order[source == number]
+            tokens = int(self._units.lengths[here].sum(dtype=np.int64))
+            repeats = len(here) - len(np.unique(here))
+            counts[name] = SourceCount(samples=len(here), tokens=tokens, repeats=repeats)
+        return counts
+
+    def _inputs_hash(self) -> str:
+        """Return a hash of everything but lengths and settings that the batches depend on, "" for nothing."""
+        parts: list[Any] = []
+        if self._loss is not None:
+            parts += [b"loss", self._loss.astype(np.int64)]
+        if self._groups is not None:
+            parts += [b"groups", self._groups.digest.encode()]
+        if self._mixture is not None:
+            mix = self._mixture
+            parts.append(json_bytes([list(mix.names), mix.weights.tolist(), mix.epoch_samples]))
+        return sha256_of(parts) if parts else ""
+
+
+def _sums(values: NDArray[Any], begins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of every stretch that begins at these places and ends at the next."""
+    return np.add.reduceat(values, begins, dtype=np.int64) if len(begins) else np.empty(0, np.int64)
+
+
+def _pack_settings(config: BatchingConfig, pack_config: PackingConfig | None) -> FillSettings:
+    """Return how batches are filled; the rows of a packed plan have no buckets but their longest length."""
+    settings = config.fill_settings
+    if pack_config is None:
+        return settings
+    longest = pack_config.max_length
+    pads = (longest,) if pack_config.pad_to_max or config.is_predictable else None
+    return replace(settings, limit=longest, bounds=(longest,), bucket_pads=pads)

@@ -1,0 +1,280 @@
+"""One epoch of a plan as arrays: which samples form which microbatch, in which order.
+
+U units (samples or pieces of them), P packs, B microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from query_mutator.batching.core.filling import IndexArray, offsets_of, ranges_of
+from query_mutator.batching.core.overlong import Cuts
+from query_mutator.batching.files import arrays_checksum
+from query_mutator.batching.ids import IdTable
+from query_mutator.batching.records import Int32Array, Int64Array, Record, UInt8Array
+
+EPOCH_KIND = "batch plan epoch"
+
+
+class MicrobatchSpec(Record):
+    """What one rank runs at once; `indices` are positions in the data set, `index` the place in the whole epoch.
+
+    `packs` groups the ids into rows where the plan is packed. `starts` and `stops` say which tokens of each sample
+    count (stop −1: to its end), None when all do. `loss_tokens` counts tokens with a loss here, `step_loss_tokens`
+    on all ranks at this step; divide a summed loss by the latter for token-correct gradients. An `is_padding`
+    microbatch fills up a rank's steps: run it with loss weight 0.
+    """
+
+    samples: tuple[str, ...]
+    packs: tuple[tuple[str, ...], ...] | None = None
+    bucket_id: int = Field(ge=0)
+    max_len: int = Field(ge=1)
+    index: int = Field(ge=0)
+    indices: Int64Array = Field(default_factory=lambda: np.empty(0, np.int64))
+    starts: Int32Array | None = None
+    stops: Int32Array | None = None
+    total_tokens: int = Field(default=0, ge=0)
+    loss_tokens: int = Field(default=0, ge=0)
+    step_loss_tokens: int = Field(default=0, ge=0)
+    is_padding: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return len(self.samples)
+
+    @property
+    def num_packs(self) -> int:
+        """Number of packs, 0 when the plan is not packed."""
+        return len(self.packs) if self.packs is not None else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the batch: packs, or samples."""
+        return len(self.packs) if self.packs is not None else len(self.samples)
+
+
+class SourceCount(Record):
+    """What one data set of a mixture gives to an epoch; `repeats` counts units that come a second time or more."""
+
+    samples: int
+    tokens: int
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanContext:
+    """What all epochs of a plan share: ids of the samples, and which units are part of one."""
+
+    ids: IdTable
+    cuts: Cuts = field(default_factory=Cuts.none)
+
+
+class EpochPlan(Record):
+    """The microbatches of one epoch; iterating or indexing makes `MicrobatchSpec` records on the fly.
+
+    `order` [U] holds units, `offsets` [B+1] the microbatches' limits in it (of packs, where there are any, whose own
+    limits are `pack_offsets` [P+1]). `tokens`, `loss_tokens`, in packs `segment_squares` (sum of squared segment
+    lengths), and in shards `shared_loss_tokens` (on all ranks at the step) are [B].
+    """
+
+    epoch: int = Field(ge=0)
+    seed: int
+    order: Int32Array
+    offsets: Int32Array
+    pack_offsets: Int32Array | None = None
+    max_len: Int32Array
+    bucket: Int32Array
+    tokens: Int32Array
+    loss_tokens: Int32Array
+    segment_squares: Int64Array | None = None
+    shared_loss_tokens: Int64Array | None = None
+    index: Int32Array | None = None
+    padding: UInt8Array | None = None
+    num_dropped: int = 0
+    sources: dict[str, SourceCount] = Field(default_factory=dict)
+    context: PlanContext = Field(exclude=True, repr=False)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches."""
+        return len(self.max_len)
+
+    @property
+    def microbatches(self) -> tuple[MicrobatchSpec, ...]:
+        """All microbatches as records; for a large epoch iterate instead."""
+        return tuple(self)
+
+    @property
+    def total_samples(self) -> int:
+        """Number of samples (pieces of split ones count each) in microbatches that are not padding."""
+        return int(self.sizes[self._counted].sum())
+
+    @property
+    def total_tokens(self) -> int:
+        """Number of real tokens in microbatches that are not padding."""
+        return int(self.tokens[self._counted].sum())
+
+    @property
+    def total_loss_tokens(self) -> int:
+        """Number of tokens with a loss in microbatches that are not padding."""
+        return int(self.loss_tokens[self._counted].sum())
+
+    @property
+    def padded_tokens(self) -> NDArray[np.int64]:
+        """Tokens with padding of every microbatch [B]."""
+        return self.rows * self.max_len.astype(np.int64)
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens as a fraction of tokens with padding, 0 when empty."""
+        padded = int(self.padded_tokens.sum())
+        return int(self.tokens.sum()) / padded if padded else 0.0
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Number of rows (packs or samples) of every microbatch [B]."""
+        return np.diff(self.offsets).astype(np.int64)
+
+    @cached_property
+    def unit_offsets(self) -> NDArray[np.int32]:
+        """Limits of the microbatches in `order` [B+1]."""
+        return self.offsets if self.pack_offsets is None else self.pack_offsets[self.offsets]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of samples of every microbatch [B]."""
+        return np.diff(self.unit_offsets).astype(np.int64)
+
+    @property
+    def squares(self) -> NDArray[np.int64]:
+        """Sum of the squared lengths that attend to themselves in every microbatch [B]: rows, or segments of packs."""
+        if self.segment_squares is not None:
+            return self.segment_squares
+        return self.rows * self.max_len.astype(np.int64) ** 2
+
+    @property
+    def step_loss_tokens(self) -> NDArray[np.int64]:
+        """Tokens with a loss on all ranks at the step of every microbatch [B]."""
+        return self.loss_tokens.astype(np.int64) if self.shared_loss_tokens is None else self.shared_loss_tokens
+
+    @property
+    def _counted(self) -> NDArray[np.bool_]:
+        return np.ones(self.num_microbatches, bool) if self.padding is None else self.padding == 0
+
+    def costs(self, *, linear: float = 1.0, quadratic: float = 0.0) -> NDArray[np.float64]:
+        """Return linear * tokens with padding + quadratic * squared lengths of every microbatch [B]."""
+        costs: NDArray[np.float64] = linear * self.padded_tokens + quadratic * self.squares
+        return costs
+
+    def loss_tokens_per_step(self, accumulation: int = 1) -> NDArray[np.int64]:
+        """Return the tokens with a loss on all ranks of every optimiser step of `accumulation` microbatches."""
+        if accumulation < 1:
+            raise ValueError(f"accumulation={accumulation} must be at least 1")
+        begins = np.arange(0, self.num_microbatches, accumulation)
+        return np.add.reduceat(self.step_loss_tokens, begins) if len(begins) else np.empty(0, np.int64)
+
+    def longest_first(self) -> IndexArray:
+        """Return the microbatches' places, most tokens with padding and longest rows first.
+
+        Run the first few before training: if they fit into memory, all do.
+        """
+        return np.lexsort((-self.max_len.astype(np.int64), -self.padded_tokens, -self.squares))
+
+    def units_of(self, number: int) -> NDArray[np.int32]:
+        """Return the units of one microbatch, packs one after the other."""
+        return self.order[self.unit_offsets[number] : self.unit_offsets[number + 1]]
+
+    def pack_sizes_of(self, number: int) -> NDArray[np.int32] | None:
+        """Return how many units each pack of a microbatch holds, or None when the plan is not packed."""
+        if self.pack_offsets is None:
+            return None
+        return np.diff(self.pack_offsets[self.offsets[number] : self.offsets[number + 1] + 1])
+
+    def is_padding(self, number: int) -> bool:
+        """Say whether a microbatch only fills up a rank's steps."""
+        return self.padding is not None and bool(self.padding[number])
+
+    def __len__(self) -> int:
+        return self.num_microbatches
+
+    def __iter__(self) -> Iterator[MicrobatchSpec]:  # type: ignore[override]
+        return (self[number] for number in range(self.num_microbatches))
+
+    def __getitem__(self, number: int) -> MicrobatchSpec:
+        if not 0 <= number < self.num_microbatches:
+            raise IndexError(f"microbatch {number} is outside 0..{self.num_microbatches - 1} of epoch {self.epoch}")
+        samples, starts, stops = self.context.cuts.resolve(self.units_of(number))
+        ids = self.context.ids.take(samples)
+        padding, shared = self.is_padding(number), self.shared_loss_tokens
+        return MicrobatchSpec(
+            samples=tuple(ids),
+            packs=_grouped(ids, self.pack_sizes_of(number)),
+            bucket_id=int(self.bucket[number]),
+            max_len=int(self.max_len[number]),
+            index=number if self.index is None else int(self.index[number]),
+            indices=samples.astype(np.int64) + self.context.ids.first,
+            starts=starts,
+            stops=stops,
+            total_tokens=int(self.tokens[number]),
+            loss_tokens=0 if padding else int(self.loss_tokens[number]),
+            step_loss_tokens=int((self.loss_tokens if shared is None else shared)[number]),
+            is_padding=padding,
+        )
+
+    def take(self, numbers: NDArray[Any], *, padding: NDArray[Any], step_loss_tokens: NDArray[Any]) -> EpochPlan:
+        """Return the epoch of these microbatches alone, which keep their place in the whole epoch as `index`."""
+        rows = self.rows[numbers]
+        row_order = ranges_of(self.offsets[:-1][numbers], rows)
+        pack_offsets, unit_order = None, row_order
+        if self.pack_offsets is not None:
+            pack_sizes = np.diff(self.pack_offsets)[row_order]
+            unit_order = ranges_of(self.pack_offsets[:-1][row_order], pack_sizes)
+            pack_offsets = offsets_of(pack_sizes)
+        per_batch = ("max_len", "bucket", "tokens", "loss_tokens")
+        return EpochPlan(
+            epoch=self.epoch,
+            seed=self.seed,
+            order=self.order[unit_order],
+            offsets=offsets_of(rows),
+            pack_offsets=pack_offsets,
+            **{name: getattr(self, name)[numbers] for name in per_batch},
+            segment_squares=None if self.segment_squares is None else self.segment_squares[numbers],
+            shared_loss_tokens=step_loss_tokens,
+            index=numbers if self.index is None else self.index[numbers],
+            padding=padding,
+            num_dropped=self.num_dropped,
+            sources=self.sources,
+            context=self.context,
+        )
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the epoch, by name, as a file holds them."""
+        values = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Everything else about the epoch, as JSON values."""
+        head = self.model_dump(mode="json", include={"epoch", "seed", "num_dropped", "sources"})
+        return {"kind": EPOCH_KIND, **head}
+
+    @cached_property
+    def digest(self) -> str:
+        """Hexadecimal sha256 of order, limits and counts; the same as the checksum of the epoch's file."""
+        return arrays_checksum(self.head, self.arrays)
+
+
+def _grouped(ids: list[str], sizes: NDArray[Any] | None) -> tuple[tuple[str, ...], ...] | None:
+    if sizes is None:
+        return None
+    ends = np.cumsum(sizes).tolist()
+    return tuple(tuple(ids[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True))

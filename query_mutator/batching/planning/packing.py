@@ -1,0 +1,286 @@
+"""Several sequences in one row, kept apart: the packs, their labels, positions and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, fit_units
+from query_mutator.batching.ids import IdTable
+from query_mutator.batching.lengths import LengthTable
+from query_mutator.batching.planning.binpacking import (
+    Packs,
+    pack_best_fit,
+    pack_decreasing,
+    pack_first_fit,
+    pack_in_order,
+)
+from query_mutator.batching.records import Int32Array, Record, UInt8Array
+
+PADDING_SEGMENT = -1
+IGNORE_LABEL = -100  # what torch's cross entropy leaves out
+
+
+class PackingMode(StrEnum):
+    """Which sequences share a pack."""
+
+    FIRST_FIT = "first_fit"  # in the order given, the earliest pack with room
+    BEST_FIT = "best_fit"  # in the order given, the fullest pack with room
+    GREEDY = "greedy"  # longest first, the fullest pack with room
+    ORDER_PRESERVING = "order_preserving"  # runs of neighbours
+
+
+_PACKERS: dict[PackingMode, Callable[..., Packs]] = {
+    PackingMode.FIRST_FIT: pack_first_fit,
+    PackingMode.BEST_FIT: pack_best_fit,
+    PackingMode.GREEDY: pack_decreasing,
+    PackingMode.ORDER_PRESERVING: pack_in_order,
+}
+
+
+class PackingConfig(Record):
+    """How sequences are packed; a separator closes every segment but a pack's last and costs one token."""
+
+    mode: PackingMode = PackingMode.FIRST_FIT
+    max_length: int = Field(default=2048, ge=1)
+    pad_to_max: bool = True
+    add_separator: bool = False
+    separator_token_id: int | None = Field(default=None, ge=0)
+    overlong: OverlongPolicy = OverlongPolicy.ERROR
+    max_segments: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.add_separator and self.separator_token_id is None:
+            raise ValueError("add_separator=True needs separator_token_id")
+        return self
+
+    @classmethod
+    def default(cls, max_length: int = 2048) -> Self:
+        """Return first-fit packs of this length."""
+        return cls(max_length=max_length)
+
+    @property
+    def separator_length(self) -> int:
+        """Tokens between two segments: 1 with separators, else 0."""
+        return int(self.add_separator)
+
+
+def pack_lengths(lengths: NDArray[Any], config: PackingConfig) -> Packs:
+    """Return which of the sequences of these lengths [n], none over `max_length`, share a pack."""
+    # a separator after every segment, and room for one more than fits, is a separator between segments
+    extra = config.separator_length
+    packer = _PACKERS[config.mode]
+    return packer(lengths + extra, config.max_length + extra, max_segments=config.max_segments)
+
+
+class SequenceToPack(Record):
+    """One sequence: `input_ids` and `loss_mask`, each [L]."""
+
+    sample_id: str
+    input_ids: Int32Array
+    loss_mask: UInt8Array
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 < len(self.input_ids) == len(self.loss_mask):
+            raise ValueError(f"{self.sample_id!r}: {len(self.input_ids)} ids, {len(self.loss_mask)} loss_mask values")
+        return self
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+class PackedSequence(Record):
+    """One row of several segments; all arrays are [L], padding has segment −1 and no loss.
+
+    `loss_mask` is 0 at the first token of every segment, since nothing of the segment precedes it.
+    """
+
+    input_ids: Int32Array
+    loss_mask: UInt8Array
+    segment_ids: Int32Array
+    sample_ids: tuple[str, ...]
+    sample_lengths: tuple[int, ...]
+    num_segments: int = Field(ge=1)
+    total_tokens: int = Field(ge=1)
+    padding_tokens: int = Field(ge=0)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, padding included."""
+        return len(self.input_ids)
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens that are not padding, as a fraction."""
+        return self.total_tokens / self.length
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens with a loss."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Where segments begin and the last one ends, int32 [num_segments + 1]; padding is left out."""
+        starts = np.flatnonzero(np.diff(self.segment_ids[: self.total_tokens], prepend=PADDING_SEGMENT - 1))
+        return np.append(starts, self.total_tokens).astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Length of the longest segment."""
+        return int(np.diff(self.cu_seqlens).max())
+
+    @property
+    def position_ids(self) -> NDArray[np.int32]:
+        """Positions that begin at 0 in every segment, 0 in padding, int32 [L]."""
+        return segment_positions(self.segment_ids)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """`input_ids` where there is a loss, −100 elsewhere, int64 [L] (a model shifts them itself)."""
+        return np.where(self.loss_mask == 1, self.input_ids, IGNORE_LABEL).astype(np.int64)
+
+
+class PackedSequences(list[PackedSequence]):
+    """The packs, and in `report` what became of sequences too long for any."""
+
+    def __init__(self, packs: Sequence[PackedSequence], report: OverlongReport) -> None:
+        super().__init__(packs)
+        self.report = report
+
+
+def pack_sequences(
+    sequences: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int = 0
+) -> PackedSequences:
+    """Pack sequences by the mode of `config`; one over `max_length` follows `config.overlong` and is counted."""
+    ids = IdTable.from_list([one.sample_id for one in sequences])
+    table = LengthTable(ids=ids, lengths=np.array([one.length for one in sequences], np.int32))
+    units = fit_units(table, config.max_length, config.overlong)
+    kept = np.arange(len(units.lengths)) if units.kept is None else units.kept
+    pieces = list(sequences) + list(sequences[:1]) * (len(units.lengths) - len(sequences))  # the cuts fill them in
+    cuts = units.cuts
+    for unit, sample, start, stop in zip(cuts.unit, cuts.sample, cuts.start, cuts.stop, strict=True):
+        pieces[unit] = _piece(sequences[sample], int(start), int(stop))
+    if not len(kept):
+        return PackedSequences([], units.report)
+    packs = pack_lengths(units.lengths[kept], config)
+    rows = np.split(kept[packs.order], packs.offsets[1:-1])
+    return PackedSequences([lay_out([pieces[one] for one in row], config, pad_token_id) for row in rows], units.report)
+
+
+def _piece(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
+    return SequenceToPack(
+        sample_id=sequence.sample_id,
+        input_ids=sequence.input_ids[start:stop],
+        loss_mask=sequence.loss_mask[start:stop],
+    )
+
+
+def lay_out(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
+    """Return one row: segments one after the other, a separator after each but the last, padding."""
+    lengths = [one.length + config.separator_length for one in segments]
+    lengths[-1] -= config.separator_length
+    total = sum(lengths)
+    size = config.max_length if config.pad_to_max else total
+    input_ids = np.full(size, pad_token_id, np.int32)
+    loss_mask = np.zeros(size, np.uint8)
+    segment_ids = np.full(size, PADDING_SEGMENT, np.int32)
+    begin = 0
+    for number, (one, length) in enumerate(zip(segments, lengths, strict=True)):
+        input_ids[begin : begin + one.length] = one.input_ids
+        loss_mask[begin + 1 : begin + one.length] = one.loss_mask[1:]
+        segment_ids[begin : begin + length] = number
+        if length > one.length and config.separator_token_id is not None:
+            input_ids[begin + one.length] = config.separator_token_id
+        begin += length
+    return PackedSequence(
+        input_ids=input_ids,
+        loss_mask=loss_mask,
+        segment_ids=segment_ids,
+        sample_ids=tuple(one.sample_id for one in segments),
+        sample_lengths=tuple(one.length for one in segments),
+        num_segments=len(segments),
+        total_tokens=total,
+        padding_tokens=size - total,
+    )
+
+
+def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:
+    """Return the position of every token within its segment, 0 in padding, for segment ids [L]."""
+    here = np.arange(len(segment_ids))
+    begins = np.diff(segment_ids, prepend=PADDING_SEGMENT - 1) != 0
+    positions = here - np.maximum.accumulate(np.where(begins, here, 0))
+    return np.where(segment_ids == PADDING_SEGMENT, 0, positions).astype(np.int32)
+
+
+def create_segment_attention_mask(
+    segment_ids: Sequence[int] | NDArray[Any], *, causal: bool = True
+) -> NDArray[np.bool_]:
+    """Return bool [L, L], True where row may attend to column: the same segment, not later, never padding.
+
+    Dense: L*L bytes. For long rows use `cu_seqlens` or the torch helpers instead.
+    """
+    segments = np.asarray(segment_ids, np.int32)
+    mask: NDArray[np.bool_] = segments[:, None] == segments[None, :]
+    mask &= (segments != PADDING_SEGMENT)[:, None]
+    if causal:
+        mask &= np.tri(len(segments), dtype=bool)
+    return mask
+
+
+class PackingMetrics(Record):
+    """How well a set of packs is filled."""
+
+    num_original_samples: int = Field(default=0, ge=0)
+    num_packed_sequences: int = Field(default=0, ge=0)
+    num_skipped: int = Field(default=0, ge=0)
+    total_tokens: int = Field(default=0, ge=0)
+    total_padded_length: int = Field(default=0, ge=0)
+    total_loss_tokens: int = Field(default=0, ge=0)
+
+    @property
+    def packing_ratio(self) -> float:
+        """Segments per pack, 0 when empty."""
+        return self.num_original_samples / self.num_packed_sequences if self.num_packed_sequences else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens that are not padding, as a fraction, 0 when empty."""
+        return self.total_tokens / self.total_padded_length if self.total_padded_length else 0.0
+
+    @property
+    def loss_efficiency(self) -> float:
+        """Tokens with a loss as a fraction of all, 0 when empty."""
+        return self.total_loss_tokens / self.total_padded_length if self.total_padded_length else 0.0
+
+    def saving_over(self, padded_tokens: int) -> float:
+        """Return the fraction of tokens saved against the `padded_tokens` of another layout of the same samples."""
+        return 1.0 - self.total_padded_length / padded_tokens if padded_tokens else 0.0
+
+    def summary(self) -> dict[str, float | int]:
+        """Return all figures by name."""
+        rates = {name: getattr(self, name) for name in ("packing_ratio", "efficiency", "loss_efficiency")}
+        return {**self.model_dump(), **rates}
+
+
+def compute_packing_metrics(packed: Sequence[PackedSequence], num_skipped: int | None = None) -> PackingMetrics:
+    """Return the figures of these packs; sequences dropped by `pack_sequences` are counted as skipped."""
+    if num_skipped is None:
+        num_skipped = packed.report.num_dropped if isinstance(packed, PackedSequences) else 0
+    return PackingMetrics(
+        num_original_samples=sum(one.num_segments for one in packed),
+        num_packed_sequences=len(packed),
+        num_skipped=num_skipped,
+        total_tokens=sum(one.total_tokens for one in packed),
+        total_padded_length=sum(one.length for one in packed),
+        total_loss_tokens=sum(one.num_loss_tokens for one in packed),
+    )

@@ -1,0 +1,249 @@
+"""Plans on disk: a folder with meta.json and one file per epoch, whole or not there, every part verified.
+
+A folder named NAME.jsonl holds the epochs as text, one microbatch a line with its ids; any other, as arrays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from query_mutator.batching.core.filling import offsets_of
+from query_mutator.batching.core.overlong import Cuts
+from query_mutator.batching.files import (
+    BatchFileError,
+    atomic_write,
+    is_text,
+    json_bytes,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_json,
+)
+from query_mutator.batching.ids import IdTable
+from query_mutator.batching.lengths import LengthSource, as_lengths
+from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
+from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, PlanContext
+from query_mutator.errors import DiskError, UsageError
+
+META_FILE = "meta.json"
+_UNITS_FILE = "units.safetensors"
+_UNITS_KIND = "batch plan units"
+_CUT_COLUMNS = ("unit", "sample", "start", "stop")
+
+
+def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
+    """Write a plan; the folder appears whole, in place of an older plan, or not at all."""
+    target = Path(path)
+    if target.exists() and not (target / META_FILE).exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already and is no plan; choose another place")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        part.mkdir(parents=True)
+        _write(plan, part, text=is_text(target))
+        _swap(part, target)
+    except OSError as error:
+        raise DiskError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _swap(part: Path, target: Path) -> None:
+    old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    if target.exists():
+        os.replace(target, old)
+    os.replace(part, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:
+    digests: dict[int, str] = {}
+    cuts = Cuts.none()
+    for number in plan.epochs:
+        epoch = plan.epochs[number]
+        cuts = epoch.context.cuts
+        name = _epoch_name(number, text=text)
+        if text:
+            digests[number] = epoch.digest
+            _write_text(folder / name, epoch)
+        else:
+            digests[number] = write_arrays(folder / name, epoch.arrays, kind=EPOCH_KIND, meta=epoch.head)
+    columns = {name: getattr(cuts, name) for name in _CUT_COLUMNS}
+    units = write_arrays(
+        folder / _UNITS_FILE,
+        {**plan.ids.to_arrays(), **columns},
+        kind=_UNITS_KIND,
+        meta={"count": len(plan.ids), "first": plan.ids.first},
+    )
+    plan = BatchPlan(plan.meta, plan.epochs, plan.ids, digests=digests)
+    body = {
+        **plan.meta.model_dump(mode="json"),
+        "epochs": {str(number): digest for number, digest in digests.items()},
+        "units": units,
+        "fingerprint": plan.fingerprint,
+    }
+    write_json(folder / META_FILE, body)
+
+
+def _epoch_name(number: int, *, text: bool) -> str:
+    return f"epoch_{number}.{'jsonl' if text else 'safetensors'}"
+
+
+def load_batch_plan(
+    path: str | Path,
+    *,
+    dataset_hash: str | None = None,
+    tokenizer_hash: str | None = None,
+    lengths: LengthSource | None = None,
+    verify_all: bool = False,
+) -> BatchPlan:
+    """Open a plan; each epoch is mapped into memory and verified when first used, all at once with `verify_all`.
+
+    A broken or mixed-up file is a BatchFileError that names it. With hashes or lengths given, a plan that was made
+    for others is a UsageError.
+    """
+    folder = Path(path)
+    body = read_json(folder / META_FILE)
+    try:
+        digests = {int(number): str(digest) for number, digest in body.pop("epochs").items()}
+        units, fingerprint = body.pop("units"), body.pop("fingerprint")
+        meta = BatchPlanMeta.model_validate(body)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise BatchFileError(f"{folder / META_FILE} is no plan of this version: {error}") from error
+    context = _read_units(folder / _UNITS_FILE, units, meta)
+    makers = {number: _epoch_loader(folder, number, digest, context) for number, digest in digests.items()}
+    plan = BatchPlan(meta, LazyEpochs(makers), context.ids, digests=digests)
+    if plan.fingerprint != fingerprint or meta.num_epochs != len(digests):
+        raise BatchFileError(f"{folder / META_FILE}: fingerprint {fingerprint[:16]} does not match the plan's parts")
+    check_plan(plan, dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash, lengths=lengths)
+    for number in digests:
+        _check_present(folder, number)
+        if verify_all:
+            plan.get_epoch(number)
+    return plan
+
+
+def check_plan(
+    plan: BatchPlan,
+    *,
+    dataset_hash: str | None = None,
+    tokenizer_hash: str | None = None,
+    lengths: LengthSource | None = None,
+) -> None:
+    """Refuse, with a UsageError, a plan that was made for another data set, tokenizer or lengths."""
+    pairs = (
+        ("data set", dataset_hash, plan.meta.dataset_hash),
+        ("tokenizer", tokenizer_hash, plan.meta.tokenizer_hash),
+    )
+    for what, given, planned in pairs:
+        if given is not None and given != planned:
+            raise UsageError(f"the plan was made for another {what}: {planned!r}, this one is {given!r}; build it anew")
+    if lengths is not None and as_lengths(lengths).digest != plan.meta.lengths_hash:
+        raise UsageError("the plan was made for other samples or lengths; build it anew")
+
+
+def _check_present(folder: Path, number: int) -> None:
+    if not any((folder / _epoch_name(number, text=text)).is_file() for text in (False, True)):
+        raise BatchFileError(f"{folder / _epoch_name(number, text=False)} is missing")
+
+
+def _read_units(path: Path, digest: str, meta: BatchPlanMeta) -> PlanContext:
+    file = read_arrays(path, kind=_UNITS_KIND)
+    if file.sha256 != digest:
+        raise BatchFileError(f"{path} belongs to another plan")
+    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, first=int(file.meta["first"]), path=path)
+    return PlanContext(ids=ids, cuts=Cuts(**{name: file.arrays[name] for name in _CUT_COLUMNS}))
+
+
+def _epoch_loader(folder: Path, number: int, digest: str, context: PlanContext) -> Callable[[], EpochPlan]:
+    def load() -> EpochPlan:
+        path = folder / _epoch_name(number, text=False)
+        if not path.exists():
+            return _read_text(folder / _epoch_name(number, text=True), digest, context)
+        file = read_arrays(path, kind=EPOCH_KIND)
+        if file.sha256 != digest:
+            raise BatchFileError(f"{path} belongs to another plan than {folder / META_FILE}")
+        return _epoch(path, {**file.meta, **file.arrays}, context)
+
+    return load
+
+
+def _epoch(path: Path, fields: Mapping[str, Any], context: PlanContext) -> EpochPlan:
+    values = {name: value for name, value in fields.items() if name != "kind"}
+    try:
+        return EpochPlan(**values, context=context)
+    except ValidationError as error:
+        raise BatchFileError(f"{path} does not hold an epoch: {error.errors()[0]['msg']}") from error
+
+
+def _write_text(path: Path, epoch: EpochPlan) -> None:
+    """Write a header, one line per microbatch with the ids a person reads, and what the arrays hold besides."""
+    header = {**epoch.head, "num_microbatches": epoch.num_microbatches}
+    header |= {"total_samples": epoch.total_samples, "total_tokens": epoch.total_tokens}
+    counts = {name: values for name, values in epoch.arrays.items() if name in _TEXT_COUNTS}
+    with atomic_write(path) as file:
+        file.write(json_bytes(header) + b"\n")
+        for number, batch in enumerate(epoch):
+            row = {"samples": batch.samples, "packs": batch.packs, "bucket_id": batch.bucket_id}
+            row |= {"max_len": batch.max_len, "index": batch.index, "units": epoch.units_of(number).tolist()}
+            row |= {name: int(values[number]) for name, values in counts.items()}
+            file.write(json_bytes(row) + b"\n")
+
+
+_TEXT_COUNTS = ("tokens", "loss_tokens", "segment_squares", "shared_loss_tokens", "padding")
+
+
+def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
+    """Read a text epoch back into arrays and compare them with the checksum of the plan."""
+    try:
+        lines = path.read_bytes().splitlines()
+        header, *rows = (json.loads(line) for line in lines)
+        if header.pop("num_microbatches") != len(rows):
+            raise ValueError(f"{len(rows)} microbatches are not as many as its header says")
+        fields: dict[str, Any] = {name: header[name] for name in ("epoch", "seed", "num_dropped", "sources")}
+        fields |= _text_arrays(rows, context)
+    except OSError as error:
+        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BatchFileError(f"{path} is truncated or edited: {error}") from error
+    epoch = _epoch(path, fields, context)
+    if epoch.digest != digest:
+        raise BatchFileError(f"{path} does not match the plan's checksum: it was edited, or belongs to another plan")
+    return epoch
+
+
+def _text_arrays(rows: list[dict[str, Any]], context: PlanContext) -> dict[str, Any]:
+    if not rows:
+        raise ValueError("it holds no microbatch")
+    units = [unit for row in rows for unit in row["units"]]
+    ids = context.ids.take(context.cuts.resolve(np.array(units, np.int64))[0])
+    if ids != [one for row in rows for one in row["samples"]]:
+        raise ValueError("samples and units do not agree")
+    columns = {"max_len": "max_len", "bucket": "bucket_id", **{name: name for name in _TEXT_COUNTS if name in rows[0]}}
+    if "padding" in columns:
+        columns["index"] = "index"
+    fields: dict[str, Any] = {name: np.array([row[column] for row in rows]) for name, column in columns.items()}
+    fields["order"] = np.array(units, np.int64)
+    fields["offsets"] = offsets_of(np.array([len(row["packs"] or row["samples"]) for row in rows]))
+    if rows[0]["packs"] is not None:
+        fields["pack_offsets"] = offsets_of(np.array([len(pack) for row in rows for pack in row["packs"]]))
+    return fields
+
+
+async def save_batch_plan_async(plan: BatchPlan, path: str | Path) -> None:
+    """Run `save_batch_plan` in a thread."""
+    await asyncio.to_thread(save_batch_plan, plan, path)
+
+
+async def load_batch_plan_async(path: str | Path, **checks: Any) -> BatchPlan:
+    """Run `load_batch_plan` in a thread."""
+    return await asyncio.to_thread(load_batch_plan, path, **checks)

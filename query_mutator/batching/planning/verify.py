@@ -1,0 +1,48 @@
+"""Does a stored plan still follow from the data and settings it names?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from query_mutator.batching.lengths import LengthSource
+from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.groups import GroupSource
+from query_mutator.batching.planning.mixture import Mixture
+from query_mutator.errors import UsageError
+
+
+def verify_batch_plan(
+    plan: BatchPlan,
+    lengths: LengthSource | Mixture,
+    *,
+    loss_lengths: Mapping[str, int] | Sequence[int] | NDArray[Any] | None = None,
+    groups: GroupSource | None = None,
+) -> tuple[bool, str]:
+    """Build the plan anew from its own settings and say whether it is the same, and if not, what differs first."""
+    if plan.meta.shard is not None:
+        return False, "this is the shard of a plan; verify the whole plan"
+    meta = plan.meta
+    try:
+        builder = BatchPlanBuilder(
+            lengths,
+            meta.config,
+            meta.dataset_hash,
+            meta.tokenizer_hash,
+            meta.pack_config,
+            loss_lengths=loss_lengths,
+            groups=groups,
+        )
+    except UsageError as error:
+        return False, f"no plan can be built from these lengths: {error}"
+    rebuilt = builder.meta(meta.num_epochs)
+    for name in ("num_samples", "lengths_hash", "inputs_hash", "overlong", "version"):
+        if getattr(rebuilt, name) != getattr(meta, name):
+            return False, f"{name} differs: planned {getattr(meta, name)}, now {getattr(rebuilt, name)}"
+    for number, digest in plan.digests.items():
+        if builder.build_epoch(number).digest != digest:
+            return False, f"epoch {number} differs in order or limits"
+    return True, "the plan follows from these lengths and settings"

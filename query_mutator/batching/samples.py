@@ -1,0 +1,301 @@
+"""One training sample as token ids: what every batch is made of, and the fingerprint of a file of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from query_mutator.batching.files import BatchFileError, atomic_write, json_bytes, sha256_of
+from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.errors import DatasetError
+
+__all__ = [
+    "DatasetFingerprint",
+    "DatasetSource",
+    "DifficultyLevel",
+    "PreferenceSample",
+    "Sample",
+    "SampleMeta",
+    "SampleType",
+    "compute_dataset_fingerprint",
+    "load_samples",
+    "load_samples_async",
+    "save_samples",
+    "save_samples_async",
+]
+
+
+class SampleType(StrEnum):
+    """What a sample is for."""
+
+    SFT = "sft"
+    DPO = "dpo"
+    PRETRAIN = "pretrain"
+    RL = "rl"
+    GRPO = "grpo"
+    PPO = "ppo"
+
+
+class DatasetSource(StrEnum):
+    """Where a sample comes from."""
+
+    LOCAL = "local"
+    HUGGINGFACE = "huggingface"
+    GYM = "gym"
+    SYNTHETIC = "synthetic"
+    REMOTE = "remote"
+
+
+class DifficultyLevel(StrEnum):
+    """How hard a sample is, as a word."""
+
+    TRIVIAL = "trivial"
+    EASY = "easy"
+    MEDIUM = "medium"
+    HARD = "hard"
+    EXPERT = "expert"
+
+
+class SampleMeta(Record):
+    """Everything about a sample but its tokens."""
+
+    sample_id: str = Field(min_length=1)
+    dataset_id: str
+    episode_id: str | None = None
+    source: DatasetSource = DatasetSource.LOCAL
+    difficulty: DifficultyLevel | None = None
+    difficulty_score: float | None = Field(default=None, ge=0.0, le=1.0)
+    reward: float | None = None
+    success: bool | None = None
+    original_index: int | None = Field(default=None, ge=0)
+    split: str | None = None
+
+    @classmethod
+    def create(cls, sample_id: str, dataset_id: str, **fields: Any) -> Self:
+        """Return a record from its two required fields and any others."""
+        return cls(sample_id=sample_id, dataset_id=dataset_id, **fields)
+
+
+def _check_row(ids: Int32Array, mask: UInt8Array, what: str) -> None:
+    if len(ids) == 0:
+        raise ValueError(f"{what} has no tokens")
+    if len(ids) != len(mask):
+        raise ValueError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
+    if mask.max() > 1:
+        raise ValueError(f"{what}: loss_mask must hold 0 and 1 alone")
+
+
+class Sample(Record):
+    """One sequence: `input_ids` int32 [L], `loss_mask` uint8 [L] (1 = learn it), `segment_ids` int32 [L] or None."""
+
+    input_ids: Int32Array
+    loss_mask: UInt8Array
+    segment_ids: Int32Array | None = None
+    meta: SampleMeta
+    sample_type: SampleType = SampleType.SFT
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_row(self.input_ids, self.loss_mask, f"sample {self.meta.sample_id!r}")
+        if self.segment_ids is not None:
+            if len(self.segment_ids) != self.length:
+                raise ValueError(f"{len(self.segment_ids)} segment_ids for {self.length} tokens")
+            if np.any(np.diff(self.segment_ids) < 0):
+                raise ValueError("segment_ids must not decrease")
+        return self
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens with loss_mask 1."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Number of tokens a causal model is trained to predict: loss tokens but the first, which nothing precedes."""
+        return int(np.count_nonzero(self.loss_mask[1:]))
+
+    @property
+    def num_segments(self) -> int:
+        """Number of different segments, 1 without segment_ids."""
+        return 1 if self.segment_ids is None else len(np.unique(self.segment_ids))
+
+    def to_lists(self) -> dict[str, Any]:
+        """Return plain lists and values, ready for JSON."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_lists(cls, data: Mapping[str, Any]) -> Self:
+        """Return the sample of `to_lists`."""
+        return cls.model_validate(dict(data))
+
+
+class PreferenceSample(Record):
+    """A chosen and a rejected answer to one prompt of `prompt_length` tokens."""
+
+    chosen_input_ids: Int32Array
+    chosen_loss_mask: UInt8Array
+    rejected_input_ids: Int32Array
+    rejected_loss_mask: UInt8Array
+    prompt_length: int = Field(ge=0)
+    meta: SampleMeta
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_row(self.chosen_input_ids, self.chosen_loss_mask, "chosen answer")
+        _check_row(self.rejected_input_ids, self.rejected_loss_mask, "rejected answer")
+        if self.prompt_length > min(self.chosen_length, self.rejected_length):
+            raise ValueError(f"prompt_length={self.prompt_length} is longer than an answer that contains the prompt")
+        prompt = slice(self.prompt_length)
+        if not np.array_equal(self.chosen_input_ids[prompt], self.rejected_input_ids[prompt]):
+            raise ValueError("chosen and rejected answers do not begin with the same prompt")
+        return self
+
+    @property
+    def chosen_length(self) -> int:
+        """Number of tokens of prompt and chosen answer."""
+        return len(self.chosen_input_ids)
+
+    @property
+    def rejected_length(self) -> int:
+        """Number of tokens of prompt and rejected answer."""
+        return len(self.rejected_input_ids)
+
+    @property
+    def max_length(self) -> int:
+        """The longer of the two."""
+        return max(self.chosen_length, self.rejected_length)
+
+    def to_samples(self) -> tuple[Sample, Sample]:
+        """Return the chosen and the rejected answer as samples with ids `ID_chosen` and `ID_rejected`."""
+        return self._side("chosen"), self._side("rejected")
+
+    def _side(self, side: str) -> Sample:
+        return Sample(
+            input_ids=getattr(self, f"{side}_input_ids"),
+            loss_mask=getattr(self, f"{side}_loss_mask"),
+            meta=self.meta.model_copy(update={"sample_id": f"{self.meta.sample_id}_{side}"}),
+            sample_type=SampleType.DPO,
+        )
+
+
+def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
+    """Write samples as JSON lines, the last of them a count and checksum."""
+    digest, count = hashlib.sha256(), 0
+    with atomic_write(path) as file:
+        for sample in samples:
+            line = json_bytes(sample.to_lists()) + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
+        file.write(json_bytes({"end": {"count": count, "sha256": digest.hexdigest()}}) + b"\n")
+
+
+def load_samples(path: str | Path) -> list[Sample]:
+    """Read the samples of `save_samples`; files without an end line (written by other tools) are read unchecked."""
+    samples: list[Sample] = []
+    digest = hashlib.sha256()
+    end: dict[str, Any] | None = None
+    for number, line, row in _json_rows(path):
+        if end is not None:
+            raise BatchFileError(f"{path}:{number}: rows after the end line")
+        if set(row) == {"end"}:
+            end = row["end"]
+            continue
+        digest.update(line)
+        try:
+            samples.append(Sample.from_lists(row))
+        except ValidationError as error:
+            raise DatasetError(f"{path}:{number}: {error.errors()[0]['msg']}") from error
+    if end is not None and end != {"count": len(samples), "sha256": digest.hexdigest()}:
+        raise BatchFileError(f"{path} does not match its end line ({end.get('count')} samples): truncated or edited")
+    return samples
+
+
+async def save_samples_async(samples: Iterable[Sample], path: str | Path) -> None:
+    """Run `save_samples` in a thread."""
+    await asyncio.to_thread(save_samples, samples, path)
+
+
+async def load_samples_async(path: str | Path) -> list[Sample]:
+    """Run `load_samples` in a thread."""
+    return await asyncio.to_thread(load_samples, path)
+
+
+def _json_rows(path: str | Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Yield line number, raw line and object of every line that is not blank."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DatasetError(f"{path}:{number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DatasetError(f"{path}:{number}: a JSON object is needed")
+            yield number, line, row
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class DatasetFingerprint(Record):
+    """What a data set and its tokenizer are; `sample_limit` says how many rows were read (None = all)."""
+
+    fingerprint: str = Field(min_length=16, max_length=16)
+    full_hash: str
+    content_hash: str
+    tokenizer_hash: str
+    num_samples: int = Field(ge=0)
+    sample_limit: int | None = None
+    source_path: str | None = None
+    algorithm: str = "sha256"
+    version: int = 1
+
+    def matches(self, other: DatasetFingerprint) -> bool:
+        """Say whether data, tokenizer and number of rows read are the same."""
+        return self.full_hash == other.full_hash
+
+    def matches_content(self, other: DatasetFingerprint) -> bool:
+        """Say whether the data are the same, whatever the tokenizer."""
+        return self.content_hash == other.content_hash
+
+
+def compute_dataset_fingerprint(
+    path: str | Path, tokenizer_hash: str, sample_limit: int | None = None
+) -> DatasetFingerprint:
+    """Hash the rows of a JSONL file by meaning: blank lines, spaces and the order of keys do not count."""
+    digest, count = hashlib.sha256(), 0
+    for _, _, row in _json_rows(path):
+        if count == sample_limit:
+            break
+        digest.update(json_bytes(row) + b"\n")
+        count += 1
+    content = digest.hexdigest()
+    full = sha256_of([json_bytes([content, tokenizer_hash, count, sample_limit])])
+    return DatasetFingerprint(
+        fingerprint=full[:16],
+        full_hash=full,
+        content_hash=content,
+        tokenizer_hash=tokenizer_hash,
+        num_samples=count,
+        sample_limit=sample_limit,
+        source_path=str(path),
+    )

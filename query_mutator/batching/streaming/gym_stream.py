@@ -1,0 +1,309 @@
+"""Episodes of a puzzle gym as a stream of samples: one sample per step, the observation given, the action learned.
+
+What an episode plays (puzzle, difficulty, seed) is a function of the stream's seed and the episode's number, so a
+stream on the same gym with the same policy gives the same samples, and an episode cut off by a broken connection is
+played again from its beginning. Nothing of a broken episode is handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
+from query_mutator.batching.streaming.bridge import iterate
+from query_mutator.batching.streaming.gym_client import ENVIRONMENT, GymClient
+from query_mutator.batching.streaming.gym_hints import action_of_hint
+from query_mutator.batching.streaming.gym_types import (
+    GymConfig,
+    GymConnectionError,
+    GymEpisode,
+    GymStep,
+    PuzzleDifficulty,
+    PuzzleObservation,
+    PuzzleResult,
+)
+from query_mutator.batching.streaming.types import (
+    EpisodeStatus,
+    SampleSource,
+    StreamMetrics,
+    StreamSample,
+    StreamState,
+    utc_now,
+)
+from query_mutator.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+#: Chooses an action for what is shown, or None to give up; with an attribute `wants_hint = True` the observation
+#: carries the server's hint.
+Policy = Callable[[PuzzleObservation], "str | Awaitable[str | None] | None"]
+
+
+class HintPolicy:
+    """Does what the server hints at; gives up when there is no hint, or none that names a command."""
+
+    wants_hint = True
+
+    def __call__(self, observation: PuzzleObservation) -> str | None:
+        """Return the hinted command."""
+        return action_of_hint(observation.hint) if observation.hint else None
+
+
+class EpisodePlan(NamedTuple):
+    """What one episode plays."""
+
+    number: int
+    episode_id: str
+    game: str
+    difficulty: float
+    seed: int
+
+
+class GymEpisodeStream:
+    """Plays a gym and hands out the steps of every finished episode, for `async for` and for `for`.
+
+    `policy` chooses the actions (default: `HintPolicy`). A lost connection is made again up to `max_retries` times
+    for an episode, then it is a GymConnectionError. `close`, from any task, ends the stream at once; a cancelled task
+    leaves no connection behind.
+    """
+
+    def __init__(
+        self,
+        config: GymConfig,
+        tokenizer: Tokenizer,
+        dataset_id: str = "gym",
+        max_episodes: int | None = None,
+        min_length: int = 1,
+        max_length: int = 8192,
+        *,
+        policy: Policy | None = None,
+        keep_failures: bool = True,
+    ) -> None:
+        if not 1 <= min_length <= max_length:
+            raise UsageError(f"min_length={min_length} and max_length={max_length}: 1 <= min_length <= max_length")
+        self.config = config
+        self.dataset_id = dataset_id
+        self.max_episodes = max_episodes
+        self.min_length = min_length
+        self.max_length = max_length
+        self.policy: Policy = policy or HintPolicy()
+        self.keep_failures = keep_failures
+        self._rows = RowTokenizer(tokenizer)
+        self._client = GymClient(config)
+        self._state = StreamState.IDLE
+        self._metrics = StreamMetrics()
+        self._next_episode = 0
+        self._closed = asyncio.Event()
+
+    @property
+    def state(self) -> StreamState:
+        """What the stream is doing."""
+        return self._state
+
+    @property
+    def metrics(self) -> StreamMetrics:
+        """What it has produced since the last reset."""
+        return self._metrics
+
+    # --- iteration -------------------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncGenerator[StreamSample, None]:
+        async for episode in self.episodes():
+            if episode.success or self.keep_failures:
+                for sample in self._samples(episode):
+                    yield sample
+
+    def __iter__(self) -> Iterator[StreamSample]:
+        return iterate(self.__aiter__)
+
+    async def episodes(self) -> AsyncGenerator[GymEpisode, None]:
+        """Yield finished episodes, from where the stream stands to `max_episodes`."""
+        self._state = StreamState.STREAMING
+        self._closed = asyncio.Event()  # of the loop that runs now
+        try:
+            while self.max_episodes is None or self._next_episode < self.max_episodes:
+                begin = time.perf_counter()
+                episode = await self._played()
+                self._metrics.record_time(time.perf_counter() - begin)
+                if episode is None:
+                    self._state = StreamState.IDLE
+                    return
+                self._next_episode += 1
+                self._metrics.record_episode(episode.success)
+                yield episode
+            self._state = StreamState.EXHAUSTED
+        except Exception:
+            self._state = StreamState.ERROR
+            raise
+        finally:
+            await self._client.disconnect()
+            if self._state is StreamState.STREAMING:
+                self._state = StreamState.PAUSED
+
+    async def _played(self) -> GymEpisode | None:
+        """Play the next episode, connecting again when the connection breaks; None when the stream was closed."""
+        delay = self.config.retry_delay
+        for retries_left in range(self.config.max_retries, -1, -1):
+            try:
+                await self._client.connect()
+                return await self._play(self._plan(self._next_episode))
+            except GymConnectionError as error:
+                if self._closed.is_set():
+                    return None
+                if not retries_left:
+                    raise
+                logger.warning("%s; connecting again in %g s", error, delay)
+                self._metrics.reconnections += 1
+                await self._client.disconnect()
+            if await self._closed_within(delay):
+                return None
+            delay *= 2
+        raise AssertionError("the last retry returns or raises")
+
+    async def _closed_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _plan(self, number: int) -> EpisodePlan:
+        rng = np.random.default_rng([self.config.seed, number])
+        games = self.config.puzzle_types or tuple(self._client.games)
+        if not games:
+            raise UsageError(f"{self.config.address} lists no puzzles; name some with puzzle_types")
+        return EpisodePlan(
+            number=number,
+            episode_id=f"{self.dataset_id}_{number:06d}",
+            game=games[int(rng.integers(len(games)))],
+            difficulty=float(rng.uniform(*self.config.difficulty_range)),
+            seed=int(rng.integers(2**31)),
+        )
+
+    # --- one episode -----------------------------------------------------------------------------------------------
+
+    async def _play(self, plan: EpisodePlan) -> GymEpisode:
+        start, steps = utc_now(), list[GymStep]()
+        status = EpisodeStatus.RUNNING
+        try:
+            async with asyncio.timeout(self.config.episode_timeout):
+                status = await self._steps(plan, steps)
+        except TimeoutError:
+            status = EpisodeStatus.TIMEOUT
+            await self._client.disconnect()  # a reply may still be on its way
+        return GymEpisode(
+            episode_id=plan.episode_id,
+            puzzle_type=plan.game,
+            difficulty=plan.difficulty,
+            seed=plan.seed,
+            steps=tuple(steps),
+            total_reward=sum(step.reward for step in steps),
+            success=status is EpisodeStatus.SUCCESS,
+            status=status,
+            start_time=start,
+            end_time=utc_now(),
+        )
+
+    async def _steps(self, plan: EpisodePlan, steps: list[GymStep]) -> EpisodeStatus:
+        """Play to the end, adding each step as it is taken, and return how it ended."""
+        observation = await self._client.start_puzzle(plan.game, PuzzleDifficulty.at(plan.difficulty), plan.seed)
+        for number in range(self.config.max_steps):
+            observation = observation.model_copy(update={"step_index": number, "hint": await self._hint()})
+            action = self.policy(observation)
+            if inspect.isawaitable(action):
+                action = await action
+            if action is None:
+                return EpisodeStatus.FAILURE
+            result = await self._client.send_action(action)
+            steps.append(_step(number, observation, action, result))
+            if result.code == ENVIRONMENT:
+                return EpisodeStatus.ERROR
+            if result.done:
+                return EpisodeStatus.SUCCESS if result.solved else EpisodeStatus.FAILURE
+            observation = result.state or await self._client.show_state()
+        return EpisodeStatus.FAILURE
+
+    async def _hint(self) -> str | None:
+        if not getattr(self.policy, "wants_hint", False):
+            return None
+        hint = await self._client.get_hint()
+        if not hint.success:
+            return None
+        return f"`{hint.info['action']}`" if hint.info.get("action") else hint.message
+
+    # --- samples ---------------------------------------------------------------------------------------------------
+
+    def _samples(self, episode: GymEpisode) -> Iterator[StreamSample]:
+        for step in episode.steps:
+            tokens = self._rows.pair(step.observation + "\n", step.action or "")
+            if not self.min_length <= tokens.length <= self.max_length:
+                self._metrics.record_filtered()
+                continue
+            sample = StreamSample(
+                input_ids=tokens.input_ids,
+                loss_mask=tokens.loss_mask,
+                sample_id=f"{episode.episode_id}_{step.step_index}",
+                dataset_id=self.dataset_id,
+                source=SampleSource.GYM,
+                episode_id=episode.episode_id,
+                episode_status=episode.status,
+                step_index=step.step_index,
+                total_steps=episode.num_steps,
+                reward=step.reward,
+                difficulty=episode.difficulty,
+                success=episode.success,
+            )
+            self._metrics.record_sample(sample)
+            yield sample
+
+    # --- going back and ending -------------------------------------------------------------------------------------
+
+    async def reset(self) -> None:
+        """Go back to the first episode, with metrics from zero."""
+        await self._client.disconnect()
+        self._next_episode = 0
+        self._metrics = StreamMetrics()
+        self._state = StreamState.IDLE
+
+    async def close(self) -> None:
+        """End the stream, also while another task waits for its next sample; idempotent."""
+        self._closed.set()
+        await self._client.disconnect()
+        if self._state is StreamState.STREAMING:
+            self._state = StreamState.IDLE
+
+    async def __aenter__(self) -> Self:
+        await self._client.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of the next episode."""
+        return {"next_episode": self._next_episode, "seed": self.config.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the episode after those `state_dict` has seen; another seed's state is a UsageError."""
+        if state["seed"] != self.config.seed:
+            raise UsageError(f"the state of a gym stream with seed {state['seed']}, not {self.config.seed}")
+        self._next_episode = int(state["next_episode"])
+
+
+def _step(number: int, observation: PuzzleObservation, action: str, result: PuzzleResult) -> GymStep:
+    info = {"success": result.success, "code": result.code, "message": result.message}
+    return GymStep(
+        step_index=number,
+        observation=observation.text,
+        action=action,
+        reward=result.reward,
+        done=result.done,
+        info={name: value for name, value in info.items() if value is not None},
+    )

@@ -1,0 +1,284 @@
+"""Batch plans over what a replay buffer holds: a window of microbatches at a time, while samples keep coming.
+
+A window takes the samples that no window has taken so far and adds older ones, so that `overlap_fraction` of it has
+been seen before. What does not fit into `window_microbatches` waits for the next window. A plan follows from the
+samples, the settings and the window's number alone: equal buffers give equal fingerprints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from math import ceil
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from query_mutator.batching.core.overlong import OverlongPolicy
+from query_mutator.batching.files import sha256_of
+from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.predictability import BatchingConfig
+from query_mutator.batching.records import Record
+from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
+from query_mutator.batching.streaming.types import StreamSample, utc_now
+from query_mutator.errors import UsageError
+
+STREAMING = "streaming"  # stands for a tokenizer hash nobody gave
+
+
+class WindowConfig(Record):
+    """How large a window is and how its batches are formed."""
+
+    window_microbatches: int = Field(default=1000, ge=1)  # at most
+    min_samples: int = Field(default=100, ge=1)  # of a window, and in the buffer before one is built
+    overlap_fraction: float = Field(default=0.1, ge=0.0, le=0.5)  # of a window's samples, taken from earlier ones
+    token_budget: int = Field(default=4096, ge=1)
+    bucket_edges: tuple[int, ...] = (128, 256, 512, 1024)
+    overflow_max: int = Field(default=2048, ge=1)
+    seed: int = Field(default=42, ge=0)
+    overlong: OverlongPolicy = OverlongPolicy.DROP  # samples beyond budget or overflow_max; counted in WindowState
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.to_batching_config(0)
+        return self
+
+    def to_batching_config(self, window_id: int) -> BatchingConfig:
+        """Return the settings of one window's plan; each window has a seed of its own."""
+        return BatchingConfig.throughput(
+            token_budget=self.token_budget,
+            bucket_edges=self.bucket_edges,
+            overflow_max=self.overflow_max,
+            seed=int(np.random.SeedSequence([self.seed, window_id]).generate_state(1)[0]),
+            overlong=self.overlong,
+        )
+
+
+class WindowState(Record):
+    """One window and how far it has been worked through."""
+
+    window_id: int = Field(ge=1)
+    created_at: datetime = Field(default_factory=utc_now)
+    snapshot_size: int
+    snapshot_total_added: int
+    fresh_samples: int  # in no window before
+    repeated_samples: int
+    overlong_samples: int  # dropped, cut or split, as `overlong` says
+    plan_microbatches: int
+    plan_fingerprint: str
+    microbatches_consumed: int = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Say whether every microbatch has been handed out."""
+        return self.microbatches_consumed >= self.plan_microbatches
+
+    @property
+    def progress(self) -> float:
+        """Share of the microbatches handed out."""
+        return self.microbatches_consumed / self.plan_microbatches if self.plan_microbatches else 1.0
+
+
+class _Window(NamedTuple):
+    """A plan over samples by key, and which addition to the buffer each was."""
+
+    plan: BatchPlan
+    samples: dict[str, StreamSample]
+    serials: dict[str, int]
+
+
+class RollingBatchPlanWindow:
+    """Builds one window after the other over a buffer and hands out each microbatch once."""
+
+    def __init__(
+        self, buffer: ReplayBuffer, config: WindowConfig | None = None, *, tokenizer_hash: str = STREAMING
+    ) -> None:
+        self.buffer = buffer
+        self.config = config or WindowConfig()
+        self.tokenizer_hash = tokenizer_hash
+        self.total_windows = 0
+        self.total_microbatches = 0  # handed out
+        self._seen: set[int] = set()  # serials that a window has taken
+        self._window: _Window | None = None
+        self._state: WindowState | None = None
+
+    # --- where it stands -------------------------------------------------------------------------------------------
+
+    @property
+    def has_window(self) -> bool:
+        """Say whether a window is at hand."""
+        return self._window is not None
+
+    @property
+    def current_state(self) -> WindowState | None:
+        """The present window, as it stands now."""
+        return self._state
+
+    @property
+    def current_plan(self) -> BatchPlan | None:
+        """The present window's plan; its first `plan_microbatches` are the window, the rest waits."""
+        return None if self._window is None else self._window.plan
+
+    @property
+    def can_build_window(self) -> bool:
+        """Say whether the buffer holds `min_samples`."""
+        return self.buffer.size >= self.config.min_samples
+
+    @property
+    def should_build_next(self) -> bool:
+        """Say whether the present window is worked through (or there is none) and another can be built."""
+        return (self._state is None or self._state.is_exhausted) and self.can_build_window
+
+    def get_remaining_microbatches(self) -> int:
+        """Return how many microbatches of the present window are left."""
+        return 0 if self._state is None else self._state.plan_microbatches - self._state.microbatches_consumed
+
+    # --- building --------------------------------------------------------------------------------------------------
+
+    def build_next_window_sync(self) -> WindowState:
+        """Build the next window from what the buffer holds now; too few samples are a UsageError."""
+        if not self.can_build_window:
+            raise UsageError(f"the buffer holds {self.buffer.size} samples; a window needs {self.config.min_samples}")
+        snapshot = self.buffer.snapshot()
+        window_id = self.total_windows + 1
+        self._seen &= set(snapshot.serials)
+        places = self._choose(snapshot.serials, window_id)
+        samples = {snapshot.keys[place]: snapshot.samples[place] for place in places}
+        serials = {snapshot.keys[place]: snapshot.serials[place] for place in places}
+        window = _Window(self._plan(samples, window_id), samples, serials)
+        taken, waiting = self._split(window.plan)
+        repeated = sum(serials[key] in self._seen for key in taken)
+        self._state = WindowState(
+            window_id=window_id,
+            snapshot_size=snapshot.size,
+            snapshot_total_added=snapshot.total_added,
+            fresh_samples=len(taken) - repeated,
+            repeated_samples=repeated,
+            overlong_samples=window.plan.meta.overlong.num_overlong,
+            plan_microbatches=min(self.config.window_microbatches, window.plan.total_microbatches),
+            plan_fingerprint=window.plan.fingerprint,
+        )
+        self._seen |= {serial for key, serial in serials.items() if key not in waiting}
+        self._window, self.total_windows = window, window_id
+        return self._state
+
+    async def build_next_window(self) -> WindowState:
+        """Run `build_next_window_sync` in a thread."""
+        return await asyncio.to_thread(self.build_next_window_sync)
+
+    def _choose(self, serials: Sequence[int], window_id: int) -> list[int]:
+        """Return the places of all samples not seen so far and of as many others as overlap and minimum ask for."""
+        fresh = [place for place, serial in enumerate(serials) if serial not in self._seen]
+        others = [place for place, serial in enumerate(serials) if serial in self._seen]
+        if not fresh:
+            return others  # nothing new: once more through everything
+        overlap = self.config.overlap_fraction
+        wanted = max(ceil(len(fresh) * overlap / (1 - overlap)), self.config.min_samples - len(fresh))
+        rng = np.random.default_rng([self.config.seed, window_id])
+        repeated = rng.choice(others, size=min(wanted, len(others)), replace=False).tolist() if others else []
+        return sorted(fresh + repeated)
+
+    def _plan(self, samples: Mapping[str, StreamSample], window_id: int) -> BatchPlan:
+        builder = BatchPlanBuilder(
+            lengths={key: sample.length for key, sample in samples.items()},
+            batching_config=self.config.to_batching_config(window_id),
+            dataset_hash=samples_digest(samples),
+            tokenizer_hash=self.tokenizer_hash,
+            loss_lengths={key: int(np.count_nonzero(sample.loss_mask[1:])) for key, sample in samples.items()},
+        )
+        return builder.build_sync(num_epochs=1)
+
+    def _split(self, plan: BatchPlan) -> tuple[set[str], set[str]]:
+        """Return the keys in the window's microbatches, and those in later ones alone."""
+        taken: set[str] = set()
+        waiting: set[str] = set()
+        for number, microbatch in enumerate(plan.iter_epoch(0)):
+            (taken if number < self.config.window_microbatches else waiting).update(microbatch.samples)
+        return taken, waiting - taken
+
+    # --- handing out -----------------------------------------------------------------------------------------------
+
+    def iter_current(self) -> Iterator[MicrobatchSpec]:
+        """Yield the microbatches of the present window that are left; one handed out does not come again."""
+        window = self._window
+        while window is not None and self._window is window and self._state is not None:
+            place = self._state.microbatches_consumed
+            if place >= self._state.plan_microbatches:
+                return
+            self._state = self._state.model_copy(update={"microbatches_consumed": place + 1})
+            self.total_microbatches += 1
+            yield window.plan.get_epoch(0)[place]
+
+    def iter_current_with_samples(self) -> Iterator[tuple[MicrobatchSpec, list[StreamSample]]]:
+        """Yield what `iter_current` yields with its samples, cut where the plan cuts them."""
+        window = self._window
+        for microbatch in self.iter_current():
+            assert window is not None
+            yield microbatch, [_cut(window.samples[key], microbatch, row) for row, key in enumerate(microbatch.samples)]
+
+    def discard_current(self) -> None:
+        """Forget the present window without working through it; its samples count as seen."""
+        self._window, self._state = None, None
+
+    # --- files -----------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON types, with the present window's samples: the buffer may lose them."""
+        window = self._window
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "tokenizer_hash": self.tokenizer_hash,
+            "total_windows": self.total_windows,
+            "total_microbatches": self.total_microbatches,
+            "seen": sorted(self._seen),
+            "state": None if self._state is None else self._state.model_dump(mode="json"),
+            "samples": {}
+            if window is None
+            else {key: one.model_dump(mode="json") for key, one in window.samples.items()},
+            "serials": {} if window is None else window.serials,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], buffer: ReplayBuffer) -> Self:
+        """Return the window of `to_dict` where it stood; a plan that comes out differently is a UsageError."""
+        config = WindowConfig.model_validate(data["config"])
+        window = cls(buffer, config, tokenizer_hash=data["tokenizer_hash"])
+        window.total_windows = int(data["total_windows"])
+        window.total_microbatches = int(data["total_microbatches"])
+        window._seen = set(data["seen"])
+        if data["state"] is None:
+            return window
+        samples = {key: StreamSample.model_validate(fields) for key, fields in data["samples"].items()}
+        window._state = WindowState.model_validate(data["state"])
+        plan = window._plan(samples, window._state.window_id)
+        window._window = _Window(plan, samples, dict(data["serials"]))
+        # `created_at` is no part of a fingerprint, so equal means the same batches
+        if plan.fingerprint != window._state.plan_fingerprint:
+            raise UsageError("the saved window does not give the plan it was saved with; it was edited")
+        return window
+
+
+def samples_digest(samples: Mapping[str, StreamSample]) -> str:
+    """Return the sha256 of keys, tokens and masks: the same for the same samples in any order."""
+    parts: list[Any] = []
+    for key in sorted(samples):
+        sample = samples[key]
+        parts += [f"\n{key} {sample.length} ".encode("utf-8", "surrogatepass"), sample.input_ids, sample.loss_mask]
+    return sha256_of(parts)
+
+
+def _cut(sample: StreamSample, microbatch: MicrobatchSpec, row: int) -> StreamSample:
+    """Return the part of a sample that a row of a microbatch holds."""
+    if microbatch.starts is None or microbatch.stops is None:
+        return sample
+    start, stop = int(microbatch.starts[row]), int(microbatch.stops[row])
+    if (start, stop) == (0, -1):
+        return sample
+    part = slice(start, None if stop == -1 else stop)
+    segments = None if sample.segment_ids is None else sample.segment_ids[part]
+    fields = {"input_ids": sample.input_ids[part], "loss_mask": sample.loss_mask[part], "segment_ids": segments}
+    return sample.model_copy(update=fields)

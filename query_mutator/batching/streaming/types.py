@@ -1,0 +1,233 @@
+"""What flows through a stream: one sample with its origin, and the running account of a source."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from query_mutator.batching.records import Int32Array, Record, UInt8Array
+
+_new, _set = object.__new__, object.__setattr__
+
+
+class SampleSource(StrEnum):
+    """Where a sample came from."""
+
+    OFFLINE = "offline"
+    GYM = "gym"
+    REPLAY = "replay"
+    SYNTHETIC = "synthetic"
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode stands or ended."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class StreamState(StrEnum):
+    """What a stream is doing."""
+
+    IDLE = "idle"
+    STREAMING = "streaming"
+    PAUSED = "paused"
+    EXHAUSTED = "exhausted"
+    ERROR = "error"
+
+
+def utc_now() -> datetime:
+    """Return the present time, with its zone."""
+    return datetime.now(UTC)
+
+
+class StreamSample(Record):
+    """One sequence on its way to training: `input_ids` int32 [L], `loss_mask` uint8 [L], and where it came from."""
+
+    input_ids: Int32Array
+    loss_mask: UInt8Array
+    segment_ids: Int32Array | None = None
+    sample_id: str = Field(min_length=1)
+    dataset_id: str
+    source: SampleSource
+    timestamp: datetime = Field(default_factory=utc_now)
+    episode_id: str | None = None
+    episode_status: EpisodeStatus | None = None
+    step_index: int | None = Field(default=None, ge=0)
+    total_steps: int | None = Field(default=None, ge=0)
+    reward: float | None = Field(default=None, allow_inf_nan=False)
+    difficulty: float | None = Field(default=None, ge=0.0, le=1.0)
+    success: bool | None = None
+    replay_count: int = Field(default=0, ge=0)
+    priority: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        length = len(self.input_ids)
+        if length == 0:
+            raise ValueError(f"sample {self.sample_id!r} has no tokens")
+        if len(self.loss_mask) != length:
+            raise ValueError(
+                f"sample {self.sample_id!r}: {length} input_ids but {len(self.loss_mask)} loss_mask values"
+            )
+        if self.loss_mask.max() > 1:
+            raise ValueError(f"sample {self.sample_id!r}: loss_mask must hold 0 and 1 alone")
+        if self.segment_ids is not None and len(self.segment_ids) != length:
+            raise ValueError(f"sample {self.sample_id!r}: {length} input_ids but {len(self.segment_ids)} segment_ids")
+        return self
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+    @property
+    def is_gym_sample(self) -> bool:
+        """Say whether it comes straight from a gym."""
+        return self.source == SampleSource.GYM
+
+    @property
+    def is_replay(self) -> bool:
+        """Say whether it was drawn from a replay buffer."""
+        return self.source == SampleSource.REPLAY or self.replay_count > 0
+
+    def with_replay(self, times: int = 1) -> Self:
+        """Return a copy marked as replayed `times` more; the arrays are shared.
+
+        A buffer does this for every sample it draws, so the copy is made past pydantic (3 us instead of 20): the
+        fields were checked when this sample was made.
+        """
+        fields = self.__dict__.copy()
+        fields["source"] = SampleSource.REPLAY
+        fields["replay_count"] += times
+        twin = _new(type(self))
+        _set(twin, "__dict__", fields)
+        _set(twin, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        _set(twin, "__pydantic_extra__", None)
+        _set(twin, "__pydantic_private__", None)
+        return twin
+
+
+class StreamConfig(Record):
+    """Which source a stream reads and what it lets through; `open_stream` builds the stream from it."""
+
+    source_type: SampleSource = SampleSource.OFFLINE
+    dataset_path: str | None = None
+    env_name: str | None = None
+    host: str = "localhost"
+    port: int = Field(default=8023, ge=1, le=65535)
+    timeout_seconds: float = Field(default=30.0, gt=0)
+    min_length: int = Field(default=1, ge=1)
+    max_length: int = Field(default=8192, ge=1)
+    filter_failures: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length={self.min_length} is above max_length={self.max_length}")
+        return self
+
+
+class StreamMetrics(BaseModel):
+    """The running account of a stream; means are over the samples that carry the value."""
+
+    samples_produced: int = 0
+    samples_filtered: int = 0  # too short, too long, or refused by a filter
+    samples_errored: int = 0  # rows that gave nothing, skipped on request
+    episodes_completed: int = 0
+    episodes_successful: int = 0
+    episodes_failed: int = 0
+    reconnections: int = 0
+    total_tokens: int = 0
+    min_length_seen: int | None = None
+    max_length_seen: int | None = None
+    difficulty_sum: float = 0.0
+    difficulty_count: int = 0
+    reward_sum: float = 0.0
+    reward_count: int = 0
+    total_time_seconds: float = 0.0  # spent inside the stream
+
+    @property
+    def samples_total(self) -> int:
+        """Samples produced and filtered."""
+        return self.samples_produced + self.samples_filtered
+
+    @property
+    def filter_rate(self) -> float:
+        """Share of samples that were filtered, 0 before the first."""
+        return _share(self.samples_filtered, self.samples_total)
+
+    @property
+    def success_rate(self) -> float:
+        """Share of episodes that succeeded, 0 before the first."""
+        return _share(self.episodes_successful, self.episodes_completed)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens per sample."""
+        return _share(self.total_tokens, self.samples_produced)
+
+    @property
+    def mean_difficulty(self) -> float:
+        """Mean difficulty of the samples that have one."""
+        return _share(self.difficulty_sum, self.difficulty_count)
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean reward of the samples that have one."""
+        return _share(self.reward_sum, self.reward_count)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples produced per second spent inside the stream."""
+        return _share(self.samples_produced, self.total_time_seconds)
+
+    def record_sample(self, sample: StreamSample) -> None:
+        """Count a sample that was handed out."""
+        length = sample.length
+        self.samples_produced += 1
+        self.total_tokens += length
+        self.min_length_seen = length if self.min_length_seen is None else min(length, self.min_length_seen)
+        self.max_length_seen = length if self.max_length_seen is None else max(length, self.max_length_seen)
+        if sample.difficulty is not None:
+            self.difficulty_sum += sample.difficulty
+            self.difficulty_count += 1
+        if sample.reward is not None:
+            self.reward_sum += sample.reward
+            self.reward_count += 1
+
+    def record_filtered(self) -> None:
+        """Count a sample that was held back."""
+        self.samples_filtered += 1
+
+    def record_error(self) -> None:
+        """Count a row that gave nothing."""
+        self.samples_errored += 1
+
+    def record_episode(self, success: bool) -> None:
+        """Count an episode that ended."""
+        self.episodes_completed += 1
+        if success:
+            self.episodes_successful += 1
+        else:
+            self.episodes_failed += 1
+
+    def record_time(self, seconds: float) -> None:
+        """Add time spent inside the stream."""
+        self.total_time_seconds += seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts, means and rates for a log."""
+        rates = ("samples_total", "filter_rate", "success_rate", "mean_length", "mean_difficulty", "mean_reward")
+        return {**self.model_dump(), **{name: getattr(self, name) for name in (*rates, "samples_per_second")}}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

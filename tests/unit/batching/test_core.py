@@ -1,0 +1,338 @@
+"""Samples, buckets, ids, files, the sampler: known numbers and refused inputs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from query_mutator.batching import (
+    BatchFileError,
+    BatchMetrics,
+    BatchShapeHistogram,
+    BatchSpec,
+    BucketSpec,
+    BucketStats,
+    IdTable,
+    PreferenceSample,
+    Sample,
+    SampleMeta,
+    TokenBudgetBatchSampler,
+    as_lengths,
+    compute_dataset_fingerprint,
+    load_samples,
+    load_samples_async,
+    save_samples,
+    save_samples_async,
+)
+from query_mutator.batching.files import read_arrays, read_json, write_arrays, write_json
+from query_mutator.errors import DatasetError, DiskError, UsageError
+
+META = SampleMeta.create("a", "data")
+
+
+def sample(ids: list[int], mask: list[int], **fields: object) -> Sample:
+    return Sample(input_ids=ids, loss_mask=mask, meta=META, **fields)  # type: ignore[arg-type]
+
+
+def test_a_sample_counts_tokens_and_loss() -> None:
+    one = sample([5, 6, 7, 8], [1, 0, 1, 1], segment_ids=[0, 0, 1, 1])
+    assert (one.length, one.num_loss_tokens, one.num_target_tokens, one.num_segments) == (4, 3, 2, 2)
+    assert one.input_ids.dtype == np.int32
+    assert one.loss_mask.dtype == np.uint8
+    assert Sample.from_lists(json.loads(json.dumps(one.to_lists()))) == one
+
+
+def test_a_sample_is_read_only() -> None:
+    one = sample([5, 6], [0, 1])
+    with pytest.raises(ValueError, match="read-only"):
+        one.input_ids[0] = 9
+    with pytest.raises(ValidationError):
+        one.meta = META  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "segments", "message"),
+    [
+        ([], [], None, "no tokens"),
+        ([1, 2], [1], None, "2 input_ids but 1"),
+        ([1, 2], [1, 2], None, "0 and 1"),
+        ([1, 2], [1, 1], [0], "1 segment_ids"),
+        ([1, 2], [1, 1], [1, 0], "must not decrease"),
+        ([1.5, 2], [1, 1], None, "whole numbers"),
+        ([2**40, 2], [1, 1], None, "outside int32"),
+    ],
+)
+def test_a_broken_sample_is_refused(ids: list[int], mask: list[int], segments: list[int] | None, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        sample(ids, mask, segment_ids=segments)
+
+
+def test_a_preference_becomes_two_samples() -> None:
+    pair = PreferenceSample(
+        chosen_input_ids=[1, 2, 3],
+        chosen_loss_mask=[0, 0, 1],
+        rejected_input_ids=[1, 2, 4, 5],
+        rejected_loss_mask=[0, 0, 1, 1],
+        prompt_length=2,
+        meta=META,
+    )
+    chosen, rejected = pair.to_samples()
+    assert (chosen.meta.sample_id, rejected.meta.sample_id) == ("a_chosen", "a_rejected")
+    assert (pair.max_length, rejected.length) == (4, 4)
+    with pytest.raises(ValidationError, match="same prompt"):
+        PreferenceSample(**{**pair.model_dump(), "rejected_input_ids": [9, 2, 4, 5]})
+
+
+def test_samples_survive_a_file_and_damage_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    samples = [sample([1, 2], [0, 1]), sample([3], [1])]
+    save_samples(samples, path)
+    assert load_samples(path) == samples
+    asyncio.run(save_samples_async(samples, path))
+    assert asyncio.run(load_samples_async(path)) == samples
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(BatchFileError, match=r"samples\.jsonl"):
+        load_samples(path)
+    path.write_text("\n".join(lines[:-1]) + "\n")  # another tool's file has no end line
+    assert load_samples(path) == samples
+    path.write_text('{"input_ids": [1]\n')
+    with pytest.raises(DatasetError, match=r"samples\.jsonl:1"):
+        load_samples(path)
+
+
+def test_a_dataset_fingerprint_sees_meaning_not_spelling(tmp_path: Path) -> None:
+    plain, spaced, other = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    plain.write_text('{"a":1,"b":2}\n{"a":3}\n')
+    spaced.write_text('{ "b": 2, "a": 1 }\n\n{"a": 3}\n')
+    other.write_text('{"a":1,"b":2}\n{"a":4}\n')
+    first = compute_dataset_fingerprint(plain, "tok")
+    assert compute_dataset_fingerprint(spaced, "tok").matches(first)
+    assert not compute_dataset_fingerprint(other, "tok").matches_content(first)
+    assert compute_dataset_fingerprint(plain, "other").matches_content(first)
+    assert not compute_dataset_fingerprint(plain, "other").matches(first)
+    limited = compute_dataset_fingerprint(other, "tok", sample_limit=1)
+    assert (limited.num_samples, limited.sample_limit) == (1, 1)
+    assert not limited.matches(compute_dataset_fingerprint(plain, "tok"))
+
+
+def test_buckets_cover_lengths_without_gaps() -> None:
+    spec = BucketSpec(edges=(128, 256), overflow_max=512)
+    assert [spec.get_bucket_id(one) for one in (1, 128, 129, 256, 257, 512)] == [0, 0, 1, 1, 2, 2]
+    assert [spec.get_bucket_range(one) for one in range(3)] == [(1, 128), (129, 256), (257, 512)]
+    assert spec.is_overflow(2)
+    assert spec.should_skip(513)
+    with pytest.raises(ValueError, match=r"outside 1\.\.512"):
+        spec.get_bucket_id(513)
+    exact = BucketSpec(edges=(128, 4096))
+    assert (exact.num_buckets, exact.overflow_max, exact.is_overflow(2)) == (2, 4096, False)
+    assert BucketSpec.from_max_length(1000, 4).edges == (250, 500, 750, 1000)
+    assert BucketSpec.default().edges == (128, 256, 512, 1024)
+
+
+@pytest.mark.parametrize(
+    ("edges", "overflow", "message"),
+    [
+        ((), 5, "edges"),
+        ((0, 5), 9, "below the shortest"),
+        ((-3, 5), 9, "below"),
+        ((5, 5), 9, "must rise"),
+        ((5, 9), 8, "8"),
+    ],
+)
+def test_senseless_buckets_are_refused(edges: tuple[int, ...], overflow: int, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        BucketSpec(edges=edges, overflow_max=overflow)
+
+
+def test_bucket_stats_and_metrics_by_hand() -> None:
+    stats = BucketStats(bucket_id=0, bucket_max_length=10).add_sample(4).add_sample(6)
+    assert (stats.total_tokens, stats.padded_tokens, stats.efficiency, stats.avg_length) == (10, 20, 0.5, 5.0)
+    assert BucketStats(bucket_id=0, bucket_max_length=10).efficiency == 0.0
+    metrics = BatchMetrics().record_batch(BatchSpec(sample_ids=("a", "b"), bucket_id=0, max_length=8, token_count=12))
+    metrics = metrics.record_skip().record_time(2.0)
+    assert (metrics.efficiency, metrics.padding_tokens, metrics.tokens_per_second) == (0.75, 4, 6.0)
+    assert metrics.skip_rate == pytest.approx(1 / 3)
+    assert metrics.summary()["padded_tokens"] == 16
+    assert metrics.bucket_summary()[0]["samples"] == 2
+    assert BatchMetrics().efficiency == 0.0
+    assert BatchShapeHistogram().record_batch(1, 4).bucket_fraction(1) == 1.0
+
+
+@pytest.mark.parametrize("ids", [[], ["a"], ["s1", "s10", "s2"], ["ä", "日本", ""], ["x" * 100, "y"], ["b", "a"]])
+def test_an_id_table_keeps_ids(ids: list[str]) -> None:
+    table = IdTable.from_list(ids)
+    assert table.to_list() == ids
+    assert [table[place] for place in range(len(ids))] == ids
+    again = IdTable.from_arrays(table.to_arrays(), count=len(ids))
+    assert again.to_list() == ids
+    assert again.digest == table.digest
+    order = table.canonical_order()
+    ordered = ids if order is None else table.reordered(order).to_list()
+    assert ordered == sorted(ids, key=lambda one: (len(one.encode()), one.encode()))
+
+
+def test_an_id_table_says_what_it_lacks() -> None:
+    table = IdTable.from_list(["a", "b"])
+    assert table.positions(["b", "a"]).tolist() == [1, 0]
+    with pytest.raises(UsageError, match="'c'"):
+        table.positions(["c"])
+    with pytest.raises(IndexError):
+        table.take([2])
+    with pytest.raises(BatchFileError, match="the ids"):
+        IdTable.from_arrays(table.to_arrays(), count=3)
+    assert IdTable.from_list(["a", "a"]).has_duplicates()
+
+
+@pytest.mark.parametrize("bad", [{"a": 0}, {"a": -1}, {"a": 2.5}, {"a": "x"}, [0], np.array([1.0]), {"a": 2**31}])
+def test_lengths_are_positive_whole_numbers(bad: object) -> None:
+    with pytest.raises(UsageError):
+        as_lengths(bad)  # type: ignore[arg-type]
+
+
+def test_the_order_of_a_mapping_does_not_matter() -> None:
+    one, two = as_lengths({"s10": 3, "s2": 5}), as_lengths({"s2": 5, "s10": 3})
+    assert one.digest == two.digest
+    assert one.ids.to_list() == ["s2", "s10"]
+    assert one.digest != as_lengths({"s2": 3, "s10": 5}).digest
+
+
+def test_array_files_are_whole_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.bin"
+    arrays = {"small": np.arange(3, dtype=np.uint8), "wide": np.arange(6).reshape(2, 3), "none": np.empty(0, np.int32)}
+    write_arrays(path, arrays, kind="numbers", meta={"n": 1})
+    file = read_arrays(path, kind="numbers")
+    assert file.meta["n"] == 1
+    assert all(np.array_equal(file.arrays[name], arrays[name]) for name in arrays)
+    with pytest.raises(BatchFileError, match="holds 'numbers'"):
+        read_arrays(path, kind="letters")
+    data = path.read_bytes()
+    for broken in (data[:-1], data[:40], b"", data + b"x", data[:-1] + b"\xff", b"\xff" * 64):
+        path.write_bytes(broken)
+        with pytest.raises(BatchFileError, match=r"numbers\.bin"):
+            read_arrays(path, kind="numbers")
+
+
+def test_array_files_are_safetensors(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    write_arrays(tmp_path / "x", {"a": np.arange(5, dtype=np.int32)}, kind="k", meta={})
+    assert load_file(tmp_path / "x")["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_json_files_carry_a_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
+    with pytest.raises(BatchFileError, match=r"x\.json"):
+        read_json(path)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError):
+        write_json(tmp_path / "file" / "below.json", {})
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+LENGTHS = {f"s{number}": 100 + number * 10 for number in range(50)}
+
+
+def sampler(**fields: object) -> TokenBudgetBatchSampler:
+    spec = BucketSpec(edges=(128, 256, 512), overflow_max=1024)
+    settings = {"lengths": LENGTHS, "bucket_spec": spec, "token_budget": 2048, "seed": 42, **fields}
+    return TokenBudgetBatchSampler(**settings)  # type: ignore[arg-type]
+
+
+def test_the_sampler_fills_batches_within_the_budget() -> None:
+    async def collect() -> list[BatchSpec]:
+        return [batch async for batch in sampler().iter_epoch(epoch=0)]
+
+    batches = asyncio.run(collect())
+    assert batches == list(sampler().iter_epoch_sync(0))
+    assert sorted(one for batch in batches for one in batch.sample_ids) == sorted(LENGTHS)
+    assert all(batch.padded_token_count <= 2048 for batch in batches)
+    assert all(batch.max_length >= max(LENGTHS[one] for one in batch.sample_ids) for batch in batches)
+    assert all(batch.max_length % 8 == 0 for batch in batches)
+    assert len(sampler()) == sampler().estimate_batches_per_epoch() == len(batches)
+    metrics = sampler().compute_metrics()
+    assert metrics.total_tokens == sum(LENGTHS.values())
+    assert metrics.padded_tokens == sum(batch.padded_token_count for batch in batches)
+    assert metrics.loss_tokens == sum(LENGTHS.values()) - 50
+    assert sum(metrics.shape_histogram.bucket_counts.values()) == len(batches)
+
+
+def test_bucket_padding_gives_few_shapes() -> None:
+    batches = list(sampler(pad_to_bucket=True).iter_epoch_sync(0))
+    assert {batch.max_length for batch in batches} == {128, 256, 512, 1024}
+    ordered = [batch.bucket_id for batch in sampler().iter_epoch_sync(0, interleave_buckets=False)]
+    assert ordered == sorted(ordered)
+
+
+def test_seeds_and_epochs_do_not_share_an_order() -> None:
+    orders = {
+        tuple(one for batch in sampler(seed=seed).iter_epoch_sync(epoch) for one in batch.sample_ids)
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(orders) == 25
+
+
+def test_the_sampler_resumes_where_it_stopped() -> None:
+    whole = sampler()
+    whole.set_epoch(3)
+    everything = list(whole)
+    first = sampler()
+    first.set_epoch(3)
+    begun = iter(first)
+    seen = [next(begun) for _ in range(4)]
+    later = sampler()
+    later.load_state_dict(first.state_dict())
+    assert seen + list(later) == everything
+    assert list(later) == everything
+    with pytest.raises(UsageError, match="another seed"):
+        sampler(seed=1).load_state_dict(first.state_dict())
+
+
+def test_overlong_samples_follow_the_named_policy() -> None:
+    lengths = {"long": 1500, "short": 10}
+    with pytest.raises(UsageError, match="1 of 2 samples are longer than 1024 tokens"):
+        sampler(lengths=lengths)
+    dropped = sampler(lengths=lengths, overlong="drop")
+    assert (dropped.num_samples, dropped.num_skipped, dropped.overlong.tokens_lost) == (1, 1, 1500)
+    cut = sampler(lengths=lengths, overlong="truncate")
+    assert (cut.overlong.num_truncated, cut.overlong.tokens_lost) == (1, 476)
+    split = sampler(lengths=lengths, overlong="split")
+    pieces = [
+        (batch.starts.tolist(), batch.stops.tolist())
+        for batch in split.iter_epoch_sync(0)
+        if batch.starts is not None and batch.stops is not None
+    ]
+    assert split.num_samples == 3
+    assert sorted(pair for starts, stops in pieces for pair in zip(starts, stops, strict=True) if pair[1] > 0) == [
+        (0, 1024),
+        (1024, 1500),
+    ]
+
+
+@pytest.mark.parametrize("bad", [{"token_budget": -5}, {"token_budget": 0}, {"seed": -1}, {"window": 0}])
+def test_senseless_sampler_settings_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        sampler(**bad)
+
+
+def test_a_budget_below_the_longest_sample_is_an_error() -> None:
+    with pytest.raises(UsageError, match="longer than 64 tokens"):
+        sampler(token_budget=64)
+
+
+def test_windows_that_one_batch_could_hold_are_merged() -> None:
+    batches = list(sampler(window=1).iter_epoch_sync(0))
+    assert sum(batch.batch_size for batch in batches) == 50
+    assert len(batches) < 20

@@ -1,0 +1,214 @@
+"""Ranks: who runs what at which step, equal steps, like work, and going on after a stop on other ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from query_mutator.batching import (
+    BatchFileError,
+    BatchingConfig,
+    BatchPlan,
+    BatchPlanBuilder,
+    CheckpointPosition,
+    DistributedConfig,
+    compute_shard_stats,
+    interleave_microbatches,
+    iter_from_checkpoint,
+    load_batch_plan,
+    load_checkpoint_position,
+    report_shards,
+    resume_shard,
+    save_batch_plan,
+    save_checkpoint_position,
+    shard_batch_plan,
+)
+from query_mutator.errors import CheckpointError, UsageError
+
+RNG = np.random.default_rng(0)
+LENGTHS = np.clip(np.exp(RNG.normal(5, 1, 3000)), 1, 1024).astype(np.int32)
+CONFIG = BatchingConfig(token_budget=2048, bucket_edges=(64, 256, 512), overflow_max=1024, window=256)
+
+
+@pytest.fixture(scope="module")
+def plan() -> BatchPlan:
+    return BatchPlanBuilder(LENGTHS, CONFIG, "d", "t").build_sync(2)
+
+
+def test_striding_shards_are_the_plan(plan: BatchPlan) -> None:
+    whole = list(plan.iter_epoch(0))
+    for rank in range(4):
+        assert [batch.index for batch in plan.shard(rank, 4).iter_epoch(0)] == list(range(rank, len(whole), 4))
+    stats = compute_shard_stats(plan, 4)
+    assert sum(one.num_microbatches for one in stats.values()) == plan.total_microbatches
+    assert sum(one.total_tokens for one in stats.values()) == 2 * int(LENGTHS.sum())
+    assert sum(one.total_samples for one in stats.values()) == 6000
+
+
+def test_more_ranks_than_microbatches_keep_their_epochs() -> None:
+    small = BatchPlanBuilder([10, 20], CONFIG).build_sync(2)
+    empty = small.shard(3, 8)
+    assert (empty.num_epochs, empty.total_microbatches, list(empty.iter_epoch(1))) == (2, 0, [])
+    filled = small.shard(3, 8, equal_steps=True)
+    assert [batch.is_padding for batch in filled.iter_epoch(0)].count(False) <= 1
+    assert filled.get_epoch(0).num_microbatches == 1
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop", "wrap"])
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_equal_steps_are_equal_and_alike(plan: BatchPlan, uneven: str, world_size: int) -> None:
+    shards = [plan.shard(rank, world_size, equal_steps=True, uneven=uneven) for rank in range(world_size)]
+    report = shards[0].shard_report(1)
+    steps = [list(shard.iter_epoch(1)) for shard in shards]
+    assert {len(one) for one in steps} == {report.steps}
+    counted = Counter(batch.index for one in steps for batch in one if not batch.is_padding)
+    total = plan.get_epoch(1).num_microbatches
+    padding = sum(batch.is_padding for one in steps for batch in one)
+    assert report.num_padding == padding
+    if uneven == "pad":
+        assert counted == Counter(range(total))
+    elif uneven == "drop":
+        assert len(counted) == total - report.num_dropped
+        assert set(counted.values()) == {1}
+        assert report.num_dropped < world_size
+    else:
+        assert set(counted) == set(range(total))
+        assert sum(counted.values()) == total + report.num_wrapped
+    same = [len({batch.bucket_id for batch in step}) == 1 for step in zip(*steps, strict=True)]
+    assert np.mean(same) == report.same_bucket
+    assert report.same_bucket == 1.0 if uneven != "drop" else report.same_bucket >= 0.9
+    assert report.imbalance < 0.05
+    for step in zip(*steps, strict=True):
+        real = sum(batch.loss_tokens for batch in step)
+        assert {batch.step_loss_tokens for batch in step} == {real}
+
+
+def test_a_report_covers_all_epochs(plan: BatchPlan) -> None:
+    assert set(report_shards(plan, 4)) == {0, 1}
+    assert report_shards(plan, 4, equal_steps=False)[0].imbalance > report_shards(plan, 4)[0].imbalance
+
+
+def test_epochs_deal_out_differently(plan: BatchPlan) -> None:
+    shard = plan.shard(0, 4, equal_steps=True)
+    assert [one.index for one in shard.iter_epoch(0)] != [one.index for one in shard.iter_epoch(1)]
+
+
+def test_a_shard_survives_its_files(plan: BatchPlan, tmp_path: Path) -> None:
+    for name in ("rank_1", "rank_1.jsonl"):
+        shard = plan.shard(1, 3, equal_steps=True)
+        save_batch_plan(shard, tmp_path / name)
+        loaded = load_batch_plan(tmp_path / name)
+        assert list(loaded.iter_epoch(0)) == list(shard.iter_epoch(0))
+        assert loaded.meta.parent_fingerprint == plan.fingerprint
+        with pytest.raises(UsageError, match="shard of rank 1"):
+            loaded.shard(0, 2)
+
+
+def test_wrong_ranks_are_refused(plan: BatchPlan) -> None:
+    with pytest.raises(ValidationError, match="rank=2 must be below world_size=2"):
+        plan.shard(2, 2)
+
+
+def test_microbatches_interleave_by_bucket(plan: BatchPlan) -> None:
+    batches = list(plan.iter_epoch(0))
+    mixed = interleave_microbatches(batches)
+    assert sorted(one.index for one in mixed) == list(range(len(batches)))
+    assert [one.bucket_id for one in mixed[:4]] == [0, 1, 2, 3]
+
+
+ENVIRONMENTS = {
+    "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    "world rank": {"WORLD_RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    "open mpi": {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+    "mpich": {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "slurm": {
+        "SLURM_PROCID": "3",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", list(ENVIRONMENTS))
+def test_every_launcher_is_understood(launcher: str) -> None:
+    config = DistributedConfig.from_env(ENVIRONMENTS[launcher])
+    assert (config.rank, config.world_size, config.local_rank, config.local_world_size) == (3, 8, 1, 2)
+    assert config.is_distributed
+    assert not config.is_main
+
+
+def test_the_environment_may_say_nothing_or_nonsense() -> None:
+    assert DistributedConfig.from_env({}) == DistributedConfig()
+    assert DistributedConfig.from_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == DistributedConfig()
+    for env, message in (
+        ({"RANK": "1"}, "WORLD_SIZE is not"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "makes no sense"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            DistributedConfig.from_env(env)
+
+
+def test_the_global_configuration_shards(plan: BatchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DistributedConfig, "_global", None)
+    DistributedConfig(rank=1, world_size=2).set_global()
+    assert [one.index for one in shard_batch_plan(plan).iter_epoch(0)][:3] == [1, 3, 5]
+
+
+def test_a_position_survives_its_file(plan: BatchPlan, tmp_path: Path) -> None:
+    position = CheckpointPosition.at(plan.shard(1, 3, equal_steps=True), 1, 7, global_step=40)
+    save_checkpoint_position(position, tmp_path / "position.json")
+    assert load_checkpoint_position(tmp_path / "position.json") == position
+    assert position.plan_fingerprint == plan.fingerprint
+    (tmp_path / "position.json").write_text('{"epoch": 1}')
+    with pytest.raises(BatchFileError, match=r"position\.json"):
+        load_checkpoint_position(tmp_path / "position.json")
+    with pytest.raises(ValidationError):
+        CheckpointPosition(epoch=-1, microbatch_idx=0)
+
+
+def test_a_position_goes_on_in_its_own_plan_only(plan: BatchPlan) -> None:
+    shard = plan.shard(1, 3)
+    everything = list(iter_from_checkpoint(shard))
+    assert list(iter_from_checkpoint(shard, CheckpointPosition.at(shard, 0, 5))) == everything[5:]
+    assert list(iter_from_checkpoint(shard, CheckpointPosition(epoch=0, microbatch_idx=5))) == everything[5:]
+    for other in (plan, plan.shard(0, 3), plan.shard(1, 2)):
+        with pytest.raises(CheckpointError):
+            iter_from_checkpoint(other, CheckpointPosition.at(shard, 0, 5))
+    changed = BatchPlanBuilder(LENGTHS, CONFIG.changed(seed=1), "d", "t").build_sync(2)
+    with pytest.raises(CheckpointError, match="stands in plan"):
+        resume_shard(changed, CheckpointPosition.at(shard, 0, 5))
+
+
+@pytest.mark.parametrize("equal_steps", [False, True])
+def test_training_goes_on_after_changes_of_the_world_size(plan: BatchPlan, equal_steps: bool) -> None:
+    done: list[int] = []
+    position = CheckpointPosition.at(plan.shard(0, 4, equal_steps=equal_steps), 0, 0)
+    for world_size, steps in ((4, 20), (3, 11), (3, 4), (6, 9), (1, None)):
+        ended = position
+        for rank in range(world_size):
+            shard, begin = resume_shard(plan, position, DistributedConfig(rank=rank, world_size=world_size))
+            batches = list(shard.iter_epoch(0))[begin : None if steps is None else begin + steps]
+            done += [batch.index for batch in batches if not batch.is_padding]
+            ended = CheckpointPosition.at(shard, 0, begin + (steps or 0))
+        position = ended
+    assert Counter(done) == Counter(range(plan.get_epoch(0).num_microbatches))
+
+
+def test_after_an_elastic_epoch_the_next_is_whole(plan: BatchPlan) -> None:
+    position = CheckpointPosition.at(plan.shard(0, 4), 0, 10)
+    indices = []
+    for rank in range(2):
+        shard, _ = resume_shard(plan, position, DistributedConfig(rank=rank, world_size=2))
+        indices += [batch.index for batch in shard.iter_epoch(1)]
+    assert sorted(indices) == list(range(plan.get_epoch(1).num_microbatches))

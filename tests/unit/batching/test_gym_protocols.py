@@ -1,0 +1,705 @@
+"""Telnet and WebSocket byte by byte, our gym server over every transport and mode, and a real puzzle arcade."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from query_mutator.batching.gym_server import Game, GymnasiumTextEnv, GymServer, StepOutcome
+from query_mutator.batching.gym_session import Session
+from query_mutator.batching.streaming import websocket
+from query_mutator.batching.streaming.gym_client import GymClient, TelnetClientConfig, TelnetGymClient
+from query_mutator.batching.streaming.gym_hints import action_of_hint
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
+from query_mutator.batching.streaming.gym_types import (
+    GymConfig,
+    GymConnectionError,
+    GymOutputMode,
+    GymProtocolError,
+    GymTransport,
+    PuzzleDifficulty,
+    PuzzleGame,
+    PuzzleObservation,
+)
+from query_mutator.batching.streaming.mock_stream import MockGymStream
+from query_mutator.batching.streaming.open import open_stream
+from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE, WILL, WONT, TelnetCodec
+from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
+from query_mutator.errors import UsageError
+
+
+class Letters:
+    """A tokenizer of one token a character."""
+
+    eos_token_id = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+class Climb:
+    """Walk from 0 to the top in steps of one; hard climbs are higher, `fall` breaks the environment."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def reset(self, *, seed: int, difficulty: str) -> str:
+        self.top = 2 + seed % 2 + 2 * list(PuzzleDifficulty).index(PuzzleDifficulty(difficulty))
+        self.place = 0
+        return self.text()
+
+    def text(self) -> str:
+        return f"at {self.place} of {self.top}\nnext: {{up}} or down"
+
+    def step(self, action: str) -> StepOutcome:
+        if action == "fall":
+            raise RuntimeError("fell off")
+        if action not in ("up", "down"):
+            return StepOutcome(f"no way {action!r}", valid=False)
+        self.place += 1 if action == "up" else -1
+        won = self.place == self.top
+        return StepOutcome(self.text(), reward=float(won), terminated=won, truncated=self.place < -2, success=won)
+
+    def hint(self) -> str | None:
+        return "up"
+
+    def help(self) -> str:
+        return "up\ndown"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def server() -> Iterator[GymServer]:
+    with GymServer([Game("Climb", "go up", Climb), Game("Star Climb", "too", Climb)], port=0) as running:
+        yield running
+
+
+def config_for(server: GymServer, **fields: Any) -> GymConfig:
+    settings = {"retry_delay": 0.01, "read_timeout": 20, "connect_timeout": 20, **fields}
+    return GymConfig(host="127.0.0.1", port=server.port, **settings)
+
+
+# --- telnet ----------------------------------------------------------------------------------------------------------
+
+WIRE = (
+    b"a\xff\xffb"
+    + bytes([IAC, WILL, ECHO, IAC, WILL, 31, IAC, DO, 24, IAC, SB, 24, 1, IAC, IAC, SE, IAC, SE])
+    + (b"c\r\x00d\r\n" + bytes([IAC, 241]) + b"e")
+)
+
+
+@given(cuts=st.lists(st.integers(0, len(WIRE)), max_size=8))
+def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
+    codec, text, answer = TelnetCodec(), b"", b""
+    edges = [0, *sorted(cuts), len(WIRE)]
+    for begin, end in itertools.pairwise(edges):
+        piece, reply = codec.feed(WIRE[begin:end])
+        text, answer = text + piece, answer + reply
+    assert text == b"a\xffbc\rd\r\ne"
+    assert answer == bytes([IAC, DO, ECHO, IAC, DONT, 31, IAC, WONT, 24])
+
+
+def test_two_telnet_sides_that_agree_fall_silent() -> None:
+    here, there = TelnetCodec(), TelnetCodec()
+    data, rounds = here.ask(3), 0
+    sides = [there, here]
+    while data and rounds < 10:
+        _, data = sides[rounds % 2].feed(data)
+        rounds += 1
+    assert rounds == 2
+    assert here.options_there == {3}
+    assert there.options_here == {3}
+
+
+def test_a_telnet_option_is_given_up_when_the_other_side_stops() -> None:
+    codec = TelnetCodec()
+    codec.feed(bytes([IAC, WILL, ECHO]))
+    assert codec.feed(bytes([IAC, WONT, ECHO])) == (b"", bytes([IAC, DONT, ECHO]))
+    assert codec.feed(bytes([IAC, WONT, ECHO])) == (b"", b"")
+
+
+def test_a_subnegotiation_without_end_is_an_error() -> None:
+    with pytest.raises(GymProtocolError, match="subnegotiation"):
+        TelnetCodec().feed(bytes([IAC, SB]) + bytes(5000))
+
+
+# --- WebSocket -------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_standard() -> None:
+    assert websocket.accept_of("dGhlIHNhbXBsZSBub25jZQ==") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    client = websocket.WebSocketCodec(client=True, new_mask=lambda: bytes.fromhex("37fa213d"))
+    server_side = websocket.WebSocketCodec(client=False)
+    assert client.text("Hello") == bytes.fromhex("818537fa213d7f9f4d5158")
+    assert server_side.text("Hello") == bytes.fromhex("810548656c6c6f")
+    assert server_side.feed(bytes.fromhex("818537fa213d7f9f4d5158")) == [websocket.Message(websocket.TEXT, b"Hello")]
+    assert client.feed(bytes.fromhex("0103 48656c 8002 6c6f")) == [websocket.Message(websocket.TEXT, b"Hello")]
+    assert client.feed(bytes.fromhex("8905 48656c6c6f")) == []
+    assert client.take_answers() == bytes.fromhex("8a8537fa213d7f9f4d5158")
+
+
+@given(payload=st.binary(max_size=70_000), client=st.booleans(), cut=st.integers(1, 4000))
+def test_a_message_comes_through_whole(payload: bytes, client: bool, cut: int) -> None:
+    sender, receiver = websocket.WebSocketCodec(client=client), websocket.WebSocketCodec(client=not client)
+    wire = sender.frame(websocket.BINARY, payload)
+    found = [one for begin in range(0, len(wire), cut) for one in receiver.feed(wire[begin : begin + cut])]
+    assert found == [websocket.Message(websocket.BINARY, payload)]
+
+
+def test_a_ping_between_the_parts_of_a_message_is_answered() -> None:
+    codec = websocket.WebSocketCodec(client=True)
+    assert codec.feed(bytes.fromhex("0101 61 8900 8001 62")) == [websocket.Message(websocket.TEXT, b"ab")]
+    assert codec.take_answers()[:1] == b"\x8a"
+
+
+def test_a_close_is_answered_once() -> None:
+    codec = websocket.WebSocketCodec(client=False)
+    other = websocket.WebSocketCodec(client=True)
+    assert codec.feed(other.close(1001, "bye"))[0].opcode == websocket.CLOSE
+    assert codec.close_code == 1001
+    assert codec.take_answers() == bytes.fromhex("880203e9")
+    assert codec.close() == b""
+
+
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        ("c100", 1002),  # a reserved bit
+        ("8300", 1002),  # an unknown opcode
+        ("8000", 1002),  # a continuation of nothing
+        ("0900", 1002),  # a ping in parts
+        ("897e0080", 1002),  # a long ping
+        ("818537fa213d7f9f4d5158", 1002),  # masked by a server
+        ("8102c328", 1007),  # not UTF-8
+        ("880100", 1002),  # a close code of one byte
+        ("827f0000000100000000", 1009),  # four gigabytes
+    ],
+)
+def test_broken_frames_are_refused_with_their_code(wire: str, code: int) -> None:
+    with pytest.raises(websocket.WebSocketError) as caught:
+        websocket.WebSocketCodec(client=True).feed(bytes.fromhex(wire))
+    assert caught.value.code == code
+
+
+def test_parts_that_grow_too_big_are_refused() -> None:
+    codec = websocket.WebSocketCodec(client=True, max_message_bytes=10)
+    codec.feed(b"\x01\x08" + bytes(8))
+    with pytest.raises(websocket.WebSocketError):
+        codec.feed(b"\x80\x08" + bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (("Upgrade: websocket", "Upgrade: h2c"), "426"),
+        (("Version: 13", "Version: 8"), "426"),
+        (("Key: ", "Key: x"), "400"),
+        (("Host: ", "Host "), "400"),
+        (("", ""), "101"),
+    ],
+)
+def test_a_server_takes_only_proper_requests(change: tuple[str, str], status: str) -> None:
+    key = websocket.new_key()
+    head = websocket.request("localhost", 80, "/ws", key).decode().replace(*change)
+    answer, agreed = websocket.response(head.encode())
+    assert answer.split(b" ")[1].decode() == status
+    assert agreed == (status == "101")
+    if not agreed:
+        with pytest.raises(GymProtocolError):
+            websocket.check_response(answer, key)
+    else:
+        websocket.check_response(answer, key)
+        with pytest.raises(GymProtocolError, match="another request"):
+            websocket.check_response(answer, websocket.new_key())
+
+
+# --- our server ------------------------------------------------------------------------------------------------------
+
+
+def play(config: GymConfig, **options: Any) -> tuple[list[StreamSample], GymEpisodeStream]:
+    stream = GymEpisodeStream(config, Letters(), **options)
+    return list(stream), stream
+
+
+def prompt_of(sample: StreamSample) -> str:
+    return "".join(chr(token) for token in sample.input_ids[sample.loss_mask == 0])
+
+
+def action_of(sample: StreamSample) -> str:
+    return "".join(chr(token) for token in sample.input_ids[sample.loss_mask == 1][:-1])
+
+
+@pytest.mark.parametrize("transport", list(GymTransport))
+@pytest.mark.parametrize("mode", list(GymOutputMode))
+def test_every_transport_and_mode_plays_to_the_end(server: GymServer, transport: str, mode: str) -> None:
+    config = config_for(server, transport=transport, output_mode=mode, puzzle_types=("climb",), seed=1)
+    samples, stream = play(config, max_episodes=2)
+    first = [sample for sample in samples if sample.episode_id == "gym_000000"]
+    assert [action_of(sample) for sample in first] == ["up"] * len(first)
+    assert "at 1 of" in prompt_of(first[1])
+    assert [sample.reward for sample in first] == [0.0] * (len(first) - 1) + [1.0]
+    assert {sample.episode_status for sample in samples} == {EpisodeStatus.SUCCESS}
+    assert stream.metrics.episodes_successful == 2
+    assert stream.metrics.samples_per_second > 0
+    assert stream.state is StreamState.EXHAUSTED
+
+
+def test_samples_are_a_function_of_the_seed(server: GymServer) -> None:
+    def samples(**fields: Any) -> list[dict[str, Any]]:
+        found, _ = play(config_for(server, **fields), max_episodes=3)
+        return [sample.model_dump(exclude={"timestamp"}) for sample in found]
+
+    assert samples(seed=5) == samples(seed=5, transport="tcp")
+    assert samples(seed=5) != samples(seed=6)
+
+
+def test_a_stream_resumes_with_the_episode_that_comes_next(server: GymServer) -> None:
+    whole, _ = play(config_for(server), max_episodes=4)
+    half, stream = play(config_for(server), max_episodes=2)
+    later = GymEpisodeStream(config_for(server), Letters(), max_episodes=4)
+    later.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert [sample.sample_id for sample in [*half, *later]] == [sample.sample_id for sample in whole]
+
+
+def test_the_policy_chooses_and_may_be_async(server: GymServer) -> None:
+    seen: list[PuzzleObservation] = []
+
+    async def policy(observation: PuzzleObservation) -> str | None:
+        seen.append(observation)
+        return "down" if observation.step_index < 2 else None
+
+    samples, stream = play(config_for(server), max_episodes=1, policy=policy)
+    assert [action_of(sample) for sample in samples] == ["down", "down"]
+    assert {sample.episode_status for sample in samples} == {EpisodeStatus.FAILURE}
+    assert [observation.step_index for observation in seen] == [0, 1, 2]
+    assert stream.metrics.episodes_failed == 1
+    assert play(config_for(server), max_episodes=1, policy=policy, keep_failures=False)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "status"),
+    [(["down"] * 3, EpisodeStatus.FAILURE), (["fall"], EpisodeStatus.ERROR), (["dance"] * 4, EpisodeStatus.FAILURE)],
+)
+@pytest.mark.parametrize("mode", list(GymOutputMode))
+def test_lost_broken_and_endless_episodes_are_told_apart(
+    server: GymServer, actions: list[str], status: str, mode: str
+) -> None:
+    def policy(observation: PuzzleObservation) -> str:
+        return actions[observation.step_index]
+
+    config = config_for(server, max_steps=4, output_mode=mode)
+    samples, _ = play(config, max_episodes=2, policy=policy)
+    assert [sample.episode_status for sample in samples] == [status] * 2 * len(actions)
+
+
+def test_a_client_can_do_what_a_person_can(server: GymServer) -> None:
+    async def run() -> None:
+        settings = TelnetClientConfig(host="127.0.0.1", port=server.port)
+        async with TelnetGymClient(settings) as client:
+            assert client.games == {"climb": 1, "star_climb": 2}
+            shown = await client.start_puzzle("star", PuzzleDifficulty.HARD, seed=3)
+            assert (shown.game, shown.difficulty, shown.seed) == ("Star Climb", "hard", 3)
+            assert (await client.get_hint()).info == {"action": "up"}
+            result = await client.send_action("sideways")
+            assert (result.success, result.code) == (False, "INVALID")
+            result = await client.send_action("up")
+            assert result.state is not None
+            assert result.state.moves == 1
+            assert (await client.get_stats())["invalid_moves"] == 1
+            assert (await client.reset_puzzle()).moves == 0
+            with pytest.raises(GymProtocolError, match="climb, star_climb"):
+                await client.start_puzzle(PuzzleGame.SUDOKU)
+            with pytest.raises(ValueError, match="one line"):
+                await client.command("up\nup")
+        assert not client.is_connected
+
+    asyncio.run(run())
+
+
+def test_a_session_needs_no_socket() -> None:
+    session = Session([Game("Climb", "go up", Climb)], np.random.default_rng(0))
+    assert "1) Climb - go up" in "\n".join(session.greeting())
+    assert session.answer("nonsense")[0].startswith("Unknown command")
+    assert session.answer("climb easy x")[0].startswith("Invalid start")
+    assert "at 0 of 2" in session.answer("climb easy 4")
+    assert session.answer("mode loud") == ["Invalid mode 'loud'. Choose: normal, agent, json"]
+    assert session.answer("mode json") == ['{"type":"mode","success":true,"mode":"json"}']
+    assert json.loads(session.answer("check")[0])["code"] == "INCOMPLETE"
+    session.answer("up")
+    kinds = [json.loads(line)["type"] for line in session.answer("up")]
+    assert kinds == ["result", "observation", "complete"]
+    assert json.loads(session.answer("up")[0])["code"] == "OVER"
+    session.answer("quit")
+    assert session.ended
+
+
+def test_a_gymnasium_environment_becomes_a_puzzle() -> None:
+    import gymnasium
+
+    env = GymnasiumTextEnv(
+        gymnasium.make("CliffWalking-v1", render_mode="ansi"), ["up", "right", "down", "left"], hint=lambda env: "up"
+    )
+    assert "x" in env.reset(seed=0, difficulty="easy")
+    outcome = env.step("Up")
+    assert (outcome.reward, outcome.terminated, outcome.valid) == (-1.0, False, True)
+    assert env.step("0").valid
+    assert not env.step("jump").valid
+    assert env.hint() == "up"
+    assert "right" in env.help()
+    env.close()
+    with pytest.raises(UsageError, match="3 action names for 4"):
+        GymnasiumTextEnv(gymnasium.make("CliffWalking-v1"), ["a", "b", "c"])
+
+
+def test_many_clients_at_a_time(server: GymServer) -> None:
+    async def run() -> list[int]:
+        streams = [GymEpisodeStream(config_for(server, seed=seed), Letters(), max_episodes=3) for seed in range(8)]
+        return await asyncio.gather(*(count(stream) for stream in streams))
+
+    async def count(stream: GymEpisodeStream) -> int:
+        return len([sample async for sample in stream])
+
+    assert all(found >= 6 for found in asyncio.run(run()))
+    assert server.sessions_served == 8
+
+
+def test_a_taken_address_is_a_usage_error(server: GymServer) -> None:
+    with pytest.raises(UsageError, match="cannot listen"):
+        GymServer([Game("Climb", "", Climb)], port=server.port).start()
+
+
+def test_something_else_over_http_is_refused_and_the_server_goes_on(server: GymServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 426")
+    assert play(config_for(server), max_episodes=1)[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("websockets") is None, reason="the websockets package is not installed")
+def test_another_websocket_client_plays_our_server(server: GymServer) -> None:
+    from websockets.sync.client import connect
+
+    with connect(f"ws://127.0.0.1:{server.port}/anything") as peer:
+        lines = [str(peer.recv()) for _ in range(8)]
+        assert any("Climb" in line for line in lines)
+        peer.send("mode json")
+        assert json.loads(str(peer.recv()))["type"] == "mode"
+        peer.ping().wait(10)
+
+
+# --- broken connections ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def cutting_proxy(port: int, cuts: list[int]) -> AsyncIterator[int]:
+    """A way to `port` whose n-th connection is cut after `cuts[n]` bytes from the server; later ones are whole."""
+    left = list(cuts)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: float) -> None:
+        while budget > 0 and (data := await reader.read(1000)):
+            writer.write(data[: int(min(budget, 1000))])
+            budget -= len(data)
+        writer.close()
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        budget = left.pop(0) if left else float("inf")
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.wait(
+            [
+                asyncio.ensure_future(carry(reader, forth, float("inf"))),
+                asyncio.ensure_future(carry(back, writer, budget)),
+            ],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        writer.close()
+        forth.close()
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("transport", list(GymTransport))
+def test_a_cut_connection_changes_nothing_but_the_count(server: GymServer, transport: str) -> None:
+    async def run(cuts: list[int]) -> tuple[list[dict[str, Any]], int]:
+        async with cutting_proxy(server.port, cuts) as port:
+            config = config_for(server, transport=transport, seed=3).model_copy(update={"port": port})
+            stream = GymEpisodeStream(config, Letters(), max_episodes=3)
+            return [sample.model_dump(exclude={"timestamp"}) async for sample in stream], stream.metrics.reconnections
+
+    whole, none = asyncio.run(run([]))
+    cut, some = asyncio.run(run([50, 900, 1500]))
+    assert (none, some) == (0, 3)
+    assert cut == whole
+
+
+def test_after_the_last_retry_the_address_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        config = GymConfig(host="127.0.0.1", port=taken.getsockname()[1], max_retries=2, retry_delay=0.001)
+        stream = GymEpisodeStream(config, Letters())
+        with pytest.raises(GymConnectionError, match=str(config.port)):
+            list(stream)
+    assert stream.metrics.reconnections == 2
+    assert stream.state is StreamState.ERROR
+
+
+@asynccontextmanager
+async def silent_server(greet: bool) -> AsyncIterator[int]:
+    """Takes connections and says at most a menu."""
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greet:
+            writer.write(b"1) Climb - go up\r\nUnknown command\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("greet", [True, False])
+def test_a_silent_server_is_a_connection_error(greet: bool) -> None:
+    async def run() -> None:
+        async with silent_server(greet) as port:
+            config = GymConfig(
+                host="127.0.0.1", port=port, transport="tcp", read_timeout=0.1, connect_timeout=0.1, max_retries=0
+            )
+            with pytest.raises(GymConnectionError, match=r"did not answer|no greeting"):
+                _ = [sample async for sample in GymEpisodeStream(config, Letters())]
+
+    asyncio.run(run())
+
+
+def test_an_episode_that_takes_too_long_is_a_timeout(server: GymServer) -> None:
+    async def slow(observation: PuzzleObservation) -> str | None:
+        if observation.step_index:
+            await asyncio.Event().wait()
+        return "up"
+
+    samples, stream = play(config_for(server, episode_timeout=0.3), max_episodes=2, policy=slow)
+    assert [sample.episode_status for sample in samples] == [EpisodeStatus.TIMEOUT] * 2
+    assert stream.metrics.episodes_failed == 2
+
+
+async def waiting_stream(port: int, **fields: Any) -> tuple[GymEpisodeStream, asyncio.Task[list[StreamSample]]]:
+    """A stream whose consumer is waiting for a server that never answers."""
+    config = GymConfig(host="127.0.0.1", port=port, transport="tcp", **fields)
+    stream = GymEpisodeStream(config, Letters())
+
+    async def consume() -> list[StreamSample]:
+        return [sample async for sample in stream]
+
+    task = asyncio.ensure_future(consume())
+    while not stream._client.games and not task.done():
+        await asyncio.sleep(0.001)
+    return stream, task
+
+
+def test_close_ends_a_stream_that_waits() -> None:
+    async def run() -> None:
+        async with silent_server(True) as port:
+            stream, task = await waiting_stream(port)
+            await stream.close()
+            assert await asyncio.wait_for(task, 5) == []
+            assert stream.state is StreamState.IDLE
+
+    asyncio.run(run())
+
+
+def test_cancelling_a_consumer_leaves_no_connection() -> None:
+    async def run() -> None:
+        async with silent_server(True) as port:
+            stream, task = await waiting_stream(port)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not stream._client.is_connected
+
+    asyncio.run(run())
+
+
+def test_close_ends_a_stream_between_two_tries() -> None:
+    async def run() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            config = GymConfig(host="127.0.0.1", port=taken.getsockname()[1], retry_delay=60)
+            stream = GymEpisodeStream(config, Letters())
+            task = asyncio.ensure_future(anext(aiter(stream), None))
+            while not stream.metrics.reconnections:
+                await asyncio.sleep(0.001)
+            await stream.close()
+            assert await asyncio.wait_for(task, 5) is None
+
+    asyncio.run(run())
+
+
+def test_the_sync_form_is_refused_inside_a_loop(server: GymServer) -> None:
+    async def run() -> None:
+        with pytest.raises(UsageError, match="async for"):
+            iter(GymEpisodeStream(config_for(server), Letters()))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("bad", [{"difficulty_range": (0.5, 0.1)}, {"port": 0}, {"transport": "http"}, {"odd": 1}])
+def test_a_gym_config_checks_itself(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GymConfig(**bad)
+
+
+# --- mock gym, configured streams, hints -----------------------------------------------------------------------------
+
+
+def test_the_mock_gym_is_the_same_every_time_in_both_forms() -> None:
+    def fields(samples: list[StreamSample]) -> list[dict[str, Any]]:
+        return [sample.model_dump(exclude={"timestamp"}) for sample in samples]
+
+    async def collect(stream: MockGymStream) -> list[StreamSample]:
+        first = [sample async for sample in stream]
+        await stream.reset()
+        again = [sample async for sample in stream]
+        assert fields(first) == fields(again)
+        return first
+
+    stream = MockGymStream(Letters(), num_episodes=40, steps_per_episode=3, difficulty_range=(0.2, 0.8), seed=1)
+    samples = list(stream)
+    assert fields(samples) == fields(asyncio.run(collect(MockGymStream(Letters(), 40, 3, (0.2, 0.8), seed=1))))
+    assert samples[4].sample_id == "mock_0001_1"
+    assert all(0.2 <= (sample.difficulty or 0) <= 0.8 for sample in samples)
+    assert [sample.reward for sample in samples[:3]] == [0.0, 0.0, float(bool(samples[0].success))]
+    assert 0.5 < stream.metrics.success_rate < 0.9
+    later = MockGymStream(Letters(), 40, 3, (0.2, 0.8), seed=1)
+    later.load_state_dict({"position": 5, "seed": 1})
+    assert fields(list(later)) == fields(samples[5:])
+
+
+def test_streams_by_configuration(server: GymServer, tmp_path: Any) -> None:
+    (tmp_path / "t.jsonl").write_text('{"input_ids": [1, 2], "success": false}\n{"input_ids": [1]}\n')
+
+    async def count(**fields: Any) -> int:
+        return len([sample async for sample in open_stream(StreamConfig(**fields), Letters())])
+
+    path = str(tmp_path / "t.jsonl")
+    assert asyncio.run(count(dataset_path=path)) == 2
+    assert asyncio.run(count(dataset_path=path, filter_failures=True)) == 1
+    assert asyncio.run(count(source_type="synthetic")) == 500
+    gym = open_stream(StreamConfig(source_type="gym", port=server.port, env_name="climb"), Letters())
+    assert isinstance(gym, GymEpisodeStream)
+    for bad in ({}, {"source_type": "replay"}):
+        with pytest.raises(UsageError):
+            open_stream(StreamConfig(**bad), Letters())
+
+
+@pytest.mark.parametrize(
+    ("hint", "action"),
+    [
+        ("Try placing 5 at row 3, column 4", "place 3 4 5"),
+        ("Try pressing the light at row 1, column 2", "press 1 2"),
+        ("Try setting horizontal edge at (2,3) to line", "set h 2 3 1"),
+        ("Try placing 2 bridge(s) between (1,1) and (1,4)", "bridge 1 1 1 4 2"),
+        ("The secret code is: 1 2 3 4", "guess 1 2 3 4"),
+        ("Try revealing cell (2,2) - it's safe", "reveal 2 2"),
+        ("Try `undo`", "undo"),
+        ("Think about it", None),
+    ],
+)
+def test_hints_in_words_become_commands(hint: str, action: str | None) -> None:
+    assert action_of_hint(hint) == action
+
+
+# --- a real puzzle arcade --------------------------------------------------------------------------------------------
+
+ARCADE = """
+import asyncio, sys
+from chuk_protocol_server.servers.telnet_server import TelnetServer
+from chuk_protocol_server.servers.ws_server_plain import PlainWebSocketServer
+from chuk_puzzles_gym.server import ArcadeHandler
+kind = PlainWebSocketServer if sys.argv[1] == "websocket" else TelnetServer
+asyncio.run(kind("127.0.0.1", int(sys.argv[2]), ArcadeHandler).start_server())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(scope="module")
+def arcade() -> Iterator[Callable[[str], int]]:
+    """Starts a real server for a transport, once, and returns its port."""
+    if importlib.util.find_spec("chuk_puzzles_gym") is None:
+        pytest.skip("chuk-puzzles-gym is not installed")
+    running: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
+
+    def start(transport: str) -> int:
+        kind = "websocket" if transport == "websocket" else "telnet"
+        if kind not in running:
+            port = free_port()
+            command = [sys.executable, "-c", ARCADE, kind, str(port)]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            running[kind] = port, process
+            assert listening(port, process)
+        return running[kind][0]
+
+    yield start
+    for _, process in running.values():
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.parametrize("transport", list(GymTransport))
+@pytest.mark.parametrize("mode", list(GymOutputMode))
+def test_a_real_arcade_is_played_to_the_end(arcade: Callable[[str], int], transport: str, mode: str) -> None:
+    config = GymConfig(
+        host="127.0.0.1",
+        port=arcade(transport),
+        transport=transport,
+        output_mode=mode,
+        puzzle_types=("binary", "lights_out"),
+        difficulty_range=(0.0, 0.3),
+        seed=1,
+    )
+    samples, stream = play(config, max_episodes=2)
+    assert stream.metrics.episodes_successful == 2
+    assert stream.metrics.reconnections == 0
+    last = [sample for sample in samples if sample.step_index == (sample.total_steps or 0) - 1]
+    assert [sample.reward for sample in last] == [1.0, 1.0]
+    assert {action_of(sample).split()[0] for sample in samples} <= {"place", "press"}
+
+
+def test_a_real_arcade_offers_its_whole_menu(arcade: Callable[[str], int]) -> None:
+    async def run() -> None:
+        async with GymClient(GymConfig(host="127.0.0.1", port=arcade("telnet"))) as client:
+            for game in PuzzleGame:
+                assert (await client.start_puzzle(game, seed=1)).seed == 1
+
+    asyncio.run(run())

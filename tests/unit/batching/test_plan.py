@@ -1,0 +1,406 @@
+"""Plans: what they hold, what their fingerprint covers, files that are damaged or mixed up, groups, mixtures, packs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from query_mutator.batching import (
+    BatchFileError,
+    BatchingConfig,
+    BatchPlan,
+    BatchPlanBuilder,
+    BlockedPlan,
+    PackingConfig,
+    TokenBudgetBatchSampler,
+    build_blocked_plan,
+    compute_batch_fingerprint,
+    compute_batch_fingerprint_async,
+    load_batch_plan,
+    load_batch_plan_async,
+    load_fingerprint,
+    mix_datasets,
+    save_batch_plan,
+    save_batch_plan_async,
+    save_fingerprint,
+    verify_batch_fingerprint,
+    verify_batch_plan,
+)
+from query_mutator.errors import UsageError
+
+RNG = np.random.default_rng(0)
+LENGTHS = {f"s{number}": int(length) for number, length in enumerate(RNG.integers(1, 300, 400))}
+CONFIG = BatchingConfig(token_budget=1024, bucket_edges=(64, 128, 256), overflow_max=512, window=64)
+
+
+def build(epochs: int = 2, lengths: object = None, config: BatchingConfig = CONFIG, **fields: object) -> BatchPlan:
+    builder = BatchPlanBuilder(LENGTHS if lengths is None else lengths, config, "data", "tok", **fields)  # type: ignore[arg-type]
+    return builder.build_sync(epochs)
+
+
+def order(plan: BatchPlan, epoch: int = 0) -> list[str]:
+    return [one for batch in plan.iter_epoch(epoch) for one in batch.samples]
+
+
+def test_a_plan_holds_every_sample_once_within_the_budget() -> None:
+    plan = asyncio.run(BatchPlanBuilder(LENGTHS, CONFIG, "data", "tok").build(2))
+    for epoch in range(2):
+        batches = list(plan.iter_epoch(epoch))
+        assert sorted(order(plan, epoch)) == sorted(LENGTHS)
+        assert [batch.index for batch in batches] == list(range(len(batches)))
+        for batch in batches:
+            lengths = [LENGTHS[one] for one in batch.samples]
+            assert batch.batch_size * batch.max_len <= 1024
+            assert max(lengths) <= batch.max_len < max(lengths) + 8
+            assert batch.total_tokens == sum(lengths)
+            assert batch.loss_tokens == batch.step_loss_tokens == sum(lengths) - len(lengths)
+            assert batch.bucket_id == CONFIG.bucket_spec.get_bucket_id(max(lengths))
+    assert order(plan, 0) != order(plan, 1)
+    assert plan.get_epoch(0).total_tokens == sum(LENGTHS.values())
+    assert plan.total_microbatches == sum(plan.get_epoch(epoch).num_microbatches for epoch in range(2))
+    with pytest.raises(KeyError, match="epoch 2"):
+        plan.get_epoch(2)
+
+
+def test_the_async_iterator_is_the_sync_one() -> None:
+    async def collect() -> list[str]:
+        return [one async for batch in plan.iter_epoch_async(1) for one in batch.samples]
+
+    plan = build()
+    assert asyncio.run(collect()) == order(plan, 1)
+
+
+def test_windows_pad_less_than_buckets_and_stay_random() -> None:
+    rng = np.random.default_rng(1)
+    lengths = np.clip(np.exp(rng.normal(np.log(200), 1.0, 60_000)), 1, 4096).astype(np.int32)
+    config = BatchingConfig(token_budget=16384, bucket_edges=(128, 256, 512, 1024, 2048), overflow_max=4096)
+    epoch = build(1, lengths, config).get_epoch(0)
+    assert epoch.efficiency >= 0.95
+    means = epoch.tokens / epoch.sizes
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.1
+    fixed = BatchingConfig.predictable(**config.model_dump(exclude={"mode", "pad_policy"}))
+    bucketed = build(1, lengths, fixed).get_epoch(0)
+    assert set(bucketed.max_len.tolist()) <= {128, 256, 512, 1024, 2048, 4096}
+    assert 0.6 < bucketed.efficiency < epoch.efficiency
+    assert bucketed.total_samples == 60_000
+
+
+def test_drop_last_counts_what_it_drops() -> None:
+    config = BatchingConfig.predictable(token_budget=1024, bucket_edges=(256,), overflow_max=512, drop_last=True)
+    epoch = build(1, [200] * 10, config).get_epoch(0)
+    assert (epoch.num_microbatches, epoch.total_samples, epoch.num_dropped) == (2, 8, 2)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValidationError, match="must rise"):
+        BatchingConfig(bucket_edges=(512, 128), overflow_max=600)
+    with pytest.raises(ValidationError, match="overflow_max=10"):
+        BatchingConfig(bucket_edges=(128,), overflow_max=10)
+    with pytest.raises(ValidationError):
+        BatchingConfig(token_budget=-5)
+    with pytest.raises(ValidationError, match="pad_policy=pad_to_bucket"):
+        BatchingConfig(mode="predictable")
+    with pytest.raises(UsageError, match="num_epochs=0"):
+        build(0)
+    assert BatchingConfig.predictable().get_pad_length(0, 5) == 128
+    assert BatchingConfig().get_pad_length(0, 5) == 8
+
+
+def test_the_fingerprint_changes_with_everything_it_depends_on() -> None:
+    settings = {"token_budget": 2048, "bucket_edges": (64, 128), "overflow_max": 600, "seed": 43, "drop_last": True}
+    settings |= {
+        "interleave_buckets": False,
+        "window": 32,
+        "pad_multiple": 16,
+        "max_samples": 5,
+        "loss_token_budget": 900,
+    }
+    settings |= {"overlong": "drop", "bucket_max_lengths": {0: 64}}
+    prints = {build(1).fingerprint, build(2).fingerprint}
+    for name, value in settings.items():
+        prints.add(build(1, config=CONFIG.changed(**{name: value})).fingerprint)
+    prints.add(build(1, {**LENGTHS, "s0": LENGTHS["s0"] + 1}).fingerprint)
+    prints.add(build(1, {f"t{one[1:]}": length for one, length in LENGTHS.items()}).fingerprint)
+    prints.add(build(1, loss_lengths=dict.fromkeys(LENGTHS, 1)).fingerprint)
+    prints.add(build(1, groups={"s0": "g", "s1": "g"}).fingerprint)
+    prints.add(build(1, pack_config=PackingConfig(max_length=512)).fingerprint)
+    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "other", "tok").build_sync(1).fingerprint)
+    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "data", "other").build_sync(1).fingerprint)
+    assert len(prints) == 2 + len(settings) + 7
+    assert build(1).fingerprint == build(1, dict(reversed(LENGTHS.items()))).fingerprint
+
+
+@pytest.mark.parametrize("name", ["plan", "plan.jsonl"])
+def test_a_plan_survives_its_files(tmp_path: Path, name: str) -> None:
+    plan = build(3, pack_config=PackingConfig(max_length=512, mode="best_fit"))
+    save_batch_plan(plan, tmp_path / name)
+    loaded = load_batch_plan(tmp_path / name, dataset_hash="data", tokenizer_hash="tok", lengths=LENGTHS)
+    assert loaded.fingerprint == plan.fingerprint
+    assert loaded.meta == plan.meta
+    for epoch in range(3):
+        assert list(loaded.iter_epoch(epoch)) == list(plan.iter_epoch(epoch))
+    assert (tmp_path / name / "epoch_0.jsonl").exists() == (name == "plan.jsonl")
+
+
+def test_the_async_files_are_the_sync_ones(tmp_path: Path) -> None:
+    asyncio.run(save_batch_plan_async(build(), tmp_path / "plan"))
+    assert (
+        asyncio.run(load_batch_plan_async(tmp_path / "plan", tokenizer_hash="tok")).fingerprint == build().fingerprint
+    )
+
+
+def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
+    save_batch_plan(build(3), tmp_path / "plan")
+    save_batch_plan(build(1), tmp_path / "plan")
+    assert load_batch_plan(tmp_path / "plan").num_epochs == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["plan"]
+    assert not (tmp_path / "plan" / "epoch_2.safetensors").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("keep me")
+    with pytest.raises(UsageError, match="no plan"):
+        save_batch_plan(build(1), tmp_path / "other")
+
+
+def test_damage_is_found_and_named(tmp_path: Path) -> None:
+    save_batch_plan(build(2), tmp_path / "good")
+    save_batch_plan(build(2, config=CONFIG.changed(seed=1)), tmp_path / "other")
+    save_batch_plan(build(2), tmp_path / "text.jsonl")
+    target = "epoch_1.safetensors"
+    data = (tmp_path / "good" / target).read_bytes()
+    flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+    for broken in (data[:-10], flipped, (tmp_path / "other" / target).read_bytes()):
+        copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
+        (copy / target).write_bytes(broken)
+        assert len(load_batch_plan(copy).get_epoch(0)) > 0  # another epoch is not touched by it
+        with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
+            load_batch_plan(copy).get_epoch(1)
+        with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
+            load_batch_plan(copy, verify_all=True)
+        shutil.rmtree(copy)
+    for name, folder in (("meta.json", "good"), ("epoch_0.jsonl", "text.jsonl")):
+        lines = (tmp_path / folder / name).read_text().splitlines()
+        for broken_text in ("\n".join(lines[:-1]), "\n".join(lines).replace("256", "257", 1).replace('"s1', '"s2', 1)):
+            copy = shutil.copytree(tmp_path / folder, tmp_path / "copy")
+            (copy / name).write_text(broken_text)
+            with pytest.raises(BatchFileError, match=name.replace(".", r"\.")):
+                load_batch_plan(copy, verify_all=True)
+            shutil.rmtree(copy)
+    (tmp_path / "good" / target).unlink()
+    with pytest.raises(BatchFileError, match="missing"):
+        load_batch_plan(tmp_path / "good")
+    with pytest.raises(BatchFileError, match=r"meta\.json"):
+        load_batch_plan(tmp_path / "nowhere")
+
+
+def test_a_plan_for_other_data_is_refused(tmp_path: Path) -> None:
+    save_batch_plan(build(1), tmp_path / "plan")
+    for given in ({"dataset_hash": "x"}, {"tokenizer_hash": "x"}, {"lengths": {**LENGTHS, "s0": 999}}):
+        with pytest.raises(UsageError, match="made for"):
+            load_batch_plan(tmp_path / "plan", **given)  # type: ignore[arg-type]
+
+
+def test_a_plan_can_be_rebuilt_from_itself(tmp_path: Path) -> None:
+    save_batch_plan(build(2), tmp_path / "plan")
+    plan = load_batch_plan(tmp_path / "plan")
+    assert verify_batch_plan(plan, LENGTHS) == (True, "the plan follows from these lengths and settings")
+    same, message = verify_batch_plan(plan, {**LENGTHS, "s0": 299})
+    assert not same
+    assert "lengths_hash" in message
+    assert not verify_batch_plan(plan, {**LENGTHS, "s0": 5000})[0]
+
+
+def test_a_lazy_plan_is_the_same_plan() -> None:
+    assert BatchPlanBuilder(LENGTHS, CONFIG, "data", "tok").build_lazy(3).fingerprint == build(3).fingerprint
+
+
+def test_iter_from_goes_on_and_refuses_places_outside() -> None:
+    plan = build(2)
+    everything = list(plan.iter_from(0, 0))
+    count = plan.get_epoch(0).num_microbatches
+    assert list(plan.iter_from(0, 5)) == everything[5:]
+    assert list(plan.iter_from(0, count)) == everything[count:]
+    assert [place for epoch, place, _ in everything if epoch == 1] == list(range(plan.get_epoch(1).num_microbatches))
+    for epoch, place in ((0, -1), (0, count + 1)):
+        with pytest.raises(IndexError):
+            plan.iter_from(epoch, place)
+    with pytest.raises(KeyError):
+        plan.iter_from(7, 0)
+
+
+def test_an_epoch_can_be_added_once() -> None:
+    plan, longer = build(1), build(2)
+    plan.add_epoch(longer.get_epoch(1))
+    assert plan.fingerprint == longer.fingerprint
+    with pytest.raises(UsageError, match="already"):
+        plan.add_epoch(longer.get_epoch(1))
+
+
+def test_overlong_samples_are_cut_where_the_plan_says() -> None:
+    lengths = {"a": 1000, "b": 20, "c": 513}
+    for policy, expected in (
+        ("truncate", {("a", 0, 512), ("b", 0, -1), ("c", 0, 512)}),
+        ("split", {("a", 0, 512), ("a", 512, 1000), ("b", 0, -1), ("c", 0, 512), ("c", 512, 513)}),
+        ("drop", {("b", 0, -1)}),
+    ):
+        plan = build(1, lengths, CONFIG.changed(overlong=policy))
+        rows = set()
+        for batch in plan.iter_epoch(0):
+            starts = batch.starts if batch.starts is not None else [0] * batch.batch_size
+            stops = batch.stops if batch.stops is not None else [-1] * batch.batch_size
+            rows |= set(zip(batch.samples, map(int, starts), map(int, stops), strict=True))
+        assert rows == expected
+        assert plan.meta.overlong.num_overlong == 2
+    with pytest.raises(UsageError, match="2 of 3 samples are longer than 512"):
+        build(1, lengths)
+
+
+def test_loss_tokens_bound_and_count() -> None:
+    loss = {one: min(length, 40) for one, length in LENGTHS.items()}
+    config = CONFIG.changed(loss_token_budget=100)
+    epoch = build(1, config=config, loss_lengths=loss).get_epoch(0)
+    assert max(epoch.loss_tokens) <= 100
+    assert epoch.total_loss_tokens == sum(loss.values())
+    assert epoch.loss_tokens_per_step(3).sum() == sum(loss.values())
+    assert epoch.loss_tokens_per_step(3)[0] == epoch.loss_tokens[:3].sum()
+    with pytest.raises(UsageError, match="loss tokens"):
+        build(1, config=config.changed(loss_token_budget=10), loss_lengths=loss)
+    with pytest.raises(UsageError, match="no value for sample"):
+        build(1, loss_lengths={"s0": 1})
+    with pytest.raises(UsageError, match="between 0"):
+        build(1, loss_lengths={**loss, "s0": 10_000})
+
+
+def test_cut_samples_count_the_loss_of_their_own_tokens() -> None:
+    config = CONFIG.changed(overlong="split", max_samples=1)
+    # 1000 tokens, the last 600 with a loss, cut at 512: 112 in the first piece, 488 in the second less its first token
+    epoch = build(1, {"a": 1000}, config, loss_lengths={"a": 600}).get_epoch(0)
+    assert sorted(epoch.loss_tokens.tolist()) == [112, 487]
+
+
+def test_groups_stay_together() -> None:
+    groups = {one: f"g{number // 3}" for number, one in enumerate(LENGTHS) if number < 300}
+    for config in (CONFIG, BatchingConfig.predictable(token_budget=1024, bucket_edges=(64, 128), overflow_max=300)):
+        plan = build(1, config=config, groups=groups)
+        assert sorted(order(plan)) == sorted(LENGTHS)
+        places: dict[str, set[int]] = {}
+        for batch in plan.iter_epoch(0):
+            assert batch.batch_size * batch.max_len <= 1024
+            for one in batch.samples:
+                places.setdefault(groups.get(one, one), set()).add(batch.index)
+        assert all(len(where) == 1 for where in places.values())
+
+
+def test_a_group_too_large_is_dropped_whole_or_refused() -> None:
+    lengths = {"a": 400, "b": 10, "c": 10, "d": 10}
+    groups = {"a": "g", "b": "g", "c": "g"}
+    with pytest.raises(UsageError, match="longer than"):
+        build(1, lengths, groups=groups)
+    plan = build(1, lengths, CONFIG.changed(overlong="drop"), groups=groups)
+    assert order(plan) == ["d"]
+    assert plan.meta.overlong.num_dropped == 3
+    cut = build(1, lengths, CONFIG.changed(overlong="truncate"), groups=groups)
+    assert max(batch.max_len for batch in cut.iter_epoch(0)) == 336  # 3 rows of 336 are the most that 1024 holds
+    for fields in (
+        {"config": CONFIG.changed(overlong="split")},
+        {"pack_config": PackingConfig(max_length=512)},
+    ):
+        with pytest.raises(UsageError):
+            build(1, lengths, groups=groups, **fields)
+    with pytest.raises(UsageError, match="unknown sample"):
+        build(1, lengths, groups={"z": "g"})
+
+
+def test_packs_are_part_of_the_plan() -> None:
+    for mode in ("first_fit", "best_fit", "greedy", "order_preserving"):
+        plan = build(2, pack_config=PackingConfig(max_length=512, mode=mode))
+        assert sorted(order(plan)) == sorted(LENGTHS)
+        for batch in plan.iter_epoch(0):
+            assert batch.packs is not None
+            assert batch.num_packs * 512 <= 1024
+            assert [one for pack in batch.packs for one in pack] == list(batch.samples)
+            assert max(sum(LENGTHS[one] for one in pack) for pack in batch.packs) <= batch.max_len == 512
+        assert order(plan, 0) != order(plan, 1)
+    assert plan.get_epoch(0).squares.sum() == sum(length**2 for length in LENGTHS.values())
+    with pytest.raises(UsageError, match="do not fit"):
+        build(1, pack_config=PackingConfig(max_length=2048))
+
+
+def test_packs_of_their_own_length_pad_less() -> None:
+    fixed = build(1, pack_config=PackingConfig(max_length=512, mode="order_preserving")).get_epoch(0)
+    loose = build(1, pack_config=PackingConfig(max_length=512, mode="order_preserving", pad_to_max=False)).get_epoch(0)
+    assert loose.padded_tokens.sum() < fixed.padded_tokens.sum()
+    assert loose.padded_tokens.max() <= 1024
+
+
+def test_a_mixture_keeps_its_proportions() -> None:
+    datasets = {"big": [50] * 300, "small": {f"x{number}": 20 for number in range(30)}}
+    mixture = mix_datasets(datasets, {"big": 3, "small": 1}, epoch_samples=200)
+    plan = BatchPlanBuilder(mixture, CONFIG, "d", "t").build_sync(4)
+    seen: Counter[str] = Counter()
+    for epoch in range(4):
+        counts = plan.get_epoch(epoch).sources
+        assert (counts["big"].samples, counts["small"].samples) == (150, 50)
+        assert (counts["big"].repeats, counts["small"].repeats) == (0, 20)
+        assert counts["small"].tokens == 1000
+        seen.update(order(plan, epoch))
+    assert {one: count for one, count in seen.items() if one.startswith("big/")} == {f"big/{n}": 2 for n in range(300)}
+    assert {count for one, count in seen.items() if one.startswith("small/")} <= {6, 7}
+    other = BatchPlanBuilder(mix_datasets(datasets, {"big": 1, "small": 1}, epoch_samples=200), CONFIG).build_sync(1)
+    assert other.get_epoch(0).sources["small"].samples == 100
+    with pytest.raises(UsageError, match="weights name"):
+        mix_datasets(datasets, {"big": 1})
+
+
+def test_the_longest_batch_comes_first_in_a_probe() -> None:
+    epoch = build(1).get_epoch(0)
+    squares = epoch.squares[epoch.longest_first()]
+    assert (np.diff(squares) <= 0).all()
+
+
+def test_batch_fingerprints_cover_order_settings_and_number(tmp_path: Path) -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, CONFIG.bucket_spec, 1024)
+    batches = list(sampler.iter_epoch_sync(0))
+    found = compute_batch_fingerprint(batches, CONFIG)
+    assert asyncio.run(compute_batch_fingerprint_async(batches, CONFIG)) == found
+    assert verify_batch_fingerprint(batches, found, CONFIG)[0]
+    assert verify_batch_fingerprint(batches, found.fingerprint, CONFIG)[0]
+    assert verify_batch_fingerprint(batches, found.full_hash, CONFIG)[0]
+    swapped = batches[0].model_copy(update={"sample_ids": batches[0].sample_ids[::-1]})
+    for others, expected, config in (
+        (batches[:-1], found, CONFIG),
+        ([*batches, batches[0]], found, CONFIG),
+        ([batches[1], batches[0], *batches[2:]], found, CONFIG),
+        ([swapped, *batches[1:]], found, CONFIG),
+        (batches, found, None),
+        (batches, "", CONFIG),
+        (batches, found.fingerprint[:8], CONFIG),
+    ):
+        assert not verify_batch_fingerprint(others, expected, config)[0]
+    assert compute_batch_fingerprint(batches, CONFIG, n_batches=3).num_batches == 3
+    save_fingerprint(found, tmp_path / "f.json")
+    assert load_fingerprint(tmp_path / "f.json") == found
+
+
+def test_a_plan_in_blocks_is_one_plan(tmp_path: Path) -> None:
+    lengths = np.array(list(LENGTHS.values()), np.int32)
+    plan = build_blocked_plan(lengths, CONFIG, tmp_path / "plan", num_epochs=2, block_samples=150)
+    assert (plan.num_blocks, plan.num_samples) == (3, 400)
+    for epoch in range(2):
+        assert sorted(place for batch in plan.iter_epoch(epoch) for place in batch.indices.tolist()) == list(range(400))
+    assert {int(one) for batch in plan.open_block(1).iter_epoch(0) for one in batch.samples} == set(range(150, 300))
+    shares = [list(plan.iter_epoch(0, rank=rank, world_size=2)) for rank in range(2)]
+    assert len(shares[0]) == len(shares[1])
+    again = BlockedPlan(tmp_path / "plan")
+    assert again.fingerprint == plan.fingerprint
+    other = build_blocked_plan(lengths, CONFIG.changed(seed=1), tmp_path / "other", block_samples=150)
+    assert other.fingerprint != plan.fingerprint
+    shutil.rmtree(tmp_path / "plan" / "block_0001")
+    shutil.copytree(tmp_path / "other" / "block_0001", tmp_path / "plan" / "block_0001")
+    with pytest.raises(BatchFileError, match="block_0001"):
+        again.open_block(1)
