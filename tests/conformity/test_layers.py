@@ -17,8 +17,8 @@ ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "schedulin
 
 #: part of query_mutator -> the other parts it may import
 ALLOWED = {
-    **{part: BASE for part in BASE},
-    **{part: BASE | ENCODER for part in ENCODER},
+    **dict.fromkeys(BASE, BASE),
+    **dict.fromkeys(ENCODER, BASE | ENCODER),
     "embedded": {"types", "errors", "registry", "__init__"} | ENCODER,
     "llm": BASE | ENCODER,
     "operators": CALLS,

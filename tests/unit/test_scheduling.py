@@ -75,9 +75,7 @@ def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[Make
         scheduler.close()
 
 
-def test_every_flow_ends_with_its_own_result(
-    make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder
-) -> None:
+def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder) -> None:
     scheduler = make(tiny_client)
     texts = {"sort it now": "sorted", "join it": "os.path.join", "kill it": "os.kill", "length please": "len"}
     for text in texts:
