@@ -1,0 +1,171 @@
+"""The batching benchmark from flags to files, against the embedded server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
+from query_mutator.console import exit_code
+from query_mutator.embedded.echo import Echo
+from query_mutator.embedded.server import start_server
+from query_mutator.report.speedup import Measurement, Mode, Row, recommend
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("--num-queries", "5", "--batch-sizes", "1,4", "--repeats", "1")
+
+
+def benchmark(*flags: str) -> int:
+    return exit_code(main, flags, prog="benchmark_batching")
+
+
+class Diary:
+    """A model that writes down what it was asked; a rewrite is the question with "please" before it."""
+
+    name = "diary"
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.prompts += prompts
+        return [self.reply(prompt) for prompt in prompts]
+
+    def reply(self, prompt: str) -> str:
+        if "<question>" not in prompt:
+            return "An answer."
+        return "please " + prompt.split("<question>")[1].split("</question>")[0].strip()
+
+
+def asked_in_order(mode: Mode, batch_size: int, count: int) -> list[str]:
+    """Return the prompts of one run in the order in which the server got them."""
+    diary = Diary()
+    with start_server([diary], num_parallel=8) as server:
+        config = BenchmarkConfig(ollama_url=server.url, target_model="diary", batch_sizes=str(batch_size))
+        with connect(config) as system:
+            run_mode(system, make_queries(count), mode=mode, batch_size=batch_size)
+    return diary.prompts
+
+
+def is_rewrite(prompt: str) -> bool:
+    return prompt.startswith("[operator: ")
+
+
+def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "out.json", tmp_path / "speedup.png"
+    assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out), "--picture", str(picture)) == 0
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert set(report) == {"rows", "inferred_slots", "recommended"}
+    assert set(report["recommended"]) == {"batch_size", "num_processes", "why"}
+    assert {(row["mode"], row["batch_size"]) for row in report["rows"]} == {
+        ("sequential", 1), ("phase", 1), ("phase", 4), ("pipelined", 1), ("pipelined", 4), ("async", 1), ("async", 4),
+    }  # fmt: skip
+    for row in report["rows"]:
+        assert list(row) == [
+            "mode", "batch_size", "calls", "wall_s", "calls_per_s", "speedup", "efficiency", "p50_s", "p95_s",
+            "queue_wait_s",
+        ]  # fmt: skip
+        assert row["calls"] == 2 * 5
+        assert row["calls_per_s"] == pytest.approx(row["calls"] / row["wall_s"])
+        assert row["p50_s"] >= 0.005
+    assert report["rows"][0]["speedup"] == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "efficiency" in capsys.readouterr().out
+
+
+def test_server_with_one_slot_gets_the_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    with start_server([Echo()], num_parallel=1, latency_ms=20) as server:
+        assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)) == 0
+    assert "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["inferred_slots"] == 1
+    assert "the server answers about 1 call at a time" in report["recommended"]["why"]
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_every_mode_asks_for_each_rewrite_and_then_its_answer(mode: Mode) -> None:
+    prompts = asked_in_order(mode, 2, 7)
+    answered = [prompt for prompt in prompts if not is_rewrite(prompt)]
+    assert len(prompts) == 14
+    assert sorted(answered) == sorted(f"please {query}" for query in make_queries(7))
+    for query in make_queries(7):
+        [rewrite] = [place for place, prompt in enumerate(prompts) if is_rewrite(prompt) and query in prompt]
+        assert rewrite < prompts.index(f"please {query}")
+
+
+def test_phases_wait_for_each_other() -> None:
+    prompts = asked_in_order("phase", 2, 7)
+    assert [is_rewrite(prompt) for prompt in prompts] == [True] * 4 + [False] * 4 + [True] * 3 + [False] * 3
+
+
+def test_pipelined_groups_wait_for_each_other() -> None:
+    first_group = asked_in_order("pipelined", 2, 7)[:8]
+    answered = [prompt for prompt in first_group if not is_rewrite(prompt)]
+    assert sorted(answered) == sorted(f"please {query}" for query in make_queries(4))
+
+
+def test_sequential_goes_from_rewrite_to_answer() -> None:
+    assert [is_rewrite(prompt) for prompt in asked_in_order("sequential", 1, 3)] == [True, False] * 3
+
+
+def test_queries_differ_however_many() -> None:
+    assert len(set(make_queries(2500))) == 2500
+
+
+def test_efficiency_is_the_share_of_the_least_wall_time() -> None:
+    run = Measurement(calls=8, wall_s=0.5, service_s=0.8, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
+    four = Row.of([run], mode="async", batch_size=4, slots=64, sequential_s=1.0)
+    assert four.efficiency == pytest.approx(0.8 / 4 / 0.5)
+    assert (four.speedup, four.calls_per_s) == (2.0, 16.0)
+    assert Row.of([run], mode="async", batch_size=4, slots=2, sequential_s=1.0).efficiency == pytest.approx(0.8)
+
+
+def test_recommended_is_the_smallest_batch_near_the_best() -> None:
+    def row(size: int, wall_s: float) -> Row:
+        run = Measurement(calls=100, wall_s=wall_s, service_s=10.0, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
+        return Row.of([run], mode="async", batch_size=size, slots=64, sequential_s=10.0)
+
+    found = recommend([row(1, 10.0), row(4, 2.6), row(8, 1.3), row(16, 1.27)], slots=64)
+    assert (found.batch_size, found.num_processes) == (8, 16)
+    assert found.why == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--batch-sizes", "1,two"], "batch_sizes=1,two must be whole numbers from 1 to 1024 with commas, as 1,2,4,8"),
+        (["--batch-sizes", "0"], "batch_sizes=0 must be whole numbers"),
+        (["--num-queries", "0"], "num_queries=0 must be at least 1"),
+        (["--latency-ms", "-1"], "latency_ms=-1.0 must be a number from 0 up"),
+        (["--latency-sigma", "nan"], "latency_sigma=nan must be a number from 0 up"),
+        (["--picture", "no/such/folder/x.png"], "give a file in a folder that exists"),
+        (["--picture", "x.txt"], "picture=x.txt must end in .png"),
+        (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the embedded server"),
+        (["--mutator-model", "llama3.2"], "--mutator-model is for an Ollama server"),
+        (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
+        (["--batch-size", "4"], "unknown flag --batch-size; did you mean --batch-sizes?"),
+    ],
+)
+def test_bad_input_is_one_line(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark(*flags) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import contextlib, sys, benchmark_batching\n"
+        "with contextlib.suppress(SystemExit): benchmark_batching.main(['--help'])\n"
+        "sys.exit(bool({'torch', 'matplotlib', 'gymnasium'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert "--batch-sizes" in result.stdout
