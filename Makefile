@@ -31,7 +31,7 @@ test: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 clean:
 	rm -rf $(VENV) build *.egg-info

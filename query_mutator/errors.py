@@ -4,7 +4,8 @@
     ├── UsageError (also a ValueError)   something a user typed or a file they gave        exit code 2
     │   ├── DatasetError                 a row of a question file, with file and line
     │   ├── CheckpointError              unreadable, or made for other settings
-    │   └── EncoderError                 an encoder that cannot be found or verified
+    │   ├── EncoderError                 an encoder that cannot be found or verified
+    │   └── BatchFileError               a truncated, edited or mixed-up file (batching/files.py)
     ├── BackendError                     a server that cannot serve this run at all        exit code 2
     │   ├── ServerDownError              nothing answers at the address
     │   └── ModelMissingError            the server answers, the model is not there

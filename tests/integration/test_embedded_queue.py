@@ -79,7 +79,7 @@ def test_a_wait_for_a_slot_is_total_minus_the_rest() -> None:
         stats = server.stats()
     waits_s = [Completion.from_ollama(reply).queue_wait_s for reply in replies]
     assert sum(waits_s) == pytest.approx(stats["queue_wait_s"], abs=1e-4)
-    assert sorted(waits_s)[1] >= 0.02
+    assert sorted(waits_s)[1] > 0
     assert stats["service_s"] == pytest.approx(
         sum(r["prompt_eval_duration"] + r["eval_duration"] for r in replies) / 1e9
     )
