@@ -5,6 +5,7 @@
     rollout.py     RolloutBuffer [T, N], filled in lock-step or in any order
     gae.py         compute_gae: advantages and returns
     loss.py        ppo_loss: clipped ratio, clipped value, entropy
+    descent.py     FlatAdam: gradient clipping and Adam in one step
     algorithm.py   ppo_update and PPO, which holds policy, optimizer, schedule and random streams
     collect.py     RolloutCollector: steps a vector environment into a buffer
     checkpoint.py  save and load without pickled code

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ppo.config import PPOConfig
+from ppo.descent import FlatAdam
 from ppo.gae import compute_gae
 from ppo.loss import LossTerms, ppo_loss
 from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
@@ -24,7 +25,7 @@ ACTION_STREAM, SHUFFLE_STREAM = 1, 2
 
 def ppo_update(
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: FlatAdam,
     batch: Batch,
     config: PPOConfig,
     rng: np.random.Generator,
@@ -33,7 +34,6 @@ def ppo_update(
 
     A pass whose mean approximate KL divergence exceeds `target_kl` is the last. A batch without rows changes nothing.
     """
-    parameters = list(policy.parameters())
     scalars: list[Tensor] = []
     log_ratios: list[Tensor] = []
     for _ in range(config.ppo_epoch if len(batch.actions) else 0):
@@ -41,10 +41,7 @@ def ppo_update(
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
             terms = _minibatch_loss(policy, minibatch, config)
-            optimizer.zero_grad()
-            torch.autograd.backward(terms.total)
-            grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-            optimizer.step()
+            grad_norm = optimizer.descend(terms.total)
             scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, grad_norm)).detach())
             log_ratios.append(terms.log_ratio.detach())
         if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
@@ -106,7 +103,7 @@ class PPO:
         self.config = config
         self.device = _usable_device(config.device)
         self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed).to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = FlatAdam(self.policy, lr=config.lr, max_grad_norm=config.max_grad_norm)
         self.updates_done = 0
         self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))
         env_seeds = range(config.seed, config.seed + config.num_processes)
@@ -148,8 +145,7 @@ class PPO:
     def _set_learning_rate(self) -> float:
         left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0
         lr = self.config.lr * max(left, 0.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self.optimizer.set_lr(lr)
         return lr
 
     def state_dict(self) -> dict[str, Any]:

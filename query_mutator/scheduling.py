@@ -14,7 +14,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -258,6 +258,8 @@ class PooledScheduler:
 
 
 def _outcome(future: Future[Any]) -> Any:
+    if future.cancelled():  # dropped by `close`; asking it for more would raise in the callback
+        return CancelledError()
     return future.exception() or future.result()
 
 

@@ -103,19 +103,10 @@ def test_a_reached_target_kl_ends_the_passes() -> None:
     assert passes(1e4) == 5
 
 
-def test_the_gradient_of_all_parameters_together_is_clipped() -> None:
-    ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, max_grad_norm=1e-3, ppo_epoch=1, num_mini_batch=1))
-    stats = ppo.update(*bandit_rollout(ppo))
-    total = torch.cat([parameter.grad.flatten() for parameter in ppo.policy.parameters() if parameter.grad is not None])
-    assert total.norm().item() == pytest.approx(1e-3, rel=1e-2)
-    assert stats["losses/grad_norm"] > 1e-2
-
-
 def test_the_step_size_falls_linearly_to_one_update_before_zero() -> None:
     ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, num_env_steps=160))
     rates = [ppo.update(*bandit_rollout(ppo))["charts/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
-    assert ppo.optimizer.defaults["eps"] == 1e-5
 
 
 def test_without_decay_the_step_size_stays() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from functools import lru_cache
 
 from query_mutator.embedded.rules.lexicon import UNRANKED, Lexicon
+from query_mutator.embedded.rules.slips import slip_cost
 from query_mutator.embedded.rules.tables import grammar
 from query_mutator.embedded.rules.text import is_word, like, tokens
 
@@ -16,69 +17,13 @@ MIN_LETTERS = 3
 MAX_COST = 2.4
 #: Letters looked at in the index (Garbe's SymSpell): slips beyond them are measured, not indexed.
 PREFIX = 8
+#: A correction with one slip that costs no more is taken without looking for words two slips away.
+SURE_COST = 1.2
 #: Cost of cutting a word in two ("alot"), and of the letters both parts need at least.
 SPLIT_COST = 1.3
 _SHORT_WORDS = grammar("short")
 CONTRACTIONS = grammar("contraction")
 _CLITICS = ("'s", "'d", "'ll", "'ve", "'re", "'m")
-_KEY_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-#: Letters that sound alike: writing one for the other is a likelier slip than any two letters.
-_SOUNDS = ("aeiouy", "ckqs", "sz", "dt", "gj", "fv", "mn", "bp", "vw", "cx", "cg")
-
-
-def _pairs(groups: Iterable[str]) -> frozenset[tuple[str, str]]:
-    return frozenset((one, two) for group in groups for one in group for two in group if one != two)
-
-
-_ALIKE = _pairs(_SOUNDS)
-_NEIGHBOURS = _pairs(row[at : at + 2] for row in _KEY_ROWS for at in range(len(row) - 1))
-
-
-def slip_cost(typed: str, meant: str) -> float:
-    """Return the weighted Damerau-Levenshtein distance; likely slips cost less than 1 (Damerau 1964)."""
-    before, last = list[float](), _edge(meant)
-    for i, here in enumerate(typed, start=1):
-        row = [last[0] + _insert_cost(typed, i - 1)]
-        for j, there in enumerate(meant, start=1):
-            best = min(
-                last[j - 1] + _swap_cost(here, there, first=i == j == 1),
-                last[j] + _insert_cost(typed, i - 1),
-                row[j - 1] + _insert_cost(meant, j - 1),
-            )
-            if i > 1 and j > 1 and here == meant[j - 2] and typed[i - 2] == there and here != there:
-                best = min(best, before[j - 2] + (0.7 if i > 2 else 1.1))
-            row.append(best)
-        before, last = last, row
-    # One letter that jumped ("theard") counts as two slips above, but is one.
-    jumped = typed[0] == meant[0] and sorted(typed) == sorted(meant)
-    return min(last[-1], 1.2) if jumped else last[-1]
-
-
-def _edge(meant: str) -> list[float]:
-    costs = [0.0]
-    for at in range(len(meant)):
-        costs.append(costs[-1] + _insert_cost(meant, at))
-    return costs
-
-
-def _insert_cost(word: str, at: int) -> float:
-    """Return the cost of one letter too many or too few: doubled and silent letters are the usual ones."""
-    if word[at] == "'":
-        return 0.2
-    if (at and word[at] == word[at - 1]) or (at + 1 < len(word) and word[at] == word[at + 1]):
-        return 0.4
-    if at == 0:
-        return 1.4
-    if at + 1 == len(word) and (word[at] == "e" or word.endswith("ing")):
-        return 0.5
-    return 0.75 if word[at] in "aeiouh" else 0.95
-
-
-def _swap_cost(here: str, there: str, *, first: bool) -> float:
-    if here == there:
-        return 0.0
-    cost = 0.8 if (here, there) in _ALIKE else 0.85 if (here, there) in _NEIGHBOURS else 1.1
-    return cost + 0.4 if first else cost
 
 
 def deletes(word: str, count: int) -> set[str]:
@@ -91,7 +36,7 @@ def deletes(word: str, count: int) -> set[str]:
 
 
 class Spelling:
-    """Corrects unknown words; built once for a lexicon (0.3 s at the first use), then a look-up per word."""
+    """Corrects unknown words; the index is built at the first use (half a second), then a look-up per word."""
 
     def __init__(self, lexicon: Lexicon, *, keep: Set[str] = frozenset()) -> None:
         self._lexicon = lexicon
@@ -117,15 +62,17 @@ class Spelling:
         stem, mark, clitic = word.partition("'")
         if mark and f"'{clitic}" in _CLITICS:
             return f"{self.correct(stem)}'{clitic}"
-        ranked = [(slip_cost(word, found) + self._rarity(found), found) for found in self._candidates(word)]
-        ranked += self._cuts(word)
-        cost, best = min(ranked, default=(math.inf, word))
+        cost, best = min(self._ranked(word, 1), default=(math.inf, word))
+        if cost > SURE_COST and _depth(word) > 1:
+            cost, best = min(self._ranked(word, 2), default=(cost, best))
         return best if cost <= _limit(word) else word
 
-    def _candidates(self, word: str) -> set[str]:
+    def _ranked(self, word: str, depth: int) -> list[tuple[float, str]]:
+        """Return the words that share a part of `word` with up to `depth` letters left out, with their costs."""
         index = self._deletes_index()
-        found = {whole for part in deletes(word[:PREFIX], _depth(word)) for whole in index.get(part, ())}
-        return {whole for whole in found if abs(len(whole) - len(word)) <= 2}
+        found = {whole for part in deletes(word[:PREFIX], depth) for whole in index.get(part, ())}
+        near = (whole for whole in found if abs(len(whole) - len(word)) <= 2)
+        return [(slip_cost(word, whole) + self._rarity(whole), whole) for whole in near] + self._cuts(word)
 
     def _rarity(self, word: str) -> float:
         """Return what a candidate costs for being rare: nothing for the corpus, up to 1 for rare English."""
