@@ -1,4 +1,4 @@
-"""Glossaries come from the corpus, general knowledge and the training questions: none has a key only the test questions need."""
+"""Glossaries come from the corpus, general knowledge and the training questions: no key serves test questions alone."""
 
 from __future__ import annotations
 
