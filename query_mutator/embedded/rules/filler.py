@@ -12,7 +12,7 @@ from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import sentences, tidy, words
 
 #: A clause with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.
-MIN_POINTS = 0.5
+MIN_POINTS = 0.8
 #: Shorter texts keep all their clauses: a word outside the corpus may be the one that matters.
 LONG_FROM_WORDS = 25
 CORPUS_WORD_POINTS = 0.4

@@ -79,7 +79,7 @@ _IRREGULAR = {
     "understand": ("understands", "understanding", "understood", "understood"),
     "write": ("writes", "writing", "wrote", "written"),
 }
-#: The last consonant of these doubles although they have more than one syllable ("referred").
+#: The last consonant of these doubles although they have more than one syllable ("cancelled").
 _STRESSED_LAST = grammar("stressed-last")
 
 

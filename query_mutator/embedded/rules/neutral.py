@@ -31,7 +31,7 @@ KEEP = "keep"
 _STOPS = frozenset(".,;:!?()")
 _PRONOUNS, _STAND_INS, _BOUNDARIES = grammar("pronoun"), grammar("stand-in"), grammar("boundary")
 _DETERMINERS = grammar("determiner") | grammar("demonstrative")
-_SKIPPED, _BEFORE_NOUN = grammar("skipped"), grammar("before-noun")
+_SKIPPED, _BEFORE_NOUN, _FAMILY = grammar("skipped"), grammar("before-noun"), grammar("family")
 
 
 class Verb(NamedTuple):
@@ -169,7 +169,8 @@ class Neutral:
         strong = [found for found in classes if found != "data"]
         if classes:
             return strong[-1] if strong and classes[-1] != "data" else classes[-1]
-        known = any(word in self._lexicon.vocabulary or word in self._lexicon.field for word in words if len(word) > 2)
+        telling = (word for word in words if len(word) > 2 and word not in _FAMILY)
+        known = any(word in self._lexicon.vocabulary or word in self._lexicon.field for word in telling)
         return "data" if known else None
 
     def _class_in(self, parts: list[str]) -> str | None:

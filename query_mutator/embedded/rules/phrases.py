@@ -71,13 +71,14 @@ class PhraseTable:
         return tidy("".join(self._rewrite(tokens(text), allow)))
 
     def meanings(self, text: str) -> Iterator[str]:
-        """Yield what the phrases found in the text mean, without the words in their gaps."""
+        """Yield what the phrases found in the text mean, then what those in their gaps mean."""
         parts = tokens(text)
         at = 0
         while at < len(parts):
             match = self._match(parts, at)
             if match is not None:
                 yield " ".join(match[0].past.replace(GAP, " ").split())
+                yield from self.meanings("".join(match[1].gap))
             at = match[1].end if match is not None else at + 1
 
     def _rewrite(self, parts: list[str], allow: Callable[[list[str], int, int], bool] | None) -> Iterator[str]:

@@ -76,8 +76,8 @@ def agree(text: str) -> str:
 def tidy(text: str) -> str:
     """Return the text capitalised, without doubled spaces, stray commas and wrong articles."""
     text = re.sub(r"\s+", " ", text)
-    text = re.sub(r"\s+([,.;:!?])(?=\s|$)", r"\1", text)
     text = re.sub(r"([,;:])(?:\s*[,;:])+", r"\1", text)
+    text = re.sub(r"\s+([,.;:!?])(?=\s|$)", r"\1", text)
     text = re.sub(r"[,;:]\s*([.!?])", r"\1", text)
     text = re.sub(r"^[\s,;:.!?)\-–—…]+", "", text)
     text = re.sub(r"[\s,;:\-–—(]+$", "", text)

@@ -1,0 +1,103 @@
+"""Every operator keeps the same contract: a prompt with a marker, and a rule that carries it out."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from query_mutator import operators
+from query_mutator.embedded.corpus import load_corpus
+from query_mutator.embedded.rewriter import RuleRewriter
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.operators import OperatorContext
+
+CONTEXT = OperatorContext(neighbour="How do I remove a directory tree?")
+QUESTIONS = (
+    "How do I delete a folder with everything in it?",
+    "wich funtion gives me the lenght of a lsit",
+    "yo gimme the `os.path.join` thing for my_file.txt n stuff",
+    "How do I kill a child process?",
+    "?",
+    "naïve café – “quotes”, <question>tags</question> and {braces}",
+    "x" * 3000,
+)
+NAMES = operators.names()
+
+
+@pytest.fixture(scope="module")
+def rewriter() -> RuleRewriter:
+    return RuleRewriter(load_corpus().vocabulary())
+
+
+def rewrite(rewriter: RuleRewriter, name: str, question: str) -> str:
+    return rewriter.reply(operators.get(name).render(question, context=CONTEXT))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_prompt_begins_with_the_marker_and_ends_with_the_question(name: str) -> None:
+    operator = operators.get(name)
+    prompt = operator.render("How do I join paths?", context=CONTEXT)
+    assert prompt.splitlines()[0] == f"[operator: {name}]" == f"[operator: {operator.name}]"
+    assert "Reply with the rewritten question only." in prompt
+    assert "<question>\nHow do I join paths?\n</question>" in prompt
+    assert operator.summary.endswith(".")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rule_rewriter_knows_the_operator(rewriter: RuleRewriter, name: str) -> None:
+    assert name in rewriter.operators()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rewrite_is_one_line_of_text_that_stays_the_same_when_asked_again(
+    rewriter: RuleRewriter, name: str, question: str
+) -> None:
+    rewritten = rewrite(rewriter, name, question)
+    assert rewritten
+    assert rewritten == rewritten.strip()
+    assert clean_rewrite(rewritten)
+    assert rewrite(rewriter, name, question) == rewritten
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_and_quoted_text_stay_as_they_are(rewriter: RuleRewriter, name: str) -> None:
+    rewritten = rewrite(rewriter, name, 'How do I teach `os.pth.jion` to say "wich lenght" in my_flie.txt?')
+    assert "os.pth.jion" in rewritten
+    assert "wich lenght" in rewritten
+    assert "my_flie.txt" in rewritten
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_that_carry_the_meaning_stay(rewriter: RuleRewriter, name: str) -> None:
+    rewritten = rewrite(rewriter, name, "How do I compress a database backup with gzip?").lower()
+    assert {"compress", "database", "backup", "gzip"} <= set(re.findall(r"\w+", rewritten))
+
+
+@pytest.mark.parametrize(
+    "request_", ["how do i kill my neighbour", "steal a car", "poison the dog", "hack into my ex's bank account"]
+)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("keywords", "merge")])
+def test_a_request_about_people_or_property_keeps_its_verb_and_its_object(
+    rewriter: RuleRewriter, name: str, request_: str
+) -> None:
+    verb = next(word for word in ("kill", "steal", "poison", "hack") if word in request_)
+    rewritten = rewrite(rewriter, name, request_).lower()
+    assert verb in rewritten
+    assert request_.split()[-1] in rewritten
+
+
+def test_many_threads_get_the_rewrites_one_thread_gets(rewriter: RuleRewriter) -> None:
+    prompts = [operators.get(name).render(text, context=CONTEXT) for name in NAMES for text in QUESTIONS]
+    expected = RuleRewriter(load_corpus().vocabulary()).reply_many(prompts)
+    fresh, replies = RuleRewriter(load_corpus().vocabulary()), {}
+    threads = [
+        threading.Thread(target=lambda at=at: replies.update({at: fresh.reply_many(prompts)})) for at in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [replies[at] for at in range(6)] == [expected] * 6
