@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 
+from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Task, make_rules
 from query_mutator.encoder import english_ranks
 
@@ -22,7 +23,10 @@ class RuleRewriter:
 
     def __init__(self, vocabulary: Set[str], words: Set[str] | Mapping[str, int] | None = None) -> None:
         """Take the corpus vocabulary and English words (with ranks, 0 the most frequent, if there are any)."""
-        self._rules = make_rules(Lexicon(vocabulary, english_ranks() if words is None else words))
+        words = english_ranks() if words is None else words
+        self._rules = make_rules(Lexicon(vocabulary, words))
+        ranked = words.items() if isinstance(words, Mapping) else words
+        self.digest = digest_of(repr(sorted(vocabulary)), repr(sorted(ranked)), sources=("rewriter.py", "rules"))
 
     def operators(self) -> list[str]:
         """Return the names of the operators this rewriter has a rule for."""
