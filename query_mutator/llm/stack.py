@@ -63,7 +63,7 @@ class ClientStack:
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray:
         """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good."""
-        reply, _ = self.retry.call(lambda: self._embed_once(model, texts), error_of=_error_of, key=model)
+        reply, _ = self.retry.call(lambda _: self._embed_once(model, texts), error_of=_error_of, key=model)
         if isinstance(reply, ErrorInfo):
             raise BackendError(f"{self.backend.url} gave no embeddings from {model!r} ({reply})")
         return reply
