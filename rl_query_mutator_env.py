@@ -396,7 +396,13 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
         """Begin a step in each of `env_ids`; it goes on while the caller does something else."""
         for action, index in zip(actions, env_ids, strict=True):
-            self._scheduler.start(int(index), _step_and_reset(self.envs[index], int(action)))
+            env = self.envs[index]
+            self._scheduler.start(int(index), _step_and_reset(env, int(action)), done=env.total_steps)
+
+    def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
+        """Begin a reset in every environment; `recv` returns it as a step without reward, `infos["reset"]` says so."""
+        for index, env_seed in enumerate(_seeds(seed, self.num_envs)):
+            self._scheduler.start(index, _reset(self.envs[index], env_seed))
 
     def recv(
         self, min_envs: int = 1, timeout_s: float | None = None
@@ -416,7 +422,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             results[index] = result  # type: ignore[index]
         ids = sorted(results)
         obs, rewards, terminations, truncations, infos = self._gather(results, ids)
-        infos = {**_rows(infos, ids), "env_id": np.array(ids, dtype=np.int64)}
+        infos = {**rows_of(infos, np.array(ids, dtype=np.int64)), "env_id": np.array(ids, dtype=np.int64)}
         return obs[ids], rewards[ids], terminations[ids], truncations[ids], infos
 
     def _gather(
@@ -469,9 +475,15 @@ def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
     return obs, reward, terminated, truncated, info
 
 
-def _rows(infos: dict[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the rows `env_ids` of every array of infos over all environments, dicts included."""
-    return {key: _rows(value, env_ids) if isinstance(value, dict) else value[env_ids] for key, value in infos.items()}
+def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
+    """Yield the calls of a reset and return it in the form of a step."""
+    obs, info = yield from env.reset_flow(seed=seed)
+    return obs, 0.0, False, False, {"reset": True, **info}
+
+
+def rows_of(infos: dict[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) -> dict[str, Any]:
+    """Return the given rows of every array of infos, dicts included."""
+    return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
 
 
 def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: Journal | None) -> Scheduler:

@@ -187,7 +187,6 @@ class Trainer:
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
     ) -> None:
-        from ppo.rollout import RolloutBuffer
         from query_mutator.checkpoint import Progress
         from query_mutator.evaluation import Evaluator
         from query_mutator.failure_rate import WINDOW_STEPS, FailureWindow
@@ -201,11 +200,12 @@ class Trainer:
         self.env_steps = done.env_steps
         self.counted = system.calls.counted
         self.counted.go_on_from(CallTotals(calls=done.llm_calls))
-        self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
+        self.journal = None
+        if not config.max_policy_lag:  # what runs ahead of a checkpoint cannot be replayed from it
+            self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
         self.envs = make_envs(config, system, task, run_dir, self.journal)
         self.obs = self._go_on(checkpoint, done)
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.envs.envs)
-        self.buffer = RolloutBuffer(config.num_steps, config.num_processes, task.observer.size)
         self.evaluator = Evaluator(
             client=system.calls.eval_client,
             batch_size=config.calls_in_flight,
@@ -237,11 +237,17 @@ class Trainer:
         print(f"run folder: {self.run_dir.path}", flush=True)
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), self.system), resumed_at=self.env_steps)
         self._write_checkpoint()  # the first one too: from it on no call is lost
-        if self.obs is None:
-            # The same episodes again would teach nothing new.
-            again = self.ppo.updates_done
-            self.obs, _ = self.envs.reset(seed=new_seed(config.seed, again) if again else config.seed)
-        self.collector = Collector(self.envs, self.ppo, self.obs, on_steps=self._add_steps, journal=self.journal)
+        again = self.ppo.updates_done  # the same episodes again would teach nothing new
+        self.collector = Collector(
+            self.envs,
+            self.ppo,
+            self.obs,
+            seed=new_seed(config.seed, again) if again else config.seed,
+            num_steps=config.num_steps,
+            on_steps=self._add_steps,
+            max_policy_lag=config.max_policy_lag,
+            journal=self.journal,
+        )
         self.looks = None
         if config.updates_between_looks:
             self.looks = make_looks(self.evaluator, self.task, self.split.test, size=config.eval_questions)
@@ -253,14 +259,16 @@ class Trainer:
     def collect(self) -> None:
         """Let every environment take its `num_steps` under the frozen policy."""
         try:
-            self.collector.collect(self.buffer)
+            self.rollout = self.collector.collect()
         except BackendError as error:  # it served the run until now
             raise TooManyFailuresError(str(error)) from error
         self.env_steps += self.config.rollout_steps
 
     def update(self) -> None:
         """Learn from the rollout."""
-        self.losses = self.ppo.update(self.buffer, self.collector.obs)
+        rollout, lags = self.rollout, self.config.max_policy_lag > 0
+        self.losses = self.ppo.update(rollout.buffer, rollout.next_obs, stale=lags)
+        self.losses["losses/policy_lag"] = rollout.policy_lag
 
     def log(self) -> None:
         """Write a row of metrics when one is due, with a look at held-out questions when one is due."""
@@ -274,7 +282,8 @@ class Trainer:
         if row:
             self.run_dir.metrics.write(row, step=self.env_steps, wall_s=self.runlog.wall_s)
             self.runlog.next_row()
-        self.journal.begin(self.env_steps)
+        if self.journal is not None:
+            self.journal.begin(self.env_steps)
         self.latest = self._snapshot()
 
     def save(self) -> None:
@@ -364,7 +373,7 @@ class Trainer:
                 transcripts_bytes=self.run_dir.transcripts.size_bytes,
                 metrics_bytes=self.run_dir.metrics.rows.size_bytes,
             ),
-            envs=self.envs.state_dict(),
+            envs=self.envs.state_dict() if self.journal is not None else None,
         )
 
     def _write_checkpoint(self) -> None:
@@ -375,8 +384,9 @@ class Trainer:
             return
         self.run_dir.sync()
         self.saved = self.latest.save(path)
-        # The calls since the checkpoint before are kept: it is gone on from should this one be damaged.
-        self.journal.drop_before(steps_of(checkpoints_in(self.run_dir.path)[:2][-1]))
+        if self.journal is not None:
+            # The calls since the checkpoint before are kept: it is gone on from should this one be damaged.
+            self.journal.drop_before(steps_of(checkpoints_in(self.run_dir.path)[:2][-1]))
 
     def _summary(self, report: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
         return {
@@ -404,11 +414,12 @@ class Trainer:
                 note(f"checkpoint: {self.saved}; go on with --resume {self.run_dir.path}")
         self.system.calls.close()  # first, because the environments wait for calls in flight
         self.envs.close()
-        self.journal.close()
+        if self.journal is not None:
+            self.journal.close()
 
 
 def make_envs(
-    config: TrainConfig, system: System, task: Task, run_dir: RunDir, journal: Journal
+    config: TrainConfig, system: System, task: Task, run_dir: RunDir, journal: Journal | None
 ) -> BatchedQueryMutationEnv:
     """Return the environments of a run."""
     from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv

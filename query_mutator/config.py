@@ -27,6 +27,7 @@ _AT_LEAST_ONE = {
     "target_max_tokens": 256,
 }
 _NOT_NEGATIVE = (
+    "max_policy_lag",
     "max_retries",
     "eval_interval",
     "step_cost",
@@ -50,6 +51,9 @@ class TrainConfig(PPOConfig):
     """Step size of Adam at the start of the run."""
     gamma: float = 0.9
     """Discount of a reward one step later; episodes are a few steps long."""
+    max_policy_lag: int = 0
+    """Updates by which the policy that acts may be behind the one that learns; above 0 environments that
+    finish early begin the next rollout while the update runs, and a resumed run begins new episodes."""
     batch_size: int = 8
     """Model calls in flight at once, of all kinds together."""
     use_batching: Annotated[bool, arg(aliases=["--batching"])] = True

@@ -47,6 +47,10 @@ _ALL = (
     Metric("losses/clipfrac", "share", "-", "steps whose probability ratio was clipped"),
     Metric("losses/explained_variance", "share", "up", "share of the returns' variance that the critic explains"),
     Metric("losses/grad_norm", "1", "-", "norm of the gradient before clipping"),
+    Metric(
+        "losses/policy_lag", "updates", "-", "age of the policy that took the steps, mean; 0 without --max-policy-lag"
+    ),
+    Metric("losses/importance_weight", "1", "-", "mean weight of the steps, at most 1; with --max-policy-lag alone"),
     Metric("llm/calls", "calls", "-", "model calls for training steps since the run began, every attempt counted"),
     Metric("llm/calls_per_s", "calls/s", "up", "model calls a second since the last row, updates included"),
     Metric("llm/failed_calls", "calls", "down", "of llm/calls, those without an answer"),

@@ -1,9 +1,11 @@
 """Runs many environments at once without a barrier between their calls.
 
 A *flow* is a generator that yields what it needs (a call, or embeddings) and is sent the result. One thread advances
-all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Embeddings
-of all flows that wait for some are computed together, in one worker of their own. Waits before a retry are timers,
-they hold no worker. What a journal knows is taken from there, what it does not is written to it before it is used.
+all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
+calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
+time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
+together, in one worker of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
+taken from there, what it does not is written to it before it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.errors import BackendError
 from query_mutator.journal import CallSite, Journal, Outcome
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import join
+from query_mutator.llm.coalesce import Work, join
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
@@ -65,8 +67,8 @@ class Scheduler(Protocol):
     def in_progress(self) -> int:
         """Return how many flows were started and not yet returned by `finished`."""
 
-    def start(self, key: Hashable, flow: Flow) -> None:
-        """Begin a flow under a key of the caller's."""
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
+        """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
         """Return key and result of the next flow that ends; what a flow raises is raised here.
@@ -163,7 +165,7 @@ class SequentialScheduler:
         )
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
-    def start(self, key: Hashable, flow: Flow) -> None:
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Put a flow at the end of the line."""
         self._waiting.append((key, flow))
 
@@ -189,6 +191,7 @@ class _Running:
 
     key: Hashable
     flow: Flow
+    done: int = 0  # how far it is: the lowest has precedence
     tries: _Tries | None = None
 
 
@@ -216,6 +219,8 @@ class PooledScheduler:
         self._journal = journal
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
+        self._to_call: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
+        self._turns = itertools.count()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._to_encode: list[tuple[_Running, Encode]] = []
         self._encoding = False
@@ -224,10 +229,10 @@ class PooledScheduler:
         self._done: deque[tuple[Hashable, Any]] = deque()
         self._in_progress = 0
 
-    def start(self, key: Hashable, flow: Flow) -> None:
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Begin a flow; it advances up to its first need at once."""
         self._in_progress += 1
-        self._advance(_Running(key, flow), None)
+        self._advance(_Running(key, flow, done), None)
 
     @property
     def in_progress(self) -> int:
@@ -276,7 +281,13 @@ class PooledScheduler:
             return
         work = join(self._client, request, deliver)
         if work is not None:
-            self._callers.submit(work).add_done_callback(self._raise_on)
+            self._to_call.put((running.done, next(self._turns), work))
+            self._callers.submit(self._call_next).add_done_callback(self._raise_on)
+
+    def _call_next(self) -> None:
+        """Make the waiting call that has precedence."""
+        *_, work = self._to_call.get_nowait()  # there is one for every time this is submitted
+        work()
 
     def _raise_on(self, done: Future[None]) -> None:
         """Have what a worker raised come out of `finished`."""

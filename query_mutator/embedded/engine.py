@@ -140,7 +140,7 @@ class Engine:
         runner = await self._runners.enter(entry, options, keep_alive_s=keep_alive_s)
         try:
             clock.loaded = time.perf_counter_ns()
-            self._stats.waiting += 1
+            self._stats.came()
             try:
                 await runner.slots.acquire()
             finally:
