@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
+from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
 from query_mutator.encoder import Encoder, english_ranks
 
@@ -30,8 +31,12 @@ class RuleRewriter:
         cache: Path | None = None,
     ) -> None:
         """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and, for likeness, an encoder."""
-        lexicon = Lexicon(vocabulary, english_ranks() if words is None else words)
-        self._rules = make_rules(lexicon, Phrasebook(encoder, cache=cache))
+        words = english_ranks() if words is None else words
+        self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder, cache=cache))
+        ranked = words.items() if isinstance(words, Mapping) else words
+        weights = encoder.fingerprint if encoder is not None else ""
+        known = (repr(sorted(vocabulary)), repr(sorted(ranked)), weights)
+        self.digest = digest_of(*known, sources=("rewriter.py", "rules"))
 
     def operators(self) -> list[str]:
         """Return the names of the operators this rewriter has a rule for."""
