@@ -88,7 +88,8 @@ def test_server_with_one_slot_is_told_what_to_set(
 
 def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Path) -> None:
     with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=10) as slow:
-        train(*flags, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0", "--adaptive", "--early-stop")
+        one_model = ["--mutator-model", "librarian", "--adaptive", "--early-stop"]
+        train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0")
     row = last_row(tmp_path)
     assert 1 <= row["llm/limit"] < 4
     assert row["llm/tokens_saved"] >= 0
