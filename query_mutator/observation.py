@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,7 @@ class Observer:
         self.known_words = known_words
         self.slices = _slices(projection.dims, num_operators)
         self.size = max(piece.stop for piece in self.slices.values())
+        self._words = lru_cache(maxsize=4096)(self._count_words)  # a text is seen many times in its episode
 
     def __call__(self, sight: Sight) -> FloatArray:
         """Return the observation [O]."""
@@ -111,7 +113,7 @@ class Observer:
         obs[put["closed"]] = sight.closed
         return obs
 
-    def _words(self, text: str) -> tuple[float, float, float, float]:
+    def _count_words(self, text: str) -> tuple[float, float, float, float]:
         words = _WORD.findall(text.lower())
         unknown = sum(word not in self.known_words and word.rstrip("'s") not in self.known_words for word in words)
         sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])
