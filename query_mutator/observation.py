@@ -11,7 +11,7 @@ verdicts     4     the answer is a refusal, the answer is "not sure"; the same t
 words        4     share of unknown words, log length, sentences, question marks
 progress     2     share of the episode's steps used, present question is the original
 used         A     operators used in this episode
-closed       A+2   actions that lead nowhere: operators tried on the present question, undo at the original; never submit
+closed       A+2   actions that lead nowhere: operators tried on the present question, undo at the original
 """
 
 from __future__ import annotations

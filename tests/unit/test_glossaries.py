@@ -13,8 +13,8 @@ import pytest
 from query_mutator.data import python_docs, split_questions
 from query_mutator.embedded.corpus import load_corpus, split_identifier
 from query_mutator.embedded.rules.neutral import load_verbs
-from query_mutator.embedded.rules.phrases import GAP, NUMBER, match_key, spell_out
 from query_mutator.embedded.rules.phrasebook import Phrasebook, row_vectors, texts_sha256
+from query_mutator.embedded.rules.phrases import GAP, NUMBER, match_key, spell_out
 from query_mutator.embedded.rules.tables import load_rows
 from query_mutator.embedded.rules.text import tokens, words
 from query_mutator.encoder import resolve_encoder
