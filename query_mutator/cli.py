@@ -1,28 +1,33 @@
-"""`qm`: what can be done with a trained policy.
+"""`qm`: what can be done beside training a policy.
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
+qm data ..., qm gym ..., qm train sft, qm bench       the batching toolkit: query_mutator/commands/
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from query_mutator import __version__
+from query_mutator.commands import COMMANDS as TOOLKIT
+from query_mutator.commands import CarryOut
 from query_mutator.console import closing_on_interrupt, progress, run_cli
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
-from query_mutator.flags import parse_flags
+from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
 
 if TYPE_CHECKING:
@@ -100,13 +105,51 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(__version__)
         return 0
-    command, rest = argv[0], argv[1:]
-    if command not in COMMANDS:
-        near = nearest(command, COMMANDS)
-        raise UsageError(f"unknown command {command!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+    command, rest = _command(argv)
+    if command is None:
+        print(_usage(rest))
+        return 0
     flags_class, carry_out = COMMANDS[command]
-    carry_out(parse_flags(flags_class, rest, prog=f"{PROG} {command}"))
-    return 0
+    base, base_name = _base(flags_class, rest)
+    flags = parse_flags(flags_class, rest, prog=f"{PROG} {command}", base=base, base_name=base_name)
+    return carry_out(flags) or 0
+
+
+def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return the command and its flags; None and the first words where help on a group of commands is asked for."""
+    for size in range(min(len(argv), 3), 0, -1):
+        if " ".join(argv[:size]) in COMMANDS:
+            return " ".join(argv[:size]), argv[size:]
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
+    group = words
+    while group and not _within(group):
+        group = group[:-1]
+    if group and group == words:
+        if {"-h", "--help"} & set(argv):
+            return None, group
+        raise UsageError(f"{' '.join(group)} needs a command: {', '.join(_within(group))}")
+    typed = " ".join(words[: len(group) + 2]) or argv[0]
+    near = nearest(typed, COMMANDS)
+    raise UsageError(f"unknown command {typed!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+
+
+def _within(group: Sequence[str]) -> list[str]:
+    """Return what may follow the words of a group of commands."""
+    words = tuple(group)
+    parts = (tuple(name.split()) for name in COMMANDS)
+    return list(
+        dict.fromkeys(part[len(words)] for part in parts if part[: len(words)] == words and len(part) > len(words))
+    )
+
+
+def _base(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Return the flags in the file of --config, for a command that has that flag."""
+    if "config" not in {field.name for field in fields(flags_class)}:
+        return {}, ""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    path = parser.parse_known_args(list(argv))[0].config
+    return (read_base(path), path) if path else ({}, "")
 
 
 # --- qm eval ---------------------------------------------------------------------------------------------------------
@@ -240,13 +283,16 @@ def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     return replace(settings, **given)
 
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
+    **TOOLKIT,
 }
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, (flags, _) in COMMANDS.items()]
+def _usage(group: Sequence[str] = ()) -> str:
+    """Return the commands that begin with the words of `group`, with what they do."""
+    shown = {name: flags for name, (flags, _) in COMMANDS.items() if name.split()[: len(group)] == list(group)}
+    width = max(map(len, shown))
+    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, flags in shown.items()]
     return "\n".join(["usage: qm COMMAND [flags]", "", *commands, "", "qm COMMAND --help shows its flags"])

@@ -250,6 +250,7 @@ class JsonlSamples(Mapping[str, TokenRow]):
         self.skip_bad = skip_bad
         self.bad_rows = 0
         self.first_errors: list[str] = []
+        self.on_read: Callable[[], object] | None = None  # called for each row read, for a progress bar
         self._numbers: dict[str, int] = {}
         for number, line in self.index.rows():
             self._note(number, line)
@@ -277,6 +278,8 @@ class JsonlSamples(Mapping[str, TokenRow]):
         number = self._numbers[sample_id]
         where = self.index.where(number)
         self._file.seek(int(self.index.begins[number]))
+        if self.on_read is not None:
+            self.on_read()
         try:
             return self.rows.tokens(parse_row(self._file.readline(), where))
         except DatasetError:
@@ -291,15 +294,19 @@ class JsonlSamples(Mapping[str, TokenRow]):
         return len(self._numbers)
 
     def lengths(self) -> dict[str, int]:
-        """Tokenise every row and return its length by id; rows that give nothing are errors or leave the mapping."""
-        found: dict[str, int] = {}
+        """Return the length of every row by id; see `tokenised` for rows that give nothing."""
+        return {name: row.length for name, row in self.tokenised()}
+
+    def tokenised(self) -> Iterator[tuple[str, TokenRow]]:
+        """Yield id and tokens of every row; rows that give nothing are errors, or counted and out of the mapping."""
         for name in list(self._numbers):
             try:
-                found[name] = self[name].length
+                row = self[name]
             except DatasetError as error:
                 self._bad(error)
                 del self._numbers[name]
-        return found
+            else:
+                yield name, row
 
     def close(self) -> None:
         """Close the file; idempotent."""
