@@ -17,6 +17,7 @@ from query_mutator.commands.batching import (
 from query_mutator.commands.batchplan_build import BuildFlags, build_plan
 from query_mutator.commands.batchplan_look import InfoFlags, ShardFlags, VerifyFlags, shard_plan, show_plan, verify_plan
 from query_mutator.commands.bench import BenchFlags, bench
+from query_mutator.commands.export import ExportFlags, export
 from query_mutator.commands.gym_run import GymInfoFlags, GymRunFlags, gym_info, gym_run
 from query_mutator.commands.gym_serve import GymServeFlags, gym_serve
 from query_mutator.commands.lengths import LengthsBuildFlags, LengthsStatsFlags, build_lengths, show_length_stats
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "data batching analyze": (AnalyzeFlags, analyze_buckets),
     "data batching suggest": (SuggestFlags, suggest_edges),
     "data batch generate": (GenerateFlags, generate_batches),
+    "data export": (ExportFlags, export),
     "gym run": (GymRunFlags, gym_run),
     "gym info": (GymInfoFlags, gym_info),
     "gym serve": (GymServeFlags, gym_serve),
