@@ -143,12 +143,18 @@ def _within(group: Sequence[str]) -> list[str]:
 
 
 def _base(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the flags in the file of --config, for a command that has that flag."""
-    if "config" not in {field.name for field in fields(flags_class)}:
-        return {}, ""
+    """Return the flags in the file of --config, or of the run that --resume names, where the command has them."""
+    names = {"config", "resume"} & {field.name for field in fields(flags_class)}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    path = parser.parse_known_args(list(argv))[0].config
+    for name in names:
+        parser.add_argument(f"--{name}")
+    given = vars(parser.parse_known_args(list(argv))[0])
+    path = given.get("config")
+    if path is None and given.get("resume"):
+        resumed = Path(given["resume"])
+        if not resumed.exists():
+            raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
+        path = str((resumed if resumed.is_dir() else resumed.parent.parent) / "config.json")
     return (read_base(path), path) if path else ({}, "")
 
 

@@ -26,7 +26,7 @@ class Rewrite:
     @property
     def gain(self) -> float:
         """Return how much better its answer was than the answer to the question as it stood."""
-        return self.score - self.baseline_score
+        return round(self.score - self.baseline_score, 6)  # the last bits are no gain
 
     def to_row(self) -> dict[str, Any]:
         """Return the training row: `instruction` is the question, `response` the rewrite, the rest is metadata."""

@@ -21,6 +21,8 @@ from query_mutator.commands.export import ExportFlags, export
 from query_mutator.commands.gym_run import GymInfoFlags, GymRunFlags, gym_info, gym_run
 from query_mutator.commands.gym_serve import GymServeFlags, gym_serve
 from query_mutator.commands.lengths import LengthsBuildFlags, LengthsStatsFlags, build_lengths, show_length_stats
+from query_mutator.commands.train_sft import train_sft
+from query_mutator.sft.config import SftFlags
 
 #: What carries a command out; the number it returns, if any, is the exit code.
 CarryOut = Callable[[Any], int | None]
@@ -41,5 +43,6 @@ COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "gym run": (GymRunFlags, gym_run),
     "gym info": (GymInfoFlags, gym_info),
     "gym serve": (GymServeFlags, gym_serve),
+    "train sft": (SftFlags, train_sft),
     "bench": (BenchFlags, bench),
 }

@@ -24,6 +24,8 @@ from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError, UsageError
 
 TEXT_KEYS = ("text", "content", "input")
+#: How a pair's first half is put: what a model trained on pairs has to be asked with.
+INSTRUCTION_PROMPT = "### Instruction:\n{instruction}\n\n### Response:\n"
 PROBE = "a"
 HASH_LENGTH = 16
 
@@ -130,7 +132,7 @@ class RowTokenizer:
                 raise ValueError(f"{asked} and {answered} are texts, and {answered} is not empty")
             if isinstance(row.get("input"), str) and row["input"]:
                 prompt = f"{prompt}\n\n{row['input']}"
-            return [(f"### Instruction:\n{prompt}\n\n### Response:\n", False), (answer, True)]
+            return [(INSTRUCTION_PROMPT.replace("{instruction}", prompt), False), (answer, True)]
         return None
 
     def _message_parts(self, messages: Any) -> list[tuple[str, bool]]:
