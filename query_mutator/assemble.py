@@ -17,6 +17,7 @@ from query_mutator.data import Split, load_questions, python_docs, split_questio
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import build_client, resolve_backend
+from query_mutator.llm.hf import is_local, local_models
 from query_mutator.observation import Projection
 from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward
@@ -54,15 +55,17 @@ class SystemSettings:
 class System:
     """The models of a run behind one client, and the encoder; a context manager that ends what it began."""
 
-    def __init__(self, settings: SystemSettings) -> None:
+    def __init__(self, settings: SystemSettings, *, rewriter: str | None = None) -> None:
+        """Start everything; `rewriter` is a model in this process that is asked beside the mutator."""
         self.settings = settings
+        self._rewriter = rewriter
         self._stack = ExitStack()
         try:
             self.choice = resolve_backend(
                 settings.backend,
                 url=settings.ollama_url,
                 target_model=settings.target_model,
-                mutator_model=settings.mutator_model,
+                mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
             )
             self._start()
         except BaseException:
@@ -88,13 +91,18 @@ class System:
         else:
             assert self.choice.url is not None
             self.url = self.choice.url
-        calls = build_client(self.url, batch_size=settings.batch_size, timeout_s=settings.timeout_s)
+        calls = build_client(
+            self.url,
+            batch_size=settings.batch_size,
+            timeout_s=settings.timeout_s,
+            local=local_models(settings.mutator_model, self._rewriter, deterministic=settings.deterministic),
+        )
         self._stack.callback(calls.close)
         # Not `calls.retry`: the scheduler waits before a retry, so that a waiting call holds no worker.
         self.client = calls.limit
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
-        calls.require_models((self.target_model, self.mutator_model))
+        calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
         if self.choice.kind != "embedded":
             self.encoder = self._resolve_encoder(calls.embed)
 

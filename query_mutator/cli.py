@@ -53,7 +53,7 @@ class PolicyFlags:
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
-    """The model that carries out rewrites."""
+    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
     batch_size: int | None = None
     """Model calls in flight at once."""
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
@@ -80,6 +80,13 @@ class EvalFlags(PolicyFlags):
     """File to write the report to."""
     seed: int = 1
     """Seed of the random method."""
+    rewriter: str | None = None
+    """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rewriter is not None and not self.rewriter.startswith("hf:"):
+            raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +174,17 @@ def evaluate_policy(flags: EvalFlags) -> None:
     from query_mutator.report.table import result_table
     from query_mutator.rundir import finite
 
-    with _opened(flags) as policy:
+    with _opened(flags, rewriter=flags.rewriter) as policy:
         questions = _questions(flags, policy.checkpoint)
-        report = compare(policy.evaluator, policy.system, policy.task, questions, policy.frozen, seed=flags.seed)
+        report = compare(
+            policy.evaluator,
+            policy.system,
+            policy.task,
+            questions,
+            policy.frozen,
+            seed=flags.seed,
+            rewriter=flags.rewriter,
+        )
     if flags.json:
         with disk_errors(flags.json):
             Path(flags.json).write_text(json.dumps(finite(report), indent=2) + "\n", encoding="utf-8")
@@ -253,7 +268,7 @@ class _Policy:
 
 
 @contextmanager
-def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
+def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None = None) -> Iterator[_Policy]:
     """Yield the policy of --checkpoint against the models it was trained with, or those the flags name.
 
     Without gold the training questions' reference answers are left out: nothing is scored, and embedding takes time.
@@ -268,7 +283,7 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
     settings = _settings(flags, checkpoint)
-    with System(settings) as system, closing_on_interrupt(system.client.close):
+    with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.client.close):
         embed_questions(system.encoder, train)
         task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)

@@ -38,7 +38,7 @@ class GymServeFlags:
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
-    """The model that carries out rewrites."""
+    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash."""
     dataset: str = "python_docs"

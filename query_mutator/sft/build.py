@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.rows import JsonlIndex
+from query_mutator.batching.generation.rows import JsonlIndex, parse_row, prompt_template
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
 from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.commands.common import parse_edges, settings_errors, with_bar
-from query_mutator.errors import UsageError
+from query_mutator.errors import DatasetError, UsageError
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.data import TokenData, read_tokens
 from query_mutator.sft.microbatch import Microbatch
@@ -112,6 +113,15 @@ def most_positions(plan: BatchPlan, data: TokenData) -> int:
     if plan.meta.pack_config is not None:
         return min(max(data.lengths.values()), plan.meta.pack_config.max_length)
     return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
+
+
+def first_prompt(path: str, tokenizer: Any) -> str | None:
+    """Return how the first readable row of a file puts what is asked."""
+    index = JsonlIndex(path)
+    for number, line in index.rows():
+        with suppress(DatasetError):
+            return prompt_template(parse_row(line, index.where(number)), tokenizer)
+    return None
 
 
 def stream_source(flags: SftFlags, tokenizer: Any, tokenizer_hash: str, ranks: DistributedConfig) -> Source:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.batching.generation.rows import JsonlSamples, TokenRow, tokenizer_fingerprint
+from query_mutator.batching.generation.rows import JsonlSamples, TokenRow, prompt_template, tokenizer_fingerprint
 from query_mutator.batching.samples import compute_dataset_fingerprint
 from query_mutator.errors import UsageError
 
@@ -21,6 +21,7 @@ class TokenData:
     rows: dict[str, TokenRow]
     dataset_hash: str
     tokenizer_hash: str
+    prompt: str | None = None  # how a row puts what is asked, see `prompt_template`
     bad_rows: int = 0
     first_errors: list[str] = field(default_factory=list)
 
@@ -54,14 +55,16 @@ def read_tokens(
     samples.on_read = on_row
     try:
         rows = dict(samples.tokenised())
+        if not rows:
+            raise UsageError(f"{path}: no row gives any tokens")
+        prompt = prompt_template(samples.row(next(iter(rows))), tokenizer)
     finally:
         samples.close()
-    if not rows:
-        raise UsageError(f"{path}: no row gives any tokens")
     return TokenData(
         rows=rows,
         dataset_hash=compute_dataset_fingerprint(path, tokenizer_hash).fingerprint,
         tokenizer_hash=tokenizer_hash,
+        prompt=prompt,
         bad_rows=samples.bad_rows,
         first_errors=samples.first_errors,
     )

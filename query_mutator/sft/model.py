@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from query_mutator.batching.generation.rows import INSTRUCTION_PROMPT
 from query_mutator.errors import UsageError
+from query_mutator.llm.hf import PROMPT_FILE
 
 if TYPE_CHECKING:
     from query_mutator.sft.config import SftFlags
-
-PROMPT_FILE = "query_mutator.json"  # beside the finished model: how it was asked
 
 
 def load_model(flags: SftFlags, device: torch.device) -> Any:
@@ -100,5 +98,5 @@ def save_model(model: Any, tokenizer: Any, folder: Path, *, about: dict[str, Any
     whole.save_pretrained(folder)
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(folder)
-    text = json.dumps({"prompt": INSTRUCTION_PROMPT, **about}, indent=2, ensure_ascii=False)
+    text = json.dumps({"asks": "question", **about}, indent=2, ensure_ascii=False)
     (folder / PROMPT_FILE).write_text(text + "\n", encoding="utf-8")

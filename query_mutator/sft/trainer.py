@@ -29,6 +29,7 @@ from query_mutator.sft.stepper import Stepper, StepResult
 
 EVAL_POINTS = 10  # looks at --eval-data in a run, when --eval-interval leaves it open
 MODEL_FOLDER = "model"
+GYM_PROMPT = "{instruction}\n"  # how a gym's observation is put before an action
 
 
 def train(flags: SftFlags) -> dict[str, Any]:
@@ -77,6 +78,7 @@ class SftTrainer:
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
         self.notes: list[str] = []
+        self.prompt: str | None = GYM_PROMPT if flags.online else None
         self.source = self._make_source(device)
         self.eval_set = build.eval_microbatches(flags, self.tokenizer, ranks)
         self.optimizer = torch.optim.AdamW(_groups(self.model, flags.weight_decay), lr=flags.learning_rate)
@@ -171,7 +173,7 @@ class SftTrainer:
         if self.ranks.is_main:
             folder = self.output / MODEL_FOLDER
             with disk_errors(folder):
-                save_model(self.model, self.tokenizer, folder, about={"steps": self.steps_done})
+                save_model(self.model, self.tokenizer, folder, about={"prompt": self.prompt, "steps": self.steps_done})
                 (self.output / "summary.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         return report
 
@@ -209,6 +211,7 @@ class SftTrainer:
         if flags.online:
             return build.online_source(flags, self.tokenizer, ranks), flags.row_length, largest_id
         if flags.stream:
+            self.prompt = build.first_prompt(flags.data or "", self.tokenizer)
             source = build.stream_source(flags, self.tokenizer, self.tokenizer_hash, ranks)
             return source, flags.row_length, largest_id
         assert flags.data is not None
@@ -221,6 +224,7 @@ class SftTrainer:
             self._say(
                 f"{overlong.num_overlong} samples are over-long ({overlong.policy}): {overlong.tokens_lost} tokens lost"
             )
+        self.prompt = data.prompt
         source = PlanSource(plan, data.rows, ranks=ranks, accumulation=flags.gradient_accumulation)
         return source, build.most_positions(plan, data), data.largest_id
 

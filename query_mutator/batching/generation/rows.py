@@ -185,6 +185,19 @@ class RowTokenizer:
         return TokenRow(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))
 
 
+def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
+    """Return how a row of this shape puts what is asked, with {instruction} in its place.
+
+    None where the tokenizer's chat template does, or for ready token ids.
+    """
+    if "input_ids" in row:
+        return None
+    if "messages" in row:
+        return None if getattr(tokenizer, "chat_template", None) else "### User:\n{instruction}\n\n### Assistant:\n"
+    asked = ("instruction" in row and ("response" in row or "output" in row)) or {"prompt", "completion"} <= row.keys()
+    return INSTRUCTION_PROMPT if asked else "{instruction}"
+
+
 class JsonlIndex:
     """Where the rows of a JSONL file begin: any row is read by one seek; 8 bytes a row in memory."""
 
@@ -276,14 +289,18 @@ class JsonlSamples(Mapping[str, TokenRow]):
         if len(self.first_errors) < 10:
             self.first_errors.append(str(error))
 
-    def __getitem__(self, sample_id: str) -> TokenRow:
+    def row(self, sample_id: str) -> dict[str, Any]:
+        """Return the row of a sample as it stands in the file."""
         number = self._numbers[sample_id]
-        where = self.index.where(number)
         self._file.seek(int(self.index.begins[number]))
+        return parse_row(self._file.readline(), self.index.where(number))
+
+    def __getitem__(self, sample_id: str) -> TokenRow:
+        where = self.index.where(self._numbers[sample_id])
         if self.on_read is not None:
             self.on_read()
         try:
-            return self.rows.tokens(parse_row(self._file.readline(), where))
+            return self.rows.tokens(self.row(sample_id))
         except DatasetError:
             raise
         except ValueError as error:
