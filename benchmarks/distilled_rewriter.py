@@ -20,6 +20,7 @@ import numpy as np
 
 from query_mutator.cli import main as qm
 from query_mutator.jsonlines import read_json_lines
+from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
 
 VOCABULARY = 1500
 LAYERS, WIDTH, HEADS = 4, 160, 4
@@ -55,37 +56,10 @@ def texts_of(rows: Path) -> Iterator[str]:
 
 def make_model(rows: Path, folder: Path) -> int:
     """Save a Llama with random weights and a tokenizer trained on the rows."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<pad>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts_of(rows), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(fast),
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        pad_token_id=fast.pad_token_id,
-        eos_token_id=fast.eos_token_id,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    print(f"{folder}: {model.num_parameters():,} weights, {len(fast)} tokens")
+    tokenizer = new_tokenizer(texts_of(rows), vocab_size=VOCABULARY)
+    model = new_llama(tokenizer, width=WIDTH, layers=LAYERS, heads=HEADS, positions=POSITIONS)
+    save_scratch(folder, tokenizer, model)
+    print(f"{folder}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
     return 0
 
 

@@ -152,6 +152,7 @@ class SftTrainer:
             "losses": list(self.losses),
             "eval_loss": self.eval_loss,
             "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "max_tokens": self.stepper.max_tokens,
             "tokenizer_hash": self.tokenizer_hash,
             "metrics_bytes": self._metrics.rows.size_bytes if self._metrics else 0,
@@ -253,6 +254,8 @@ class SftTrainer:
         self.steps_done, self.tokens_done = int(state["step"]), int(state["tokens"])
         self.losses, self.eval_loss = list(state["losses"]), state["eval_loss"]
         torch.set_rng_state(state["rng"])
+        if torch.cuda.is_available() and len(state["cuda_rng"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
         return int(state["metrics_bytes"])
 
     def _open(self, metrics_bytes: int | None) -> None:

@@ -11,22 +11,18 @@ from pathlib import Path
 import pytest
 
 from query_mutator import operators
-from query_mutator.cli import main as qm_main
 from query_mutator.console import exit_code
 from query_mutator.errors import UsageError
 from query_mutator.jsonlines import read_json_lines
 from query_mutator.llm.hf import HfModel, is_local, local_models
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Completion
+from tests.qm_command import qm
 from tests.tiny_lm import save_model, write_rows
 from train_query_mutator import main as train_main
 
 WORDS = ("sort", "stop", "count", "join", "length")
 PAIRS = [{"id": f"{n}", "instruction": f"plz {word} it", "response": word} for n, word in enumerate(WORDS)]
-
-
-def qm(*argv: str | Path) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ import pytest
 
 from query_mutator.batching import BatchReader, LengthCache, load_batch_plan
 from query_mutator.cli import COMMANDS
-from query_mutator.cli import main as qm_main
-from query_mutator.console import exit_code
 from query_mutator.flags import flags_of
+from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
 #: What the reference's tool has, less its short forms, which `SHORT` lists.
@@ -49,10 +48,6 @@ SHORT = {
     "gym run": "-t -o",
     "bench": "-d -t",
 }
-
-
-def qm(*argv: str | Path) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture

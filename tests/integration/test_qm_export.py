@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from query_mutator.cli import main as qm_main
 from query_mutator.console import exit_code
 from query_mutator.jsonlines import read_json_lines
+from tests.qm_command import qm
 from tests.tiny_lm import write_rows
 from train_query_mutator import main as train_main
-
-
-def qm(*argv: str | Path) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 def step(operator: str, rewrite: str, right: float, **fields: Any) -> dict[str, Any]:

@@ -17,18 +17,13 @@ import pytest
 from query_mutator.batching import GymConfig, GymEpisodeStream, ReplayBuffer
 from query_mutator.batching.gym_server import GymnasiumTextEnv, GymServer
 from query_mutator.batching.tokenizers import ByteTokenizer
-from query_mutator.cli import main as qm_main
 from query_mutator.commands.gym_serve import describe, in_turn, rewriting_game
-from query_mutator.console import exit_code
 from query_mutator.llm.client import Client
 from query_mutator.task import Task
 from rl_query_mutator_env import QueryMutationEnv
+from tests.qm_command import qm
 
 MakeTask = Callable[..., Task]
-
-
-def qm(*argv: str | Path) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from query_mutator.batching.gym_server import GymServer
-from query_mutator.cli import main as qm_main
 from query_mutator.commands.gym_serve import rewriting_game
-from query_mutator.console import exit_code
 from query_mutator.flags import flags_of
 from query_mutator.jsonlines import read_json_lines
 from query_mutator.sft.config import SftFlags
+from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
 REFERENCE = (
@@ -27,10 +26,6 @@ REFERENCE = (
     "freeze-layers config mask-prompt log-interval batchplan bucket-edges token-budget pack pack-max-len pack-mode "
     "online gym-host gym-port buffer-size"
 )
-
-
-def qm(*argv: str | Path) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture
@@ -273,7 +268,7 @@ def test_ids_beyond_the_vocabulary_are_refused(
 ) -> None:
     data = write_rows(tmp_path / "ids.jsonl", [{"id": 1, "input_ids": [5, 4000, 6]}])
     assert qm("train", "sft", "--model", tiny_lm, "--data", data, "--output", tmp_path / "out") == 2
-    assert "the data hold token id 4000, the model knows 384" in capsys.readouterr().err
+    assert "the data hold token id 4000, the model knows 320" in capsys.readouterr().err
 
 
 def test_flags_from_a_file(sft: Any, tmp_path: Path) -> None:
