@@ -33,7 +33,7 @@ def load_model(flags: SftFlags, device: torch.device) -> Any:
     _freeze(model, flags.freeze_layers)
     if flags.gradient_checkpointing:
         settings = {"use_reentrant": False}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     if flags.use_lora:
         model = _with_adapters(model, flags)
     return model.to(device)
