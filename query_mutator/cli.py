@@ -2,6 +2,7 @@
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
+qm doctor --target-model llama3.2                     look at a model server, and say what would make it faster
 qm data ..., qm gym ..., qm train sft, qm bench       the batching toolkit: query_mutator/commands/
 """
 
@@ -26,6 +27,7 @@ from query_mutator.commands import COMMANDS as TOOLKIT
 from query_mutator.commands import CarryOut
 from query_mutator.console import closing_on_interrupt, progress, run_cli
 from query_mutator.disk import disk_errors
+from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 
 PROG = "qm"
 
+_SYSTEM_FLAGS = (
+    "backend", "ollama_url", "openai_url", "target_model", "mutator_model", "batch_size", "timeout_s", "cache",
+    "cache_path", "device",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFlags:
@@ -46,10 +53,12 @@ class PolicyFlags:
 
     checkpoint: str = "runs/latest"
     """A run folder (its newest checkpoint) or a .pt file."""
-    backend: Literal["auto", "embedded", "ollama"] | None = None
+    backend: Literal["auto", "embedded", "ollama", "openai"] | None = None
     """Who answers; by default whoever answered in training."""
-    ollama_url: str | None = None
-    """Address of the Ollama server."""
+    ollama_url: tuple[str, ...] = ()
+    """Address of the Ollama server, or of several that share the calls."""
+    openai_url: str | None = None
+    """Address of an OpenAI-compatible server."""
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
@@ -58,6 +67,10 @@ class PolicyFlags:
     """Model calls in flight at once."""
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
     """Seconds to wait for one reply."""
+    cache: Literal["off", "eval", "all"] | None = None
+    """Whether replies are remembered on disk; eval and all mean the same here."""
+    cache_path: str | None = None
+    """File of remembered replies."""
     device: str | None = None
     """Where the sentence encoder runs, as torch names it."""
 
@@ -283,30 +296,37 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None 
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
     settings = _settings(flags, checkpoint)
-    with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.client.close):
+    with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
         task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
-        evaluator = Evaluator(client=system.client, batch_size=settings.batch_size, progress=progress)
-        with contextlib.closing(system.client):
+        evaluator = Evaluator(
+            client=system.calls.eval_client,
+            batch_size=settings.batch_size,
+            retry_delay=system.retry_delay,
+            progress=progress,
+        )
+        with contextlib.closing(system.calls):
             yield _Policy(checkpoint, system, task, evaluator)
 
 
 def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's system settings with the flags given over them; slowness is not part of an answer."""
-    names = ("backend", "ollama_url", "target_model", "mutator_model", "batch_size", "timeout_s", "device")
-    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    given = {name: getattr(flags, name) for name in _SYSTEM_FLAGS if getattr(flags, name) not in (None, ())}
     settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     if given.get("backend", settings.backend) != settings.backend:  # another server's address and models mean nothing
-        settings = replace(settings, ollama_url=None, target_model=None, mutator_model=None)
-    elif "ollama_url" in given and "backend" not in given:
-        given["backend"] = "ollama"
+        settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
+    for address, backend in (("ollama_url", "ollama"), ("openai_url", "openai")):
+        if address in given:
+            settings = replace(settings, ollama_url=None, openai_url=None)
+            given.setdefault("backend", backend)
     return replace(settings, **given)
 
 
 COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
+    "doctor": (DoctorConfig, doctor),
     **TOOLKIT,
 }
 

@@ -3,7 +3,7 @@
     a field       its flag            its other names
     batch_size    --batch-size        arg(aliases=[...]) in its annotation; `_` may stand for `-`
     a bool        --x and --no-x      takes no value
-    a tuple       --x a b c           takes all values up to the next flag
+    a tuple       --x a b c           takes all values up to the next flag; --x a --x b adds up
     Positional    no flag             takes what no flag took
 
 Values come from the command line, else from a base (a JSON file, a checkpoint), else from the dataclass.
@@ -38,6 +38,11 @@ class Flag:
     field: str
     hint: Any  # the annotation, with what tyro keeps in it
     names: tuple[str, ...]  # "--batch-size" and aliases; none for a positional
+
+    @property
+    def is_tuple(self) -> bool:
+        """Return whether it takes several values."""
+        return get_origin(self.type) is tuple
 
     @property
     def type(self) -> Any:
@@ -115,7 +120,7 @@ def _flag(field: str, hint: Any) -> Flag:
 
 
 def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
-    """Sort the words of a command line to their flags; the last of several wins, as is usual."""
+    """Sort the words of a command line to their flags; the last of several wins, those of a tuple add up."""
     written = {word: (flag, value) for flag in flags.values() for word, value in flag.switches.items()}
     positional = [flag for flag in flags.values() if not flag.names]
     given: Given = {}
@@ -134,15 +139,15 @@ def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
         if value and equals:
             raise UsageError(f"{name} takes no value; write {name} alone")
         values = [value] if value else [attached] if equals else list(_following(words, flag))
-        given[flag.field] = (flag, values, name)
+        before = given[flag.field][1] if flag.is_tuple and flag.field in given else []
+        given[flag.field] = (flag, [*before, *values], name)
     return given
 
 
 def _following(words: list[str], flag: Flag) -> Iterator[str]:
-    several = get_origin(flag.type) is tuple
     while words and not words[0].startswith("--"):
         yield words.pop(0)
-        if not several:
+        if not flag.is_tuple:
             return
 
 
@@ -164,6 +169,8 @@ def _from_base(base: Mapping[str, Any], flags: Mapping[str, Flag], base_name: st
                 f"{base_name}: unknown key {key!r}; " + (f"did you mean {near!r}?" if near else "see --help")
             )
         flag = fields[name]
+        if value is None and flag.is_tuple:
+            continue
         values = value if isinstance(value, (list, tuple)) else [value]
         given[flag.field] = (flag, [str(item) for item in values], f"{base_name}: {key}")
     return given

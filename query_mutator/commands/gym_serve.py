@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,11 +78,11 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
     given = TaskSettings(dataset=flags.dataset, operators=flags.operators)
     task_settings, hint = _trained(flags.checkpoint) if flags.checkpoint else (given, in_turn)
-    with System(settings) as system, closing_on_interrupt(system.client.close), contextlib.closing(system.client):
+    with System(settings) as system, closing_on_interrupt(system.calls.close):
         note(system.choice.reason)
         train = split_dataset(task_settings).train
         embed_questions(system.encoder, train)
-        yield rewriting_game(make_task(system, task_settings, train), system.client, hint=hint)
+        yield rewriting_game(make_task(system, task_settings, train), system.calls.client, hint=hint)
 
 
 def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
