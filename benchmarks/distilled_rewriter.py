@@ -23,7 +23,7 @@ from query_mutator.jsonlines import read_json_lines
 from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
 
 VOCABULARY = 1500
-LAYERS, WIDTH, HEADS = 4, 160, 4
+LAYERS, WIDTH, HEADS = 2, 128, 4
 POSITIONS = 320
 
 
@@ -41,7 +41,7 @@ def main() -> int:
     export = ["data", "export", "--run", flags.run, "-o", str(rows), "--keep-unchanged"]
     code = qm(export) or make_model(rows, out / "base")
     write_copies(rows, out / "copies.jsonl", count=flags.copies)
-    code = code or train(out / "base", out / "copies.jsonl", out / "copier", rate="2e-3", epochs=1)
+    code = code or train(out / "base", out / "copies.jsonl", out / "copier", rate="3e-3", epochs=2)
     code = code or train(out / "copier" / "model", rows, out / "rewriter", rate="5e-4", epochs=flags.epochs)
     print(f"qm eval --checkpoint {flags.run} --rewriter hf:{out / 'rewriter'}")
     return code
@@ -69,7 +69,7 @@ def write_copies(rows: Path, path: Path, *, count: int) -> None:
     rng = np.random.default_rng(0)
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            text = " ".join(rng.choice(words, size=int(rng.integers(2, 24))))
+            text = " ".join(rng.choice(words, size=int(rng.integers(2, 12))))
             file.write(json.dumps({"id": number, "instruction": text, "response": text}, ensure_ascii=False) + "\n")
 
 
