@@ -229,6 +229,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 return vectors
             episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
         episode.used[action] = True
+        episode.tried.add((episode.current.text, action))
         episode.current = episode.known[text]
         episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank(self.task.answer))
         return None
@@ -279,6 +280,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 first_not_sure=is_not_sure(first.answer),
                 step_fraction=episode.steps / self.task.max_episode_steps,
                 used=episode.used,
+                closed=episode.closed(),
             )
         )
 
