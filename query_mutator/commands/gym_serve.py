@@ -12,8 +12,10 @@ from tyro.conf import arg
 from query_mutator.commands.common import check_at_least
 
 if TYPE_CHECKING:
+    from query_mutator.assemble import TaskSettings
     from query_mutator.batching.gym_server import Game, TextEnv
     from query_mutator.llm.client import Client
+    from query_mutator.observation import Projection
     from query_mutator.task import Task
     from rl_query_mutator_env import QueryMutationEnv
 
@@ -76,13 +78,16 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
 
     names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
-    given = TaskSettings(dataset=flags.dataset, operators=flags.operators)
-    task_settings, hint = _trained(flags.checkpoint) if flags.checkpoint else (given, in_turn)
+    task_settings, projection = TaskSettings(dataset=flags.dataset, operators=flags.operators), None
+    hint: Hint = in_turn
+    if flags.checkpoint:
+        task_settings, projection, hint = _trained(flags.checkpoint)
     with System(settings) as system, closing_on_interrupt(system.calls.close):
         note(system.choice.reason)
         train = split_dataset(task_settings).train
         embed_questions(system.encoder, train)
-        yield rewriting_game(make_task(system, task_settings, train), system.calls.client, hint=hint)
+        task = make_task(system, task_settings, train, projection=projection)
+        yield rewriting_game(task, system.calls.client, hint=hint)
 
 
 def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
@@ -124,8 +129,8 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
     return bool(info.get("success", 0.0) >= 0.5)
 
 
-def _trained(checkpoint: str) -> tuple[Any, Hint]:
-    """Return the task a policy was trained on, and hints that are its choices."""
+def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
+    """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
     from ppo.policy import Policy
     from query_mutator.checkpoint import read_checkpoint
 
@@ -136,4 +141,4 @@ def _trained(checkpoint: str) -> tuple[Any, Hint]:
         action = int(policy.act(env._observe()[None], (), greedy=True).actions[0])
         return env.task.actions[action]
 
-    return found.task, greedy
+    return found.task, found.projection, greedy

@@ -17,11 +17,14 @@ import pytest
 from query_mutator.batching import GymConfig, GymEpisodeStream, ReplayBuffer
 from query_mutator.batching.gym_server import GymnasiumTextEnv, GymServer
 from query_mutator.batching.tokenizers import ByteTokenizer
-from query_mutator.commands.gym_serve import describe, in_turn, rewriting_game
+from query_mutator.commands.gym_serve import GymServeFlags, describe, in_turn, rewriting_game, serving
+from query_mutator.console import exit_code
+from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.llm.client import Client
 from query_mutator.task import Task
 from rl_query_mutator_env import QueryMutationEnv
 from tests.qm_command import qm
+from train_query_mutator import main as train_main
 
 MakeTask = Callable[..., Task]
 
@@ -129,6 +132,28 @@ def test_gym_serve_serves_until_interrupted(tiny_server_flags: list[str]) -> Non
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
+
+
+def test_hints_are_a_trained_policys(tiny_flags: list[str], tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    flags = GymServeFlags(
+        checkpoint=str(tmp_path / "runs" / "latest"),
+        ollama_url=tiny_server.url,
+        target_model="librarian",
+        mutator_model="softener",
+        encoder="hash",
+    )
+    with serving(flags) as game:
+        env = game.make()
+        env.reset(seed=1, difficulty="easy")
+        taken = []
+        while not taken or taken[-1] != "submit":
+            hint = env.hint()
+            assert hint is not None
+            taken.append(hint)
+            if env.step(hint).truncated:
+                break
+        assert 1 <= len(taken) <= 5
 
 
 @pytest.fixture

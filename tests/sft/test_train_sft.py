@@ -196,7 +196,7 @@ def run_ranks(world_size: int, port: int, argv: list[str]) -> None:
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environ = os.environ | {name: str(value) for name, value in place.items()} | {"PYTHONPATH": root}
         processes.append(subprocess.Popen([sys.executable, "-c", RANKS, *argv], env=environ))
-    assert [process.wait(120) for process in processes] == [0] * world_size
+    assert [process.wait(250) for process in processes] == [0] * world_size
 
 
 def test_two_ranks_have_the_loss_curve_of_one_process(
