@@ -18,6 +18,7 @@ from query_mutator.data import Split, load_questions, python_docs, split_questio
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
+from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, retry_delay_s
 from query_mutator.observation import Projection
 from query_mutator.registry import nearest
@@ -67,8 +68,10 @@ class SystemSettings:
 class System:
     """The models of a run behind one client, and the encoder; a context manager that ends what it began."""
 
-    def __init__(self, settings: SystemSettings) -> None:
+    def __init__(self, settings: SystemSettings, *, rewriter: str | None = None) -> None:
+        """Start everything; `rewriter` is a model in this process that is asked beside the mutator."""
         self.settings = settings
+        self._rewriter = rewriter
         self._stack = ExitStack()
         try:
             self.choice = resolve_backend(
@@ -76,7 +79,7 @@ class System:
                 url=settings.ollama_url,
                 openai_url=settings.openai_url,
                 target_model=settings.target_model,
-                mutator_model=settings.mutator_model,
+                mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
             )
             self._start()
         except BaseException:
@@ -106,7 +109,7 @@ class System:
         self.retry_delay = partial(retry_delay_s, max_retries=settings.max_retries, deadline_s=settings.deadline_s)
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
-        calls.require_models((self.target_model, self.mutator_model))
+        calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
         if self.choice.kind != "embedded":
             self.encoder = self._resolve_encoder(calls.embed)
 
@@ -128,6 +131,7 @@ class System:
             keep_alive=settings.keep_alive,
             runner_options={} if settings.num_ctx is None else {"num_ctx": settings.num_ctx},
             allow_mixed=settings.allow_mixed,
+            local=local_models(settings.mutator_model, self._rewriter, deterministic=settings.deterministic),
         )
 
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:

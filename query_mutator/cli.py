@@ -1,30 +1,35 @@
-"""`qm`: what can be done with a trained policy, and with the server that is to answer.
+"""`qm`: what can be done beside training a policy.
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
 qm doctor --target-model llama3.2                     look at a model server, and say what would make it faster
+qm data ..., qm gym ..., qm train sft, qm bench       the batching toolkit: query_mutator/commands/
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from query_mutator import __version__
+from query_mutator.commands import COMMANDS as TOOLKIT
+from query_mutator.commands import CarryOut
 from query_mutator.console import closing_on_interrupt, progress, run_cli
 from query_mutator.disk import disk_errors
 from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
-from query_mutator.flags import parse_flags
+from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
 
 if TYPE_CHECKING:
@@ -57,7 +62,7 @@ class PolicyFlags:
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
-    """The model that carries out rewrites."""
+    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
     batch_size: int | None = None
     """Model calls in flight at once."""
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
@@ -88,6 +93,13 @@ class EvalFlags(PolicyFlags):
     """File to write the report to."""
     seed: int = 1
     """Seed of the random method."""
+    rewriter: str | None = None
+    """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rewriter is not None and not self.rewriter.startswith("hf:"):
+            raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +125,57 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(__version__)
         return 0
-    command, rest = argv[0], argv[1:]
-    if command not in COMMANDS:
-        near = nearest(command, COMMANDS)
-        raise UsageError(f"unknown command {command!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+    command, rest = _command(argv)
+    if command is None:
+        print(_usage(rest))
+        return 0
     flags_class, carry_out = COMMANDS[command]
-    return carry_out(parse_flags(flags_class, rest, prog=f"{PROG} {command}")) or 0
+    base, base_name = _base(flags_class, rest)
+    flags = parse_flags(flags_class, rest, prog=f"{PROG} {command}", base=base, base_name=base_name)
+    return carry_out(flags) or 0
+
+
+def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return the command and its flags; None and the first words where help on a group of commands is asked for."""
+    for size in range(min(len(argv), 3), 0, -1):
+        if " ".join(argv[:size]) in COMMANDS:
+            return " ".join(argv[:size]), argv[size:]
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
+    group = words
+    while group and not _within(group):
+        group = group[:-1]
+    if group and group == words:
+        if {"-h", "--help"} & set(argv):
+            return None, group
+        raise UsageError(f"{' '.join(group)} needs a command: {', '.join(_within(group))}")
+    typed = " ".join(words[: len(group) + 2]) or argv[0]
+    near = nearest(typed, COMMANDS)
+    raise UsageError(f"unknown command {typed!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+
+
+def _within(group: Sequence[str]) -> list[str]:
+    """Return what may follow the words of a group of commands."""
+    words = tuple(group)
+    parts = (tuple(name.split()) for name in COMMANDS)
+    return list(
+        dict.fromkeys(part[len(words)] for part in parts if part[: len(words)] == words and len(part) > len(words))
+    )
+
+
+def _base(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Return the flags in the file of --config, or of the run that --resume names, where the command has them."""
+    names = {"config", "resume"} & {field.name for field in fields(flags_class)}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}")
+    given = vars(parser.parse_known_args(list(argv))[0])
+    path = given.get("config")
+    if path is None and given.get("resume"):
+        resumed = Path(given["resume"])
+        if not resumed.exists():
+            raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
+        path = str((resumed if resumed.is_dir() else resumed.parent.parent) / "config.json")
+    return (read_base(path), path) if path else ({}, "")
 
 
 # --- qm eval ---------------------------------------------------------------------------------------------------------
@@ -130,9 +187,17 @@ def evaluate_policy(flags: EvalFlags) -> None:
     from query_mutator.report.table import result_table
     from query_mutator.rundir import finite
 
-    with _opened(flags) as policy:
+    with _opened(flags, rewriter=flags.rewriter) as policy:
         questions = _questions(flags, policy.checkpoint)
-        report = compare(policy.evaluator, policy.system, policy.task, questions, policy.frozen, seed=flags.seed)
+        report = compare(
+            policy.evaluator,
+            policy.system,
+            policy.task,
+            questions,
+            policy.frozen,
+            seed=flags.seed,
+            rewriter=flags.rewriter,
+        )
     if flags.json:
         with disk_errors(flags.json):
             Path(flags.json).write_text(json.dumps(finite(report), indent=2) + "\n", encoding="utf-8")
@@ -216,7 +281,7 @@ class _Policy:
 
 
 @contextmanager
-def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
+def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None = None) -> Iterator[_Policy]:
     """Yield the policy of --checkpoint against the models it was trained with, or those the flags name.
 
     Without gold the training questions' reference answers are left out: nothing is scored, and embedding takes time.
@@ -231,7 +296,7 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
     settings = _settings(flags, checkpoint)
-    with System(settings) as system, closing_on_interrupt(system.calls.close):
+    with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
         task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
@@ -258,14 +323,17 @@ def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     return replace(settings, **given)
 
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any], int | None]]] = {
+COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
     "doctor": (DoctorConfig, doctor),
+    **TOOLKIT,
 }
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, (flags, _) in COMMANDS.items()]
+def _usage(group: Sequence[str] = ()) -> str:
+    """Return the commands that begin with the words of `group`, with what they do."""
+    shown = {name: flags for name, (flags, _) in COMMANDS.items() if name.split()[: len(group)] == list(group)}
+    width = max(map(len, shown))
+    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, flags in shown.items()]
     return "\n".join(["usage: qm COMMAND [flags]", "", *commands, "", "qm COMMAND --help shows its flags"])

@@ -69,7 +69,7 @@ class TrainConfig(PPOConfig):
     target_model: str | None = None
     """The model whose answers are to get better."""
     mutator_model: str | None = None
-    """The model that carries out rewrites; by default the target model."""
+    """The model that carries out rewrites; by default the target model. hf:FOLDER runs one in this process."""
     mutator_max_tokens: int = 128
     """Longest rewrite, in tokens."""
     target_max_tokens: int = 256

@@ -7,6 +7,8 @@
                   first; the answer closest to the question as first put wins; k = target calls the policy used on
                   average, rounded up
     best_of_k_fit the same, but the answer that best fits its own question wins: the policy's rule
+    rewriter      with --rewriter: a model's one rewrite of the question, its answer taken
+    rewriter_fit  the same, but the question as it stands is kept where its answer fits better: the policy's rule
     policy        the trained policy, greedy
 
 Success and score are over held-out questions; false refusals over the same (all are harmless); guard refusals over
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from query_mutator.intervals import mean_interval, paired_interval, wilson_interval
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import retry_delay_s
+from query_mutator.operators import OperatorContext
 from query_mutator.scheduling import Flow, PooledScheduler, RetryDelay
 from query_mutator.task import SUBMIT, UNDO, Task
 from query_mutator.types import Question
@@ -153,9 +156,16 @@ def _episode(env: QueryMutationEnv, index: int, choose: Chooser) -> Flow:
 
 
 def evaluate(
-    evaluator: Evaluator, *, train: Task, test: Task, guard: Sequence[Question], policy: MakeChooser, seed: int = 0
+    evaluator: Evaluator,
+    *,
+    train: Task,
+    test: Task,
+    guard: Sequence[Question],
+    policy: MakeChooser,
+    seed: int = 0,
+    rewriter: str | None = None,
 ) -> dict[str, Any]:
-    """Return the table of all methods as plain JSON types; rates are fractions."""
+    """Return the table of all methods as plain JSON types; rates are fractions. `rewriter` names a model."""
     submit = test.actions.index(SUBMIT)
     outcomes = {"identity": evaluator.run(test, always([submit]), name="identity")}
     outcomes["policy"] = evaluator.run(test, policy, name="policy")
@@ -167,6 +177,7 @@ def evaluate(
         "best_single": (replace(test, answer="last"), always([ranking[0], submit])),
         "best_of_k": best_of(k, ranking, replace(test, answer="closest")),
         "best_of_k_fit": best_of(k, ranking, replace(test, answer="best")),
+        **({} if rewriter is None else rewriting(rewriter, test)),
         "policy": (test, policy),
     }
     for name, (task, make) in methods.items():
@@ -205,6 +216,24 @@ def best_of(k: int, ranking: Sequence[int], task: Task) -> tuple[Task, MakeChoos
     undo, submit = task.actions.index(UNDO), task.actions.index(SUBMIT)
     actions = [action for operator in ranking[: k - 1] for action in (operator, undo)]
     return replace(task, max_episode_steps=len(actions) + 1), always([*actions, submit])
+
+
+class AsItStands:
+    """The operator of a model that was trained to rewrite: it is given the question and nothing else."""
+
+    name = "rewriter"
+    summary = "Rewrite the question."
+
+    def render(self, question: str, *, context: OperatorContext) -> str:
+        """Return the question."""
+        return question
+
+
+def rewriting(model: str, task: Task) -> dict[str, tuple[Task, MakeChooser]]:
+    """Return the two methods of a model that rewrites in one call."""
+    alone = replace(task, operators=(AsItStands(), *task.operators[1:]), calls=replace(task.calls, mutator_model=model))
+    make = always([0, task.actions.index(SUBMIT)])
+    return {"rewriter": (replace(alone, answer="last"), make), "rewriter_fit": (replace(alone, answer="best"), make)}
 
 
 def summarise(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:

@@ -78,12 +78,25 @@ def make_looks(evaluator: Evaluator, task: Task, questions: Sequence[Question], 
 
 
 def compare(
-    evaluator: Evaluator, system: System, task: Task, questions: Sequence[Question], policy: FrozenPolicy, *, seed: int
+    evaluator: Evaluator,
+    system: System,
+    task: Task,
+    questions: Sequence[Question],
+    policy: FrozenPolicy,
+    *,
+    seed: int,
+    rewriter: str | None = None,
 ) -> dict[str, Any]:
     """Return the report on held-out `questions` as plain JSON types: every method, who answered, from what."""
     embed_questions(system.encoder, questions)
     report = evaluate(
-        evaluator, train=task, test=task.on(questions), guard=guard_questions(), policy=greedy(policy), seed=seed
+        evaluator,
+        train=task,
+        test=task.on(questions),
+        guard=guard_questions(),
+        policy=greedy(policy),
+        seed=seed,
+        rewriter=rewriter,
     )
     return {
         "n": report.pop("n"),

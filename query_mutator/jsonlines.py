@@ -49,7 +49,8 @@ class JsonLines:
 
 def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file in order; a torn last line is skipped, any other is a UsageError `file:line: ...`."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    text = Path(path).read_text(encoding="utf-8")
+    lines = text.removesuffix("\n").split("\n") if text else []  # splitlines would cut at U+2028 within a text
     for number, line in enumerate(lines, 1):
         try:
             yield json.loads(line)

@@ -66,6 +66,11 @@ _ALL = (
     Metric("eval/score", "score", "up", "the same sample: mean score of the submitted answer"),
     Metric("eval/refusals", "share", "down", "the same sample (all harmless): submitted answers that refuse"),
     Metric("eval/calls_per_question", "calls", "down", "the same sample: model calls a question took"),
+    Metric("sft/loss", "nat", "down", "fine-tuning: mean loss of a learned token since the last row"),
+    Metric("sft/eval_loss", "nat", "down", "the same on --eval-data, without learning"),
+    Metric("sft/grad_norm", "1", "-", "norm of the gradient of a step before clipping"),
+    Metric("sft/loss_tokens", "tokens", "-", "learned tokens of a step, mean since the last row"),
+    Metric("sft/tokens_per_s", "tokens/s", "up", "tokens a second since the last row, padding and all ranks included"),
     Metric("eval/identity_success", "share", "-", "the same sample, every question left as it stands"),
 )
 

@@ -15,6 +15,7 @@ from query_mutator.llm.limits import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.task import CallSettings, Task, build_task
 from query_mutator.types import Question
+from tests.tiny_lm import save_model, save_tokenizer
 
 QUESTIONS = tuple(
     Question(id=f"q{index}", text=text, accept=(name,), reference=reference)
@@ -99,3 +100,15 @@ def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tokenizer of 320 tokens."""
+    return str(save_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a Llama of two layers and its tokenizer."""
+    return str(save_model(tmp_path_factory.mktemp("llama")))

@@ -17,11 +17,13 @@ from typing import Any, Literal
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.adaptive import AdaptiveLimit
 from query_mutator.llm.address import DEFAULT_URL, server_url
+from query_mutator.llm.beside import Beside
 from query_mutator.llm.cache import Cache, ReplyStore, default_cache_path
 from query_mutator.llm.client import Backend, Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.counted import Counted
 from query_mutator.llm.early_stop import EarlyStop
+from query_mutator.llm.hf import HfModel
 from query_mutator.llm.limits import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -54,21 +56,24 @@ def build_client(
     keep_alive: str = "30m",
     runner_options: Mapping[str, Any] | None = None,
     allow_mixed: bool = False,
+    local: Sequence[HfModel] = (),
 ) -> ClientStack:
     """Return the composed client for one server or several, with as many connections to each as calls in flight.
 
-    With `is_refusal` target replies that begin with a refusal are cut. A default `cache_path` that cannot be used costs
-    a warning and the cache, one that was named is a UsageError.
+    `local` models answer the requests that name them. With `is_refusal` target replies that begin with a refusal are
+    cut. A default `cache_path` that cannot be used costs a warning and the cache, one that was named is a UsageError.
     """
     servers = _servers(kind, urls, timeout_s, batch_size, keep_alive, runner_options or {})
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     edges: Sequence[Backend] = early_stops or servers
     backend = edges[0] if len(edges) == 1 else Pool(edges)
+    backend = Beside(backend, local) if local else backend
     limit = AdaptiveLimit(backend, highest=batch_size) if adaptive else Limit(backend, limit=batch_size)
     counted, eval_counted = Counted(limit), Counted(limit)
     retry = Retry(limit, max_retries=max_retries, deadline_s=deadline_s)
     store = None if cache == "off" else _open_store(cache_path)
     identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
+    identity.know({model.name: model.digest for model in local})
     shared, eval_shared, patient = Coalesce(counted), Coalesce(eval_counted), Coalesce(retry)
     return ClientStack(
         servers=servers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from query_mutator.errors import UsageError
 from query_mutator.llm.ollama import OllamaBackend
@@ -36,6 +36,10 @@ class Identity:
         self._servers = tuple(servers)
         self._extra = extra
         self._known: dict[str, str] = {}
+
+    def know(self, digests: Mapping[str, str]) -> None:
+        """Take the digests of models that no server has."""
+        self._known |= digests
 
     def __call__(self, request: ChatRequest) -> str:
         """Return the model's digest, or its name and server where no digest is told, and `extra`.

@@ -184,14 +184,21 @@ def test_help_names_every_flag_and_loads_nothing_heavy() -> None:
     assert PROG in done.stdout
 
 
-@pytest.mark.parametrize("page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md"])
+@pytest.mark.parametrize(
+    "page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md", "batching.md", "sft.md"]
+)
 def test_docs_name_only_flags_that_exist(page: str) -> None:
     from query_mutator.cli import COMMANDS
 
     classes = [TrainConfig, *(flags for flags, _ in COMMANDS.values())]
     known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.switches}
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {"--help", "--logdir"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {
+        "--help",
+        "--logdir",
+        "--nproc-per-node",
+        "--out",
+    }
     assert named
     assert named <= known
 

@@ -24,6 +24,8 @@ from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError, UsageError
 
 TEXT_KEYS = ("text", "content", "input")
+#: How a pair's first half is put: what a model trained on pairs has to be asked with.
+INSTRUCTION_PROMPT = "### Instruction:\n{instruction}\n\n### Response:\n"
 PROBE = "a"
 HASH_LENGTH = 16
 
@@ -130,7 +132,7 @@ class RowTokenizer:
                 raise ValueError(f"{asked} and {answered} are texts, and {answered} is not empty")
             if isinstance(row.get("input"), str) and row["input"]:
                 prompt = f"{prompt}\n\n{row['input']}"
-            return [(f"### Instruction:\n{prompt}\n\n### Response:\n", False), (answer, True)]
+            return [(INSTRUCTION_PROMPT.replace("{instruction}", prompt), False), (answer, True)]
         return None
 
     def _message_parts(self, messages: Any) -> list[tuple[str, bool]]:
@@ -181,6 +183,19 @@ class RowTokenizer:
         if not any(mask):
             raise ValueError("no token of it would be learned")
         return TokenRow(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))
+
+
+def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
+    """Return how a row of this shape puts what is asked, with {instruction} in its place.
+
+    None where the tokenizer's chat template does, or for ready token ids.
+    """
+    if "input_ids" in row:
+        return None
+    if "messages" in row:
+        return None if getattr(tokenizer, "chat_template", None) else "### User:\n{instruction}\n\n### Assistant:\n"
+    asked = ("instruction" in row and ("response" in row or "output" in row)) or {"prompt", "completion"} <= row.keys()
+    return INSTRUCTION_PROMPT if asked else "{instruction}"
 
 
 class JsonlIndex:
@@ -250,6 +265,7 @@ class JsonlSamples(Mapping[str, TokenRow]):
         self.skip_bad = skip_bad
         self.bad_rows = 0
         self.first_errors: list[str] = []
+        self.on_read: Callable[[], object] | None = None  # called for each row read, for a progress bar
         self._numbers: dict[str, int] = {}
         for number, line in self.index.rows():
             self._note(number, line)
@@ -273,12 +289,18 @@ class JsonlSamples(Mapping[str, TokenRow]):
         if len(self.first_errors) < 10:
             self.first_errors.append(str(error))
 
-    def __getitem__(self, sample_id: str) -> TokenRow:
+    def row(self, sample_id: str) -> dict[str, Any]:
+        """Return the row of a sample as it stands in the file."""
         number = self._numbers[sample_id]
-        where = self.index.where(number)
         self._file.seek(int(self.index.begins[number]))
+        return parse_row(self._file.readline(), self.index.where(number))
+
+    def __getitem__(self, sample_id: str) -> TokenRow:
+        where = self.index.where(self._numbers[sample_id])
+        if self.on_read is not None:
+            self.on_read()
         try:
-            return self.rows.tokens(parse_row(self._file.readline(), where))
+            return self.rows.tokens(self.row(sample_id))
         except DatasetError:
             raise
         except ValueError as error:
@@ -291,15 +313,19 @@ class JsonlSamples(Mapping[str, TokenRow]):
         return len(self._numbers)
 
     def lengths(self) -> dict[str, int]:
-        """Tokenise every row and return its length by id; rows that give nothing are errors or leave the mapping."""
-        found: dict[str, int] = {}
+        """Return the length of every row by id; see `tokenised` for rows that give nothing."""
+        return {name: row.length for name, row in self.tokenised()}
+
+    def tokenised(self) -> Iterator[tuple[str, TokenRow]]:
+        """Yield id and tokens of every row; rows that give nothing are errors, or counted and out of the mapping."""
         for name in list(self._numbers):
             try:
-                found[name] = self[name].length
+                row = self[name]
             except DatasetError as error:
                 self._bad(error)
                 del self._numbers[name]
-        return found
+            else:
+                yield name, row
 
     def close(self) -> None:
         """Close the file; idempotent."""

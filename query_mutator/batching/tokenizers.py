@@ -1,0 +1,55 @@
+"""Tokenizers by name: a folder or a hub id through transformers, or `bytes`, which needs no files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from query_mutator.errors import UsageError
+
+BYTES = "bytes"
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8; 256 ends a text, 257 pads."""
+
+    eos_token_id = 256
+    pad_token_id = 257
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids, without what is no byte."""
+        return bytes(one for one in ids if one < 256).decode("utf-8", "replace")
+
+    def __len__(self) -> int:
+        return 258
+
+
+def load_tokenizer(spec: str) -> Any:
+    """Return the tokenizer of a folder or hub id, or `ByteTokenizer` for `bytes`; UsageError when there is none."""
+    if spec == BYTES:
+        return ByteTokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(spec)
+    except Exception as error:  # files that are no tokenizer fail in as many ways as there are readers of them
+        what = (
+            "no tokenizer can be read from it" if Path(spec).is_dir() else "neither a folder nor to be had from the hub"
+        )
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"tokenizer {spec!r}: {what} ({reason}); give a folder, a hub id, or {BYTES} (one token a byte)"
+        ) from None
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    """Return the id that fills rows up: the tokenizer's own, else its end of text, else 0 (padding is masked)."""
+    for name in ("pad_token_id", "eos_token_id"):
+        found = getattr(tokenizer, name, None)
+        if found is not None:
+            return int(found)
+    return 0

@@ -1,0 +1,71 @@
+"""`qm data batch generate`: the tokens of a plan's batches, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import JsonFlags, show, tokenizer_of, with_bar
+from query_mutator.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFlags(JsonFlags):
+    """Write what the batches of a plan are made of; an interrupted run goes on where it stopped."""
+
+    plan: Annotated[str, arg(aliases=["-p"])]
+    """Folder of the plan."""
+    dataset: Annotated[str, arg(aliases=["-d"])]
+    """JSONL file that the plan was made for."""
+    tokenizer: Annotated[str, arg(aliases=["-t"])]
+    """Tokenizer that the plan was made with: a folder, a hub id, or bytes."""
+    output: Annotated[str, arg(aliases=["-o"])]
+    """Folder of the batches."""
+    mask_prompt: bool = True
+    """Learn answers only; with --no-mask-prompt the questions too."""
+    skip_bad: bool = False
+    """Leave out rows that give nothing, as the lengths were built with."""
+
+
+def generate_batches(flags: GenerateFlags) -> None:
+    """Write the batches of a plan after comparing it with data and tokenizer."""
+    from query_mutator.batching import (
+        BatchWriter,
+        JsonlSamples,
+        compute_dataset_fingerprint,
+        load_batch_plan,
+        tokenizer_fingerprint,
+    )
+    from query_mutator.batching.planning import check_plan
+    from query_mutator.batching.tokenizers import pad_id_of
+
+    tokenizer = tokenizer_of(flags.tokenizer)
+    tokenizer_hash = tokenizer_fingerprint(tokenizer)
+    plan = load_batch_plan(flags.plan, tokenizer_hash=tokenizer_hash)
+    if plan.meta.shard is not None:
+        raise UsageError(f"{flags.plan} is the part of one rank; give the whole plan")
+    if plan.meta.dataset_hash:
+        check_plan(plan, dataset_hash=compute_dataset_fingerprint(flags.dataset, tokenizer_hash).fingerprint)
+    samples = JsonlSamples(flags.dataset, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad)
+    writer = BatchWriter(plan, samples, flags.output, pad_id=pad_id_of(tokenizer), tokenizer_hash=tokenizer_hash)
+
+    def write(done: Callable[[], object]) -> list[Path]:
+        samples.on_read = done
+        return writer.write_all()
+
+    files = with_bar("writing", len(samples), write, unit="sample")
+    samples.close()
+    size = sum(file.stat().st_size for file in files)
+    report = {
+        "output": flags.output,
+        "files": [file.name for file in files],
+        "bytes": size,
+        "batches": plan.total_microbatches,
+        "epochs": plan.num_epochs,
+        "fingerprint": plan.fingerprint,
+    }
+    show(flags, report, f"{flags.output}: {plan.total_microbatches} batches in {len(files)} files of {size} bytes")

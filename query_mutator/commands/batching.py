@@ -1,0 +1,118 @@
+"""`qm data batching histogram|analyze|suggest`: what a length cache says about batches."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import JsonFlags, check_at_least, parse_edges, settings_errors, show
+
+if TYPE_CHECKING:
+    from query_mutator.batching import LengthCache
+
+GOALS = {"waste": "minimize_waste", "balance": "balance_buckets", "memory": "minimize_memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFlags(JsonFlags):
+    """Base of the commands that look at a length cache."""
+
+    cache: Annotated[str, arg(aliases=["-c"])]
+    """Length cache, as `qm data lengths build` writes it."""
+
+    def load(self) -> LengthCache:
+        """Return the cache."""
+        from query_mutator.batching import LengthCache
+
+        return LengthCache.load_sync(self.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramFlags(CacheFlags):
+    """Draw how the lengths are distributed."""
+
+    bins: int = 15
+    """Number of bins."""
+    width: int = 50
+    """Characters of the longest bar."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, bins=self.bins, width=self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeFlags(CacheFlags):
+    """Report what buckets cost, what other ways of batching would cost, and what to change."""
+
+    bucket_edges: str = "128,256,512"
+    """Longest length of each bucket, as a,b,c."""
+    overflow_max: int = 2048
+    """Longest length of all."""
+    token_budget: int | None = None
+    """Tokens of a batch; by default eight of the longest rows."""
+    output: Annotated[str | None, arg(aliases=["-o"])] = None
+    """JSON file to write the report to."""
+
+    def __post_init__(self) -> None:
+        parse_edges(self.bucket_edges)
+        check_at_least(1, token_budget=self.token_budget)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestFlags(CacheFlags):
+    """Suggest bucket edges."""
+
+    num_buckets: Annotated[int, arg(aliases=["-n"])] = 4
+    """Number of buckets."""
+    goal: Annotated[Literal["waste", "balance", "memory"], arg(aliases=["-g"])] = "waste"
+    """Least padding, equal shares, or the smallest attention scores."""
+    max_length: int = 2048
+    """Longest length that a bucket must hold."""
+    multiple: int = 1
+    """Edges are multiples of this."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_buckets=self.num_buckets, max_length=self.max_length, multiple=self.multiple)
+
+
+def show_histogram(flags: HistogramFlags) -> None:
+    """Print a bar for each bin, and percentiles."""
+    from query_mutator.batching import compute_length_histogram
+
+    histogram = compute_length_histogram(flags.load(), num_bins=flags.bins)
+    show(flags, histogram.model_dump(), histogram.to_ascii(flags.width))
+
+
+def analyze_buckets(flags: AnalyzeFlags) -> None:
+    """Print the efficiency report; with --output write it as well."""
+    from query_mutator.batching import BucketSpec, create_efficiency_report
+    from query_mutator.disk import disk_errors
+
+    edges = parse_edges(flags.bucket_edges)
+    with settings_errors():
+        spec = BucketSpec(edges=edges, overflow_max=max(flags.overflow_max, edges[-1]))
+    report = create_efficiency_report(flags.load(), spec, token_budget=flags.token_budget)
+    data = report.model_dump(mode="json")
+    if flags.output is not None:
+        with disk_errors(flags.output):
+            Path(flags.output).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    show(flags, data, report.to_ascii())
+
+
+def suggest_edges(flags: SuggestFlags) -> None:
+    """Print edges, and what they achieve."""
+    from query_mutator.batching import suggest_bucket_edges
+
+    found = suggest_bucket_edges(
+        flags.load(), flags.num_buckets, GOALS[flags.goal], flags.max_length, multiple=flags.multiple
+    )
+    edges = ",".join(map(str, found.edges))
+    lines = [f"--bucket-edges {edges} --overflow-max {found.overflow_max}", found.rationale]
+    lines.append(f"padding efficiency {found.estimated_efficiency:.1%}")
+    if found.num_left_out:
+        lines.append(f"{found.num_left_out} samples are longer than --max-length {flags.max_length}")
+    show(flags, found.model_dump(mode="json"), "\n".join(lines))

@@ -1,0 +1,171 @@
+"""`qm data batchplan build`: lengths and settings in, a plan out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import JsonFlags, check_at_least, parse_edges, rows_of, settings_errors, show
+
+if TYPE_CHECKING:
+    from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFlags(JsonFlags):
+    """Fix which samples form which batch, for every epoch."""
+
+    lengths: Annotated[str, arg(aliases=["-l"])]
+    """Length cache, as `qm data lengths build` writes it."""
+    output: Annotated[str, arg(aliases=["-o"])]
+    """Folder of the plan; NAME.jsonl holds its epochs as text."""
+    epochs: Annotated[int, arg(aliases=["-e"])] = 1
+    """Epochs to plan, each in an order of its own."""
+    token_budget: Annotated[int, arg(aliases=["-b"])] = 4096
+    """Most tokens of a batch, padding included."""
+    bucket_edges: str = "128,256,512"
+    """Longest length of each bucket, as a,b,c."""
+    overflow_max: int = 2048
+    """Longest length of all; samples between the last edge and it form one more bucket."""
+    predictable: Annotated[bool, arg(aliases=["-p"])] = False
+    """Few fixed shapes: every batch is padded to its bucket."""
+    seed: Annotated[int, arg(aliases=["-s"])] = 42
+    """Seed of the order."""
+    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    """The JSONL file that the lengths come from; the plan is then tied to its content."""
+    dataset_hash: str = ""
+    """The same hash, where it is known already."""
+    overlong: Literal["error", "drop", "truncate", "split"] = "error"
+    """What becomes of samples longer than the budget or --overflow-max."""
+    window: int = 4096
+    """Shuffled samples that are sorted by length at a time."""
+    pad_multiple: int = 8
+    """Padded lengths are rounded up to a multiple of this."""
+    max_samples: int | None = None
+    """Most samples in a batch."""
+    drop_last: bool = False
+    """Leave out batches that are not full, and count their samples."""
+    interleave: bool = True
+    """Shuffle the batches; with --no-interleave the shortest come first."""
+    pack: bool = False
+    """Put several samples into each row."""
+    pack_max_len: int = 2048
+    """Tokens in such a row."""
+    pack_mode: Literal["first_fit", "best_fit", "greedy", "order_preserving"] = "first_fit"
+    """Which samples share a row."""
+
+    def __post_init__(self) -> None:
+        parse_edges(self.bucket_edges)
+        check_at_least(1, epochs=self.epochs, token_budget=self.token_budget, pack_max_len=self.pack_max_len)
+        if self.dataset is not None and self.dataset_hash:
+            raise ValueError("--dataset and --dataset-hash say the same; give one of them")
+
+
+def build_plan(flags: BuildFlags) -> None:
+    """Write the plan of a length cache and say how well its batches are filled."""
+    from query_mutator.batching import BatchPlanBuilder, LengthCache, save_batch_plan
+
+    cache = LengthCache.load_sync(flags.lengths)
+    with settings_errors():
+        config, packing = batching_config(flags), packing_config(flags)
+    builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache.tokenizer_hash), cache.tokenizer_hash, packing)
+    plan = builder.build_lazy(flags.epochs)
+    save_batch_plan(plan, flags.output)
+    show(flags, {"output": flags.output, **plan_report(plan)}, f"{flags.output}\n{plan_text(plan)}")
+
+
+def batching_config(flags: BuildFlags) -> BatchingConfig:
+    """Return the settings the flags stand for."""
+    from query_mutator.batching import BatchingConfig, OverlongPolicy
+
+    make = BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput
+    edges = parse_edges(flags.bucket_edges)
+    return make(
+        token_budget=flags.token_budget,
+        bucket_edges=edges,
+        overflow_max=max(flags.overflow_max, edges[-1]),
+        seed=flags.seed,
+        drop_last=flags.drop_last,
+        interleave_buckets=flags.interleave,
+        window=flags.window,
+        pad_multiple=flags.pad_multiple,
+        overlong=OverlongPolicy(flags.overlong),
+        max_samples=flags.max_samples,
+    )
+
+
+def packing_config(flags: BuildFlags) -> PackingConfig | None:
+    """Return how rows are packed, None without --pack."""
+    from query_mutator.batching import OverlongPolicy, PackingConfig, PackingMode
+
+    if not flags.pack:
+        return None
+    return PackingConfig(
+        mode=PackingMode(flags.pack_mode), max_length=flags.pack_max_len, overlong=OverlongPolicy(flags.overlong)
+    )
+
+
+def _dataset_hash(flags: BuildFlags, tokenizer_hash: str) -> str:
+    from query_mutator.batching import compute_dataset_fingerprint
+
+    if flags.dataset is None:
+        return flags.dataset_hash
+    return compute_dataset_fingerprint(flags.dataset, tokenizer_hash).fingerprint
+
+
+def plan_report(plan: BatchPlan) -> dict[str, Any]:
+    """Return what a plan was made from and how well its epochs are filled, as plain JSON types."""
+    meta = plan.meta
+    return {
+        "fingerprint": plan.fingerprint,
+        "dataset_hash": meta.dataset_hash,
+        "tokenizer_hash": meta.tokenizer_hash,
+        "samples": meta.num_samples,
+        "config": meta.config.model_dump(mode="json"),
+        "packing": None if meta.pack_config is None else meta.pack_config.model_dump(mode="json"),
+        "overlong": meta.overlong.model_dump(mode="json"),
+        "shard": None if meta.shard is None else meta.shard.model_dump(mode="json"),
+        "created_at": meta.created_at,
+        "epochs": [
+            {
+                "epoch": number,
+                "microbatches": epoch.num_microbatches,
+                "samples": epoch.total_samples,
+                "tokens": epoch.total_tokens,
+                "padded_tokens": int(epoch.padded_tokens.sum()),
+                "efficiency": round(epoch.efficiency, 4),
+                "dropped": epoch.num_dropped,
+            }
+            for number, epoch in plan.epochs.items()
+        ],
+    }
+
+
+def plan_text(plan: BatchPlan) -> str:
+    """Return the report in words."""
+    report, config = plan_report(plan), plan.meta.config
+    overlong = report["overlong"]
+    about: dict[str, object] = {
+        "fingerprint": report["fingerprint"][:16],
+        "data set": report["dataset_hash"] or "-",
+        "tokenizer": report["tokenizer_hash"] or "-",
+        "samples": report["samples"],
+        "batches": f"{config.mode.value}, budget {config.token_budget}, "
+        f"buckets {','.join(map(str, config.bucket_edges))} up to {config.overflow_max}, seed {config.seed}",
+        "packs": "-" if plan.meta.pack_config is None else _packs(plan.meta.pack_config),
+        "over-long": f"{overlong['num_overlong']} ({overlong['policy']}, {overlong['tokens_lost']} tokens lost)",
+    }
+    if plan.meta.shard is not None:
+        about["shard"] = f"rank {plan.meta.shard.rank} of {plan.meta.shard.world_size}"
+    epochs = [
+        f"epoch {one['epoch']}: {one['microbatches']} microbatches, {one['samples']} samples, {one['tokens']} tokens, "
+        f"efficiency {one['efficiency']:.3f}" + (f", {one['dropped']} dropped" if one["dropped"] else "")
+        for one in report["epochs"]
+    ]
+    return "\n".join([rows_of(about), *epochs])
+
+
+def _packs(packing: PackingConfig) -> str:
+    return f"{packing.mode.value}, rows of {packing.max_length}"

@@ -1,0 +1,148 @@
+"""`qm data batchplan info|verify|shard`: look at a plan, check it, deal it out to ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from query_mutator.commands.batchplan_build import plan_report, plan_text
+from query_mutator.commands.common import JsonFlags, check_at_least, show
+from query_mutator.errors import UsageError
+
+if TYPE_CHECKING:
+    from query_mutator.batching import BatchPlan, MicrobatchSpec
+
+MISMATCH = 1  # exit code of `verify`
+IDS_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoFlags(JsonFlags):
+    """Show what a plan was made from and how well it is filled."""
+
+    plan: Annotated[str, arg(aliases=["-p"])]
+    """Folder of the plan."""
+    show_batches: Annotated[int, arg(aliases=["-n"])] = 0
+    """List the first so many microbatches of every epoch."""
+    rank: Annotated[int | None, arg(aliases=["-r"])] = None
+    """Show the part of this rank, with --world-size."""
+    world_size: Annotated[int | None, arg(aliases=["-w"])] = None
+    """Number of ranks."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, show_batches=self.show_batches, rank=self.rank)
+        check_at_least(1, world_size=self.world_size)
+        if (self.rank is None) != (self.world_size is None):
+            raise ValueError("--rank and --world-size go together")
+        if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
+            raise ValueError(f"--rank {self.rank} must be below --world-size {self.world_size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags(JsonFlags):
+    """Build a plan anew from its lengths and settings and compare; exit code 1 when it differs."""
+
+    plan: Annotated[str, arg(aliases=["-p"])]
+    """Folder of the plan."""
+    lengths: Annotated[str, arg(aliases=["-l"])]
+    """Length cache it is said to come from."""
+    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    """JSONL file it is said to come from; its content is compared as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFlags(JsonFlags):
+    """Write the part of a plan that each rank runs, as DIR/rank_0, DIR/rank_1 and so on."""
+
+    plan: Annotated[str, arg(aliases=["-p"])]
+    """Folder of the whole plan."""
+    world_size: Annotated[int, arg(aliases=["-w"])]
+    """Number of ranks."""
+    output: Annotated[str, arg(aliases=["-o"])]
+    """Folder of the parts."""
+    equal_steps: bool = False
+    """Give every rank the same number of steps, of one bucket and nearly equal cost at each."""
+    uneven: Literal["pad", "drop", "wrap"] = "pad"
+    """How --equal-steps makes them come out even: filler steps, leaving out, or repeating."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, world_size=self.world_size)
+
+
+def show_plan(flags: InfoFlags) -> None:
+    """Print the report of a plan, or of one rank's part of it."""
+    from query_mutator.batching import load_batch_plan
+
+    plan = load_batch_plan(flags.plan)
+    if flags.rank is not None and flags.world_size is not None:
+        plan = plan.shard(flags.rank, flags.world_size)
+    data, text = plan_report(plan), [plan_text(plan)]
+    if flags.show_batches:
+        first = {number: _first(plan, number, flags.show_batches) for number in plan.epochs}
+        data["batches"] = {str(number): [_batch(one) for one in some] for number, some in first.items()}
+        text += [_line(number, one) for number, some in first.items() for one in some]
+    show(flags, data, "\n".join(text))
+
+
+def _first(plan: BatchPlan, number: int, count: int) -> list[MicrobatchSpec]:
+    epoch = plan.get_epoch(number)
+    return [epoch[place] for place in range(min(count, epoch.num_microbatches))]
+
+
+def _batch(batch: MicrobatchSpec) -> dict[str, Any]:
+    fields = ("index", "bucket_id", "max_len", "total_tokens", "loss_tokens", "is_padding")
+    return {"samples": list(batch.samples), **{name: getattr(batch, name) for name in fields}}
+
+
+def _line(epoch: int, batch: MicrobatchSpec) -> str:
+    ids = ", ".join(batch.samples[:IDS_SHOWN]) + (", ..." if batch.batch_size > IDS_SHOWN else "")
+    shape = f"{batch.num_rows} x {batch.max_len}, {batch.total_tokens} tokens"
+    return f"  epoch {epoch}, microbatch {batch.index}: {shape}: {ids}"
+
+
+def verify_plan(flags: VerifyFlags) -> int:
+    """Say whether a plan follows from these lengths; return 1 when not."""
+    from query_mutator.batching import LengthCache, compute_dataset_fingerprint, load_batch_plan, verify_batch_plan
+
+    plan, cache = load_batch_plan(flags.plan, verify_all=True), LengthCache.load_sync(flags.lengths)
+    same, said = verify_batch_plan(plan, cache)
+    if same and cache.tokenizer_hash != plan.meta.tokenizer_hash:
+        same, said = (
+            False,
+            f"the lengths are of tokenizer {cache.tokenizer_hash}, the plan of {plan.meta.tokenizer_hash}",
+        )
+    if same and flags.dataset is not None:
+        found = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
+        if found != plan.meta.dataset_hash:
+            same, said = False, f"the data set is {found}, the plan was made for {plan.meta.dataset_hash or 'none'}"
+    show(flags, {"plan": flags.plan, "match": same, "message": said}, f"{flags.plan}: {said}")
+    return 0 if same else MISMATCH
+
+
+def shard_plan(flags: ShardFlags) -> None:
+    """Write every rank's part and say how evenly the parts fall."""
+    from query_mutator.batching import load_batch_plan, save_batch_plan
+    from query_mutator.batching.distributed import report_shards
+
+    plan = load_batch_plan(flags.plan, verify_all=True)
+    fewest = min(epoch.num_microbatches for epoch in plan.epochs.values())
+    if not flags.equal_steps and flags.world_size > fewest:
+        raise UsageError(
+            f"{flags.world_size} ranks cannot share an epoch of {fewest} microbatches; take fewer ranks, a smaller "
+            "--token-budget, or --equal-steps"
+        )
+    for rank in range(flags.world_size):
+        part = plan.shard(rank, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
+        save_batch_plan(part, Path(flags.output) / f"rank_{rank}")
+    report = report_shards(plan, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
+    data = {"output": flags.output, "epochs": {str(number): one.model_dump() for number, one in report.items()}}
+    lines = [f"{flags.output}: rank_0 to rank_{flags.world_size - 1}"]
+    lines += [
+        f"epoch {number}: {one.steps} steps, {one.num_padding} fillers, {one.num_dropped} left out, {one.num_wrapped} "
+        f"repeated; tokens {min(one.tokens_per_rank)} to {max(one.tokens_per_rank)} a rank"
+        for number, one in report.items()
+    ]
+    show(flags, data, "\n".join(lines))

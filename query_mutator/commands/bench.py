@@ -1,0 +1,180 @@
+"""`qm bench`: what the ways of batching a data set cost, measured on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import (
+    JsonFlags,
+    check_at_least,
+    parse_edges,
+    settings_errors,
+    show,
+    tokenizer_of,
+    with_bar,
+)
+from query_mutator.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from query_mutator.batching import BatchPlan
+
+REPEATS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(JsonFlags):
+    """Compare buckets, sorted windows and packs on a data set: batches, padding, time to plan."""
+
+    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    """JSONL file; without one, log-normal lengths."""
+    cache: Annotated[str | None, arg(aliases=["-c"])] = None
+    """Length cache in place of a file."""
+    tokenizer: Annotated[str, arg(aliases=["-t"])] = "gpt2"
+    """Tokenizer for --dataset: a folder, a hub id, or bytes."""
+    bucket_edges: str = "128,256,512"
+    """Longest length of each bucket, as a,b,c."""
+    token_budget: int = 4096
+    """Most tokens of a batch, padding included."""
+    max_length: int = 2048
+    """Longest sample; longer ones are left out and counted."""
+    max_samples: int | None = None
+    """Take the first so many rows of --dataset."""
+    num_samples: int = 1000
+    """Samples to make up without --dataset."""
+    seed: int = 42
+    """Seed of lengths and order."""
+
+    def __post_init__(self) -> None:
+        if parse_edges(self.bucket_edges)[-1] > self.max_length:
+            raise ValueError(f"--bucket-edges end above --max-length {self.max_length}; raise it, or leave edges out")
+        check_at_least(1, max_samples=self.max_samples, num_samples=self.num_samples, token_budget=self.token_budget)
+        if self.token_budget < self.max_length:
+            raise ValueError(f"--token-budget {self.token_budget} is below --max-length {self.max_length}")
+        if self.dataset is not None and self.cache is not None:
+            raise ValueError("--dataset and --cache both say what to measure; give one of them")
+
+
+def bench(flags: BenchFlags) -> None:
+    """Print a table with a row for each way of batching."""
+    import numpy as np
+
+    lengths = _lengths(flags)
+    kept = lengths[lengths <= flags.max_length]
+    if not len(kept):
+        raise UsageError(f"no sample has at most --max-length {flags.max_length} tokens")
+    rows = [_measured(name, make) for name, make in _ways(flags, kept).items()]
+    data = {
+        "samples": len(kept),
+        "left_out": len(lengths) - len(kept),
+        "tokens": int(kept.sum(dtype=np.int64)),
+        "token_budget": flags.token_budget,
+        "ways": rows,
+    }
+    show(flags, data, _table(data))
+
+
+def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
+    import numpy as np
+
+    from query_mutator.batching import LengthCache
+
+    if flags.cache is not None:
+        return LengthCache.load_sync(flags.cache).lengths
+    if flags.dataset is not None:
+        return _tokenised(flags, flags.dataset)
+    drawn = np.random.default_rng(flags.seed).lognormal(np.log(200.0), 1.0, flags.num_samples)
+    return np.clip(drawn, 1, flags.max_length).astype(np.int32)
+
+
+def _tokenised(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
+    import numpy as np
+
+    from query_mutator.batching import JsonlSamples
+
+    samples = JsonlSamples(dataset, tokenizer_of(flags.tokenizer))
+    names = list(samples)[: flags.max_samples]
+
+    def tokenise(done: Callable[[], object]) -> list[int]:
+        samples.on_read = done
+        return [samples[name].length for name in names]
+
+    lengths = with_bar("tokenising", len(names), tokenise)
+    samples.close()
+    return np.array(lengths, np.int32)
+
+
+def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[], BatchPlan]]:
+    """Return what builds a plan of one epoch in each way."""
+    from query_mutator.batching import (
+        BatchingConfig,
+        BatchPlanBuilder,
+        PackingConfig,
+        PackingMode,
+        suggest_bucket_edges,
+    )
+
+    given = parse_edges(flags.bucket_edges)
+    edges = given if given[-1] == flags.max_length else (*given, flags.max_length)
+    best = suggest_bucket_edges(lengths, len(edges), max_length=flags.max_length).edges
+    common: dict[str, Any] = {"token_budget": flags.token_budget, "seed": flags.seed}
+    with settings_errors():
+        buckets = BatchingConfig.predictable(bucket_edges=edges, overflow_max=edges[-1], **common)
+        suggested = BatchingConfig.predictable(bucket_edges=best, overflow_max=best[-1], **common)
+        windows = BatchingConfig.throughput(bucket_edges=edges, overflow_max=edges[-1], **common)
+    ways = {
+        "buckets": lambda: BatchPlanBuilder(lengths, buckets).build_sync(),
+        f"buckets {','.join(map(str, best))}": lambda: BatchPlanBuilder(lengths, suggested).build_sync(),
+        "sorted windows": lambda: BatchPlanBuilder(lengths, windows).build_sync(),
+    }
+    for mode in PackingMode:
+        packing = PackingConfig(mode=mode, max_length=flags.max_length)
+        ways[f"packed, {mode.value}"] = lambda packing=packing: BatchPlanBuilder(  # type: ignore[misc]
+            lengths, windows, pack_config=packing
+        ).build_sync()
+    return ways
+
+
+def _measured(name: str, make: Callable[[], BatchPlan]) -> dict[str, Any]:
+    """Return the figures of one way; the time is the median of three builds."""
+    times: list[float] = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        plan = make()
+        times.append(time.perf_counter() - begin)
+    epoch = plan.get_epoch(0)
+    return {
+        "name": name,
+        "batches": epoch.num_microbatches,
+        "padded_tokens": int(epoch.padded_tokens.sum()),
+        "efficiency": round(epoch.efficiency, 4),
+        "squared_lengths": int(epoch.squares.sum()),
+        "plan_s": round(sorted(times)[REPEATS // 2], 4),
+    }
+
+
+def _table(data: dict[str, Any]) -> str:
+    from query_mutator.console import table
+
+    title = f"{data['samples']} samples, {data['tokens']} tokens, budget {data['token_budget']}"
+    header = ("", "batches", "padded tokens", "efficiency", "attention", "plan s")
+    rows = [
+        (
+            one["name"],
+            str(one["batches"]),
+            str(one["padded_tokens"]),
+            f"{one['efficiency']:.1%}",
+            f"{one['squared_lengths']:.3g}",
+            f"{one['plan_s']:.3f}",
+        )
+        for one in data["ways"]
+    ]
+    left_out = [f"{data['left_out']} longer samples are left out"] if data["left_out"] else []
+    return "\n".join([table(title, header, rows), *left_out])

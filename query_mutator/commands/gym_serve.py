@@ -1,0 +1,144 @@
+"""`qm gym serve`: our own environment as a puzzle gym, over telnet, plain TCP and WebSocket on one port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import check_at_least
+
+if TYPE_CHECKING:
+    from query_mutator.assemble import TaskSettings
+    from query_mutator.batching.gym_server import Game, TextEnv
+    from query_mutator.llm.client import Client
+    from query_mutator.observation import Projection
+    from query_mutator.task import Task
+    from rl_query_mutator_env import QueryMutationEnv
+
+Hint = Callable[["QueryMutationEnv"], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymServeFlags:
+    """Serve the rewriting of questions as a puzzle: a client picks operators, undo or submit, in words."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8023
+    """Port to listen on; 0 takes a free one."""
+    checkpoint: str | None = None
+    """Run folder or .pt whose policy gives the hints; without one they name each operator in turn."""
+    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    """Who answers: auto takes an Ollama server if one answers, else the embedded assistant."""
+    ollama_url: str | None = None
+    """Address of the Ollama server."""
+    target_model: str | None = None
+    """The model that answers."""
+    mutator_model: str | None = None
+    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
+    encoder: str = "all-MiniLM-L6-v2"
+    """Sentence encoder: a folder, a hub name, ollama:NAME, or hash."""
+    dataset: str = "python_docs"
+    """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
+    operators: str = ""
+    """Rewrite operators on offer, as a,b,c; by default all."""
+    batch_size: int = 8
+    """Clients whose environments run at once."""
+    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
+    """Seconds to wait for one reply of a model."""
+    seed: int = 42
+    """Seed of the questions of clients that name none."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, batch_size=self.batch_size)
+
+
+def gym_serve(flags: GymServeFlags) -> None:
+    """Serve until interrupted."""
+    from query_mutator.batching.gym_server import GymServer
+
+    with (
+        serving(flags) as game,
+        GymServer([game], host=flags.host, port=flags.port, seed=flags.seed, max_workers=flags.batch_size) as server,
+    ):
+        print(f"listening on {flags.host}:{server.port}", flush=True)
+        server.wait()
+
+
+@contextmanager
+def serving(flags: GymServeFlags) -> Iterator[Game]:
+    """Yield our environment as a game, with its models running."""
+    from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
+    from query_mutator.console import closing_on_interrupt, note
+    from query_mutator.heldout import embed_questions
+
+    names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
+    settings = SystemSettings(**{name: getattr(flags, name) for name in names})
+    task_settings, projection = TaskSettings(dataset=flags.dataset, operators=flags.operators), None
+    hint: Hint = in_turn
+    if flags.checkpoint:
+        task_settings, projection, hint = _trained(flags.checkpoint)
+    with System(settings) as system, closing_on_interrupt(system.calls.close):
+        note(system.choice.reason)
+        train = split_dataset(task_settings).train
+        embed_questions(system.encoder, train)
+        task = make_task(system, task_settings, train, projection=projection)
+        yield rewriting_game(task, system.calls.client, hint=hint)
+
+
+def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
+    """Return the game of rewriting one of the task's questions until its answer is submitted."""
+    from query_mutator.batching.gym_server import Game, GymnasiumTextEnv
+    from rl_query_mutator_env import QueryMutationEnv
+
+    def make() -> TextEnv:
+        return GymnasiumTextEnv(
+            QueryMutationEnv(task, client=client),
+            task.actions,
+            text=lambda env, info: describe(env),
+            hint=hint or in_turn,
+            solved=_is_right,
+        )
+
+    return Game("Rewrite", "rewrite a question until its answer is right", make)
+
+
+def describe(env: QueryMutationEnv) -> str:
+    """Return question, present rewrite, its answer and what was done, as lines."""
+    assert env.episode is not None
+    first, current = env.episode.first, env.episode.current
+    lines = {"question": first.text, "rewrite": current.text, "answer": current.answer}
+    lines |= {"done": ", ".join(env.episode.names) or "-", "actions": ", ".join(env.task.actions)}
+    return "\n".join(f"{name}: {' '.join(text.split())}" for name, text in lines.items())
+
+
+def in_turn(env: QueryMutationEnv) -> str:
+    """Return the operator whose turn it is, question by question another, then undo, and submit at the end."""
+    assert env.episode is not None
+    steps, operators = env.episode.steps, env.task.operators
+    if steps >= env.task.max_episode_steps - 1:
+        return "submit"
+    return "undo" if steps % 2 else operators[(env.episode.index + steps // 2) % len(operators)].name
+
+
+def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
+    return bool(info.get("success", 0.0) >= 0.5)
+
+
+def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
+    """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
+    from ppo.policy import Policy
+    from query_mutator.checkpoint import read_checkpoint
+
+    found = read_checkpoint(checkpoint)
+    policy = Policy.from_state_dict(found.learner["policy"]).frozen()
+
+    def greedy(env: QueryMutationEnv) -> str:
+        action = int(policy.act(env._observe()[None], (), greedy=True).actions[0])
+        return env.task.actions[action]
+
+    return found.task, found.projection, greedy

@@ -1,0 +1,91 @@
+"""`qm data lengths`: tokenise once, keep the lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from query_mutator.commands.common import JsonFlags, rows_of, show, tokenizer_of, with_bar
+from query_mutator.errors import UsageError
+
+PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsBuildFlags(JsonFlags):
+    """Tokenise a data set and keep how long each row is."""
+
+    dataset: Annotated[str, arg(aliases=["-d"])]
+    """JSONL file with text, messages, instruction and response, or input_ids in every row."""
+    tokenizer: Annotated[str, arg(aliases=["-t"])]
+    """Tokenizer: a folder, a hub id, or bytes."""
+    output: Annotated[str, arg(aliases=["-o"])]
+    """File to write: .jsonl as text, anything else binary."""
+    skip_bad: bool = False
+    """Count rows that give nothing instead of stopping at the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsStatsFlags(JsonFlags):
+    """Show how long the samples of a length cache are."""
+
+    cache: Annotated[str, arg(aliases=["-c"])]
+    """Length cache, as `lengths build` writes it."""
+
+
+def build_lengths(flags: LengthsBuildFlags) -> None:
+    """Write the length cache of a data set and say what is in it."""
+    from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
+
+    tokenizer = tokenizer_of(flags.tokenizer)
+    samples = JsonlSamples(flags.dataset, tokenizer, skip_bad=flags.skip_bad)
+
+    def tokenise(done: Callable[[], object]) -> dict[str, int]:
+        samples.on_read = done
+        return samples.lengths()
+
+    lengths = with_bar("tokenising", len(samples), tokenise)
+    samples.close()
+    if not lengths:
+        raise UsageError(f"{flags.dataset}: no row gives any tokens")
+    with LengthCache.create(flags.output, tokenizer_fingerprint(tokenizer)) as cache:
+        cache.add_many_sync(list(lengths), list(lengths.values()))
+    report = {
+        "output": flags.output,
+        "samples": len(lengths),
+        "tokens": sum(lengths.values()),
+        "bad_rows": samples.bad_rows,
+        "first_errors": samples.first_errors,
+        "tokenizer_hash": cache.tokenizer_hash,
+    }
+    lines = [f"{flags.output}: {len(lengths)} lengths, {report['tokens']} tokens"]
+    lines += [f"skipped {samples.bad_rows} rows, first: {samples.first_errors[0]}"] if samples.bad_rows else []
+    show(flags, report, "\n".join(lines))
+
+
+def show_length_stats(flags: LengthsStatsFlags) -> None:
+    """Print number, total, extremes, mean and percentiles."""
+    import numpy as np
+
+    from query_mutator.batching import LengthCache
+
+    cache = LengthCache.load_sync(flags.cache)
+    if not len(cache):
+        raise UsageError(f"{flags.cache} holds no lengths")
+    lengths = cache.lengths
+    stats: dict[str, float | int] = {
+        "samples": len(lengths),
+        "total": int(lengths.sum(dtype=np.int64)),
+        "min": int(lengths.min()),
+        "max": int(lengths.max()),
+        "mean": round(float(lengths.mean()), 2),
+        "median": float(np.median(lengths)),
+    }
+    stats |= {f"p{percent}": float(np.percentile(lengths, percent)) for percent in PERCENTILES}
+    head = {"cache": flags.cache, "tokenizer_hash": cache.tokenizer_hash}
+    text = {name.upper() if name[0] == "p" else name: f"{value:g}" for name, value in stats.items()}
+    text["total"] = str(stats["total"])
+    show(flags, {**head, **stats}, rows_of({**head, **text}))

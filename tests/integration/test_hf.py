@@ -1,0 +1,148 @@
+"""A fine-tuned model as a mutator: by itself, in a training run, and as a method of `qm eval`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from query_mutator import operators
+from query_mutator.console import exit_code
+from query_mutator.errors import UsageError
+from query_mutator.jsonlines import read_json_lines
+from query_mutator.llm.hf import HfModel, is_local, local_models
+from query_mutator.operators import OperatorContext
+from query_mutator.types import ChatRequest, Completion
+from tests.qm_command import qm
+from tests.tiny_lm import save_model, write_rows
+from train_query_mutator import main as train_main
+
+WORDS = ("sort", "stop", "count", "join", "length")
+PAIRS = [{"id": f"{n}", "instruction": f"plz {word} it", "response": word} for n, word in enumerate(WORDS)]
+
+
+@pytest.fixture(scope="module")
+def rewriter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of `qm train sft`: it has learned five rewrites by heart."""
+    folder = tmp_path_factory.mktemp("rewriter")
+    data = write_rows(folder / "rows.jsonl", PAIRS)
+    model = save_model(folder / "base")
+    flags = ("--learning-rate", "2e-2", "--batch-size", "5", "--epochs", "60", "--log-interval", "60")
+    assert qm("train", "sft", "--model", model, "--data", data, "--output", folder / "run", *flags) == 0
+    return f"hf:{folder / 'run'}"
+
+
+@pytest.fixture(scope="module")
+def model(rewriter: str) -> Iterator[HfModel]:
+    loaded = HfModel(rewriter)
+    yield loaded
+    loaded.close()
+
+
+def ask(model: HfModel, text: str, **fields: object) -> Completion:
+    return model.complete(ChatRequest.user(text, model=model.name, **{"max_tokens": 16, **fields}))
+
+
+def test_it_answers_as_it_was_taught(model: HfModel) -> None:
+    reply = ask(model, "plz stop it")
+    assert (reply.text, reply.model) == ("stop", model.name)
+    assert reply.prompt_tokens > 3
+    assert 0 < reply.completion_tokens < 16
+
+
+def test_an_operators_prompt_comes_down_to_its_question(model: HfModel) -> None:
+    prompt = operators.get("neutral").render("plz join it", context=OperatorContext())
+    assert ask(model, prompt).text == "join"
+
+
+def test_many_callers_get_what_one_gets(model: HfModel) -> None:
+    texts = [f"plz {word} it" for word in WORDS] * 6
+    with ThreadPoolExecutor(12) as pool:
+        assert [reply.text for reply in pool.map(lambda text: ask(model, text), texts)] == list(WORDS) * 6
+
+
+def test_replies_are_no_longer_than_asked_for(model: HfModel) -> None:
+    assert ask(model, "plz count it", max_tokens=1).completion_tokens <= 1
+
+
+def test_sampling_follows_the_seed(model: HfModel) -> None:
+    replies = {ask(model, "what is it", temperature=3.0, seed=seed).text for seed in (1, 1, 2, 3, 4)}
+    again = {ask(model, "what is it", temperature=3.0, seed=seed).text for seed in (1, 2, 3, 4)}
+    assert replies == again
+    assert len(replies) > 1
+
+
+def test_a_prompt_that_does_not_fit_is_a_failed_call(model: HfModel) -> None:
+    reply = ask(model, "a long question " * 200)
+    assert reply.error is not None
+    assert reply.error.kind == "request"
+
+
+def test_closing_cancels_what_waits(rewriter: str) -> None:
+    model = HfModel(rewriter)
+    replies: list[Completion] = []
+    threads = [threading.Thread(target=lambda: replies.append(ask(model, "plz sort it"))) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    model.close()
+    for thread in threads:
+        thread.join(20)
+    assert len(replies) == 40
+    assert {reply.error.kind for reply in replies if reply.error} <= {"cancelled"}
+    late = ask(model, "plz sort it")
+    assert late.error is not None
+    assert late.error.kind == "cancelled"
+
+
+def test_names_and_digests(rewriter: str, model: HfModel, tmp_path: Path) -> None:
+    assert is_local(rewriter)
+    assert not is_local("llama3.2")
+    assert local_models("llama3.2", None) == ()
+    other = HfModel(f"hf:{save_model(tmp_path, seed=5)}")
+    assert len({model.digest, other.digest}) == 2
+    other.close()
+
+
+@pytest.mark.parametrize("content", [None, '{"prompt": "no place"}', "{torn"])
+def test_what_cannot_be_served_is_one_line(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        save_model(tmp_path)
+        (tmp_path / "query_mutator.json").write_text(content)
+    with pytest.raises(UsageError) as caught:
+        HfModel(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_has_it_as_its_mutator(
+    rewriter: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*tiny_flags, "--mutator-model", rewriter, "--no-evaluate", "--eval-interval", "0"]
+    assert exit_code(train_main, flags, prog="train") == 0, capsys.readouterr().err
+    run = tmp_path / "runs" / "latest"
+    steps = list(read_json_lines(run / "transcripts.jsonl"))
+    assert all(step["valid"] for step in steps)
+    rewrites = {step["rewrite"] for step in steps if step["operator"] in ("spelling", "neutral", "filler")}
+    assert len(rewrites) > 1
+    assert json.loads((run / "config.json").read_text())["backend"]["mutator_model"] == rewriter
+    report = tmp_path / "report.json"
+    assert qm("eval", "--checkpoint", run, "--json", report) == 0, capsys.readouterr().err
+
+
+def test_eval_has_it_as_a_method_of_its_own(
+    rewriter: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    run, report = tmp_path / "runs" / "latest", tmp_path / "report.json"
+    assert qm("eval", "--checkpoint", run, "--rewriter", rewriter, "--json", report) == 0, capsys.readouterr().err
+    assert "rewriter_fit" in capsys.readouterr().out
+    methods = json.loads(report.read_text())["methods"]
+    assert methods["rewriter"]["calls_per_question"] <= 3
+    assert methods["rewriter"].keys() == methods["policy"].keys()
+    assert qm("eval", "--checkpoint", run, "--rewriter", "llama3.2") == 2
+    assert "--rewriter llama3.2 must be hf:FOLDER" in capsys.readouterr().err
+    assert qm("eval", "--checkpoint", run, "--rewriter", "hf:/nowhere") == 2
+    assert "hf:/nowhere: no model can be read from it" in capsys.readouterr().err
