@@ -1,7 +1,8 @@
-"""`qm`: what can be done with a trained policy.
+"""`qm`: what can be done with a trained policy, and with the runs that made it.
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
+qm analyze runs/a runs/b                              compare runs of any trainer
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from query_mutator import __version__
+from query_mutator.analysis.command import AnalyzeFlags, compare_runs
 from query_mutator.console import closing_on_interrupt, progress, run_cli
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
@@ -243,6 +245,7 @@ def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
+    "analyze": (AnalyzeFlags, compare_runs),
 }
 
 

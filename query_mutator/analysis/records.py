@@ -107,7 +107,7 @@ def _lengths_hold(data: Bytes, frames: Ints) -> NDArray[np.bool_]:
         byte = data[frames + place]
         crc ^= table[byte ^ 0xFF if place < 4 else byte]
     crc ^= np.uint32(0xFFFFFFFF)
-    masked: NDArray[np.uint32] = ((crc >> 15) | (crc << 17)) + np.uint32(_MASK_DELTA)
+    masked = np.bitwise_or(crc >> np.uint32(15), crc << np.uint32(17)) + np.uint32(_MASK_DELTA)
     return np.asarray(masked == stored)
 
 

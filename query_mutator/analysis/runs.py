@@ -58,13 +58,14 @@ class Run:
 
 def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
     """Return the folders or files that `names` mean, `*` allowed; UsageError for one that is not there."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # where it really lies -> as it was named; `latest` points to another
     for name in names:
-        paths = [path for place in _places(logdir) for path in _matches(place, name)]
+        paths = next(filter(None, (_matches(place, name) for place in _places(logdir))), [])
         if not paths:
             raise UsageError(_not_there(name, logdir))
-        found |= dict.fromkeys(paths if glob.has_magic(name) else paths[:1])
-    return list(found)
+        for path in paths:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def load_runs(paths: Sequence[Path], *, merge_suffixed: bool = True) -> list[Run]:
@@ -109,7 +110,7 @@ def _places(logdir: str | None) -> list[Path]:
 def _matches(place: Path, name: str) -> list[Path]:
     if glob.has_magic(name):
         found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
-        return [path for path in found if path.is_file() or _event_files(path) or _table_files(path)]
+        return [path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path))]
     return [place / name] if (place / name).exists() else []
 
 

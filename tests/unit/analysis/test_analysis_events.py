@@ -14,10 +14,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
-from tests.unit.analysis.writing import write_events
 
 from query_mutator.analysis.events import EventFile, read_event_file
 from query_mutator.metrics import MetricsWriter
+from tests.unit.analysis.writing import write_events
 
 Triples = dict[str, list[tuple[int, float, float]]]
 

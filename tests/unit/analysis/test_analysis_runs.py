@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.analysis.writing import write_events, write_run
 
 from query_mutator.analysis.runs import find_runs, load_run, load_runs
 from query_mutator.errors import UsageError
 from query_mutator.metrics import MetricsWriter
+from tests.unit.analysis.writing import write_events, write_run
 
 
 def rows(start: int, stop: int, value: float, *, every: int = 10) -> list[tuple[int, float, dict[str, float]]]:
