@@ -3,6 +3,7 @@
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
 qm analyze runs/a runs/b                              compare runs of any trainer
+qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags
 from query_mutator.registry import nearest
+from query_mutator.sweep.command import SweepFlags, sweep
 
 if TYPE_CHECKING:
     from query_mutator.assemble import System
@@ -246,6 +248,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
     "analyze": (AnalyzeFlags, compare_runs),
+    "sweep": (SweepFlags, sweep),
 }
 
 

@@ -187,6 +187,8 @@ def _value(flag: Flag, values: list[str], written: str) -> Any:
 
     if flag.type is bool and values[0] in ("True", "False"):
         return values[0] == "True"
+    if flag.type == tuple[str, ...]:  # may hold what looks like flags, behind a bare --
+        return tuple(values)
     one = dataclasses.make_dataclass("One", [("value", flag.type)], kw_only=True)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # tyro draws a box around what went wrong

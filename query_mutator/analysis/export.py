@@ -43,7 +43,7 @@ def as_json(analysis: Analysis) -> str:
         "findings": [asdict(row) for row in analysis.findings],
         "remarks": list(analysis.remarks),
     }
-    return json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
@@ -87,11 +87,12 @@ def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterat
                     yield (*about, group_name, curve.run, curve.tag, "at", axis, found.x, found.value, curve.divided_by)
 
 
-def _plain(data: Any) -> Any:
+def plain(data: Any) -> Any:
+    """Return data that JSON can hold; numbers that are not finite are None."""
     if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
+        return {key: plain(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
+        return [plain(value) for value in data]
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return data if isinstance(data, (str, int, float, bool, type(None))) else str(data)

@@ -31,6 +31,7 @@ ALLOWED = {
     "metrics": BASE,
     "rundir": BASE | {"metrics"},
     "analysis": BASE | {"console", "flags"},
+    "sweep": BASE | {"console", "flags", "analysis"},
     "console": BASE,
     "flags": BASE,
     "config": BASE | {"flags"},
