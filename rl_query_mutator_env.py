@@ -15,8 +15,7 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsInt
 
 import gymnasium as gym
@@ -25,7 +24,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from query_mutator.episode import Attempt, Episode
 from query_mutator.errors import BackendError
+from query_mutator.journal import CallSite, Journal
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import retry_delay_s
@@ -42,7 +43,7 @@ from query_mutator.scheduling import (
     run_flow,
 )
 from query_mutator.task import SUBMIT, UNDO, Task
-from query_mutator.types import AnswerRule, Completion, ErrorInfo, Question, Reward, StepRecord
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
@@ -62,40 +63,6 @@ def register() -> None:
 
 
 register()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A question text, the target's answer to it, and what they are worth; vectors are [D]."""
-
-    text: str
-    answer: str
-    text_vector: FloatArray
-    answer_vector: FloatArray
-    fit: float  # cosine of this text and the answer to it
-    closeness: float  # cosine of the question as first put and the answer
-    reward: Reward
-
-    def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
-        """Return what the rules compare, no gold in it: an answer beats "not sure" beats a refusal, then a cosine."""
-        cosine = self.closeness if rule == "closest" else self.fit
-        return not is_refusal(self.answer), not is_not_sure(self.answer), cosine
-
-
-@dataclass(slots=True, kw_only=True)
-class Episode:
-    """What has happened since the question was drawn."""
-
-    index: int  # of the question in the task
-    first: Attempt
-    current: Attempt
-    best: Attempt
-    known: dict[str, Attempt]  # every text asked in this episode: it is not asked again
-    used: list[bool]
-    steps: int = 0
-    calls: int = 1
-    total_reward: float = 0.0
-    names: list[str] = field(default_factory=list)  # actions taken
 
 
 class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
@@ -152,6 +119,26 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         actions = " > ".join(self.episode.names) or "-"
         return f"{first.text}\n  {actions}\n{current.text}\n  {current.answer}"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that this environment needs to go on exactly here: plain types and tensors."""
+        return {
+            "rng": self.np_random.bit_generator.state,
+            "order": list(self._order),
+            "episode": self.episode.to_state() if self.episode is not None else None,
+            "steps": self.total_steps,
+            "episodes": self.total_episodes,
+            "invalid_steps": self.invalid_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> FloatArray | None:
+        """Go on where `state_dict` was taken; return the observation [O], None before the first reset."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._order = list(state["order"])
+        self.total_steps, self.total_episodes = state["steps"], state["episodes"]
+        self.invalid_steps = state["invalid_steps"]
+        self.episode = Episode.from_state(state["episode"]) if state["episode"] is not None else None
+        return self._observe() if self.episode is not None else None
+
     def close(self) -> None:
         """Give back what was made for this environment; idempotent."""
         if self.on_close is not None:
@@ -170,13 +157,18 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self._order = []
         fixed = (options or {}).get("question")
         error: ErrorInfo | None = None
+        tries = 0
         for _ in range(1 if fixed is not None else RESET_QUESTIONS):
             index = int(fixed) if fixed is not None else self._draw()
             for _ in range(RESET_TRIES_PER_QUESTION):
-                completion: Completion = yield Call(self.task.calls.target(self.task.questions[index].text))
-                if completion.ok:
-                    return (yield from self._begin(index, completion.text))
-                error = completion.error
+                tries += 1
+                request = self.task.calls.target(self.task.questions[index].text)
+                completion: Completion = yield self._call(request, f"first answer {tries}")
+                error = completion.error or (yield from self._begin(index, completion.text))
+                if error is None:
+                    assert self.episode is not None
+                    score = self.episode.first.reward.score
+                    return self._observe(), {"question_id": self.task.questions[index].id, "baseline_score": score}
         raise BackendError(f"no question could be put to {self.task.calls.target_model}: {error}")
 
     def step_flow(self, action: int) -> Flow:
@@ -200,32 +192,41 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self._order = [int(index) for index in self.np_random.permutation(len(self.task.questions))]
         return self._order.pop()
 
+    def _call(self, request: ChatRequest, phase: str, *, action: int | None = None) -> Call:
+        return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
+
     def _begin(self, index: int, answer: str) -> Flow:
+        """Begin the episode of a question; return the error of an embedding that failed for good."""
         question = self.task.questions[index]
-        (answer_vector,) = yield Encode((answer,))
+        vectors = yield Encode((answer,))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        (answer_vector,) = vectors
         first = self._attempt(index, question.text, answer, self.task.question_vectors[index], answer_vector)
         used = [False] * len(self.task.operators)
         self.episode = Episode(
             index=index, first=first, current=first, best=first, known={question.text: first}, used=used
         )
-        return self._observe(), {"question_id": question.id, "baseline_score": first.reward.score}
+        return None
 
     def _rewrite(self, action: int) -> Flow:
         """Have the mutator rewrite and the target answer; return the error of a call that failed for good."""
         assert self.episode is not None
         episode, operator = self.episode, self.task.operators[action]
         prompt = operator.render(episode.current.text, context=self.task.context(episode.index))
-        mutated: Completion = yield Call(self.task.calls.mutator(prompt))
+        mutated: Completion = yield self._call(self.task.calls.mutator(prompt), "rewrite", action=action)
         episode.calls += 1
         text = clean_rewrite(mutated.text) or episode.current.text
         if not mutated.ok:
             return mutated.error
         if text not in episode.known:
-            answered: Completion = yield Call(self.task.calls.target(text))
+            answered: Completion = yield self._call(self.task.calls.target(text), "answer", action=action)
             episode.calls += 1
             if not answered.ok:
                 return answered.error
             vectors = yield Encode((text, answered.text))
+            if isinstance(vectors, ErrorInfo):
+                return vectors
             episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
         episode.used[action] = True
         episode.current = episode.known[text]
@@ -344,7 +345,9 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`).
     """
 
-    def __init__(self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8) -> None:
+    def __init__(
+        self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8, *, journal: Journal | None = None
+    ) -> None:
         self.envs = list(envs)
         if not self.envs:
             raise ValueError("envs must hold at least one QueryMutationEnv")
@@ -358,7 +361,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._observations = np.zeros(self.observation_space.shape or (), dtype=np.float32)  # [N, O]
-        self._scheduler = _scheduler(first, batch_size)
+        self._scheduler = _scheduler(first, batch_size, journal)
 
     @property
     def batch_size(self) -> int:
@@ -393,7 +396,13 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
         """Begin a step in each of `env_ids`; it goes on while the caller does something else."""
         for action, index in zip(actions, env_ids, strict=True):
-            self._scheduler.start(int(index), _step_and_reset(self.envs[index], int(action)))
+            env = self.envs[index]
+            self._scheduler.start(int(index), _step_and_reset(env, int(action)), done=env.total_steps)
+
+    def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
+        """Begin a reset in every environment; `recv` returns it as a step without reward, `infos["reset"]` says so."""
+        for index, env_seed in enumerate(_seeds(seed, self.num_envs)):
+            self._scheduler.start(index, _reset(self.envs[index], env_seed))
 
     def recv(
         self, min_envs: int = 1, timeout_s: float | None = None
@@ -413,7 +422,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             results[index] = result  # type: ignore[index]
         ids = sorted(results)
         obs, rewards, terminations, truncations, infos = self._gather(results, ids)
-        infos = {**_rows(infos, ids), "env_id": np.array(ids, dtype=np.int64)}
+        infos = {**rows_of(infos, np.array(ids, dtype=np.int64)), "env_id": np.array(ids, dtype=np.int64)}
         return obs[ids], rewards[ids], terminations[ids], truncations[ids], infos
 
     def _gather(
@@ -431,6 +440,19 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
 
     batch_reset = reset
     batch_step = step
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the states of all environments; none may be in the middle of a step."""
+        return [env.state_dict() for env in self.envs]
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
+        """Go on where `state_dict` was taken; return the observations [N, O], None before the first reset."""
+        for index, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            obs = env.load_state_dict(state)
+            if obs is None:
+                return None
+            self._observations[index] = obs
+        return self._observations.copy()
 
     def _run_all(self, flows: dict[int, Flow]) -> dict[int, Any]:
         for index, flow in flows.items():
@@ -453,16 +475,22 @@ def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
     return obs, reward, terminated, truncated, info
 
 
-def _rows(infos: dict[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the rows `env_ids` of every array of infos over all environments, dicts included."""
-    return {key: _rows(value, env_ids) if isinstance(value, dict) else value[env_ids] for key, value in infos.items()}
+def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
+    """Yield the calls of a reset and return it in the form of a step."""
+    obs, info = yield from env.reset_flow(seed=seed)
+    return obs, 0.0, False, False, {"reset": True, **info}
 
 
-def _scheduler(env: QueryMutationEnv, batch_size: int | None) -> Scheduler:
-    client, encoder = env.client, env.task.encoder
+def rows_of(infos: dict[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) -> dict[str, Any]:
+    """Return the given rows of every array of infos, dicts included."""
+    return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
+
+
+def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: Journal | None) -> Scheduler:
+    client, encoder, delay = env.client, env.task.encoder, env.retry_delay
     if batch_size is None:
-        return SequentialScheduler(client=client, encoder=encoder, retry_delay_s=env.retry_delay)
-    return PooledScheduler(client=client, encoder=encoder, retry_delay_s=env.retry_delay, batch_size=batch_size)
+        return SequentialScheduler(client=client, encoder=encoder, retry_delay_s=delay, journal=journal)
+    return PooledScheduler(client=client, encoder=encoder, retry_delay_s=delay, batch_size=batch_size, journal=journal)
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -19,18 +19,28 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from query_mutator.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.console import closing_on_interrupt, note, progress, run_cli
-from query_mutator.errors import CheckpointError, DiskError, UsageError
+from query_mutator.errors import BackendError, CheckpointError, DiskError, TooManyFailuresError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ppo.algorithm import PPO
     from query_mutator.assemble import System, TaskSettings
-    from query_mutator.checkpoint import Checkpoint
+    from query_mutator.checkpoint import Checkpoint, Progress
     from query_mutator.data import Split
+    from query_mutator.journal import Journal
     from query_mutator.plan import Plan
     from query_mutator.rundir import RunDir
     from query_mutator.task import Task
+    from rl_query_mutator_env import BatchedQueryMutationEnv
+
+    FloatArray = NDArray[np.float32]
+    BoolArray = NDArray[np.bool_]
 
 S = TypeVar("S")
+
+ADVICE_AFTER_CALLS = 6  # for each that may be in flight: by then the server's queue shows
 
 _OF_ONE_COMMAND = ("resume", "config", "dry_run")  # flags that a checkpoint does not hand on
 
@@ -62,12 +72,11 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
     if config.resume is None:
         return config, None
     from query_mutator.checkpoint import read_checkpoint
+    from query_mutator.resume import check_resumption
 
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=checkpoint.flags, base_name=str(checkpoint.path))
-    if checkpoint.learner["updates_done"] >= config.num_updates:
-        steps = checkpoint.progress.env_steps
-        raise UsageError(f"{checkpoint.path} has taken its {steps} steps; give a larger --num-env-steps to go on")
+    check_resumption(config, checkpoint)
     return config, checkpoint
 
 
@@ -103,7 +112,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         check(config, split, checkpoint)
         bar.update()
         system = stack.enter_context(System(settings_of(SystemSettings, config, batch_size=config.calls_in_flight)))
-        stack.enter_context(closing_on_interrupt(system.client.close))
+        stack.enter_context(closing_on_interrupt(system.calls.close))
     embed_questions(system.encoder, split.train)
     task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
     learner = make_learner(config, task, checkpoint)
@@ -178,31 +187,36 @@ class Trainer:
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
     ) -> None:
-        from ppo.rollout import RolloutBuffer
-        from query_mutator.callstats import CallTotals, CountedClient
         from query_mutator.checkpoint import Progress
         from query_mutator.evaluation import Evaluator
+        from query_mutator.failure_rate import WINDOW_STEPS, FailureWindow
+        from query_mutator.journal import Journal
+        from query_mutator.llm.counted import CallTotals
         from query_mutator.runlog import RunLog
-        from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.ppo, self.run_dir = task, split, ppo, run_dir
         done = checkpoint.progress if checkpoint else Progress()
-        self.env_steps, self.invalid_steps_before = done.env_steps, done.invalid_steps
-        self.client = CountedClient(system.client, totals=CallTotals(calls=done.llm_calls))
-        self.envs = BatchedQueryMutationEnv(
-            [
-                QueryMutationEnv(task, client=self.client, env_id=env, on_record=run_dir.add_record)
-                for env in range(config.num_processes)
-            ],
-            batch_size=config.batch_size if config.use_batching else None,
+        self.env_steps = done.env_steps
+        self.counted = system.calls.counted
+        self.counted.go_on_from(CallTotals(calls=done.llm_calls))
+        self.journal = None
+        if not config.max_policy_lag:  # what runs ahead of a checkpoint cannot be replayed from it
+            self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
+        self.envs = make_envs(config, system, task, run_dir, self.journal)
+        self.obs = self._go_on(checkpoint, done)
+        self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.envs.envs)
+        self.evaluator = Evaluator(
+            client=system.calls.eval_client,
+            batch_size=config.calls_in_flight,
+            retry_delay=system.retry_delay,
+            progress=progress,
         )
-        for env, episodes in zip(self.envs.envs, done.env_episodes, strict=False):
-            env.total_steps, env.total_episodes = ppo.updates_done * config.num_steps, episodes
-        self.buffer = RolloutBuffer(config.num_steps, config.num_processes, task.observer.size)
-        self.eval_client = CountedClient(system.client)
-        self.evaluator = Evaluator(client=self.eval_client, batch_size=config.calls_in_flight, progress=progress)
-        self.runlog = RunLog(self.client, wall_s=done.wall_s)
+        self.runlog = RunLog(system.calls, wall_s=done.wall_s)
+        self.failures = FailureWindow(
+            config.max_failure_rate, size=min(WINDOW_STEPS, config.rollout_steps), why=self._commonest_failure
+        )
+        self.has_advised = system.choice.kind == "embedded"  # our own server has as many slots as calls are made
         self.losses: dict[str, float] = {}
         self.latest = self._snapshot()
         self.saved: Path | None = checkpoint.path if checkpoint else None
@@ -218,13 +232,22 @@ class Trainer:
         from query_mutator.heldout import make_looks
         from query_mutator.provenance import describe_run
 
-        config, episodes_seed = self.config, self.config.seed
+        config = self.config
         note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
         print(f"run folder: {self.run_dir.path}", flush=True)
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), self.system), resumed_at=self.env_steps)
-        if self.ppo.updates_done:  # the same episodes again would teach nothing new
-            episodes_seed = new_seed(config.seed, self.ppo.updates_done)
-        self.collector = Collector(self.envs, self.ppo, seed=episodes_seed, on_steps=self.runlog.add_steps)
+        self._write_checkpoint()  # the first one too: from it on no call is lost
+        again = self.ppo.updates_done  # the same episodes again would teach nothing new
+        self.collector = Collector(
+            self.envs,
+            self.ppo,
+            self.obs,
+            seed=new_seed(config.seed, again) if again else config.seed,
+            num_steps=config.num_steps,
+            on_steps=self._add_steps,
+            max_policy_lag=config.max_policy_lag,
+            journal=self.journal,
+        )
         self.looks = None
         if config.updates_between_looks:
             self.looks = make_looks(self.evaluator, self.task, self.split.test, size=config.eval_questions)
@@ -235,12 +258,17 @@ class Trainer:
 
     def collect(self) -> None:
         """Let every environment take its `num_steps` under the frozen policy."""
-        self.collector.collect(self.buffer)
+        try:
+            self.rollout = self.collector.collect()
+        except BackendError as error:  # it served the run until now
+            raise TooManyFailuresError(str(error)) from error
         self.env_steps += self.config.rollout_steps
 
     def update(self) -> None:
         """Learn from the rollout."""
-        self.losses = self.ppo.update(self.buffer, self.collector.obs)
+        rollout, lags = self.rollout, self.config.max_policy_lag > 0
+        self.losses = self.ppo.update(rollout.buffer, rollout.next_obs, stale=lags)
+        self.losses["losses/policy_lag"] = rollout.policy_lag
 
     def log(self) -> None:
         """Write a row of metrics when one is due, with a look at held-out questions when one is due."""
@@ -254,6 +282,8 @@ class Trainer:
         if row:
             self.run_dir.metrics.write(row, step=self.env_steps, wall_s=self.runlog.wall_s)
             self.runlog.next_row()
+        if self.journal is not None:
+            self.journal.begin(self.env_steps)
         self.latest = self._snapshot()
 
     def save(self) -> None:
@@ -280,6 +310,41 @@ class Trainer:
             print(result_table(report))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
 
+    def _go_on(self, checkpoint: Checkpoint | None, done: Progress) -> FloatArray | None:
+        """Put the environments where the checkpoint left them; return their observations [N, O], None for new episodes.
+
+        In the run's own folder they go on in the middle of their episodes, from a file they begin new ones.
+        """
+        if checkpoint is None:
+            return None
+        if checkpoint.envs is not None and Path(self.config.resume or "").is_dir():
+            return self.envs.load_state_dict(checkpoint.envs)
+        for env, episodes in zip(self.envs.envs, done.env_episodes, strict=False):
+            env.total_steps, env.total_episodes = self.ppo.updates_done * self.config.num_steps, episodes
+        return None
+
+    def _add_steps(self, infos: dict[str, Any], ended: BoolArray, valid: BoolArray) -> None:
+        self.runlog.add_steps(infos, ended)
+        self.failures.add(valid)
+        self._advise()
+
+    def _advise(self) -> None:
+        """Say once when the server works on fewer calls at once than it is sent."""
+        from query_mutator.llm.probe import slots_advice, slots_under_load
+
+        in_flight = min(self.config.calls_in_flight, self.config.num_processes)
+        calls = self.runlog.calls
+        if self.has_advised or calls.calls < ADVICE_AFTER_CALLS * in_flight:
+            return
+        self.has_advised = True
+        kind = self.system.choice.kind
+        advice = slots_advice(slots_under_load(calls, in_flight=in_flight), in_flight, kind=kind)
+        if advice is not None:
+            note(advice)
+
+    def _commonest_failure(self) -> str:
+        return "".join(f", most often {kind!r}" for kind, _ in self.counted.error_kinds.most_common(1))
+
     @property
     def invalid_steps(self) -> int:
         """Return the steps of the run that were left out of learning."""
@@ -302,25 +367,33 @@ class Trainer:
             progress=Progress(
                 env_steps=self.env_steps,
                 wall_s=self.runlog.wall_s,
-                llm_calls=self.client.totals.calls,
+                llm_calls=self.counted.totals.calls,
                 invalid_steps=self.invalid_steps,
                 env_episodes=tuple(env.total_episodes for env in self.envs.envs),
                 transcripts_bytes=self.run_dir.transcripts.size_bytes,
                 metrics_bytes=self.run_dir.metrics.rows.size_bytes,
             ),
+            envs=self.envs.state_dict() if self.journal is not None else None,
         )
 
     def _write_checkpoint(self) -> None:
+        from query_mutator.rundir import checkpoints_in, steps_of
+
         path = self.run_dir.checkpoint_path(self.latest.progress.env_steps)
-        if path != self.saved:
-            self.saved = self.latest.save(path)
+        if path == self.saved:
+            return
+        self.run_dir.sync()
+        self.saved = self.latest.save(path)
+        if self.journal is not None:
+            # The calls since the checkpoint before are kept: it is gone on from should this one be damaged.
+            self.journal.drop_before(steps_of(checkpoints_in(self.run_dir.path)[:2][-1]))
 
     def _summary(self, report: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
         return {
             "eval": report,
             "env_steps": self.env_steps,
-            "llm_calls": self.client.totals.calls,
-            "eval_llm_calls": self.eval_client.totals.calls,
+            "llm_calls": self.counted.totals.calls,
+            "eval_llm_calls": self.system.calls.eval_counted.totals.calls,
             "invalid_steps": self.invalid_steps,
             "wall_s": round(wall_s, 3),
             "seed": self.config.seed,
@@ -339,8 +412,29 @@ class Trainer:
             with contextlib.suppress(DiskError):  # which then is the error already
                 self._write_checkpoint()
                 note(f"checkpoint: {self.saved}; go on with --resume {self.run_dir.path}")
-        self.system.client.close()  # first, because the environments wait for calls in flight
+        self.system.calls.close()  # first, because the environments wait for calls in flight
         self.envs.close()
+        if self.journal is not None:
+            self.journal.close()
+
+
+def make_envs(
+    config: TrainConfig, system: System, task: Task, run_dir: RunDir, journal: Journal | None
+) -> BatchedQueryMutationEnv:
+    """Return the environments of a run."""
+    from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+
+    envs = [
+        QueryMutationEnv(
+            task,
+            client=system.calls.client,
+            retry_delay=system.retry_delay,
+            env_id=env,
+            on_record=run_dir.add_record,
+        )
+        for env in range(config.num_processes)
+    ]
+    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None, journal=journal)
 
 
 def new_seed(seed: int, updates_done: int) -> int:

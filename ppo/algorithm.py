@@ -6,6 +6,7 @@ T steps, N envs, D obs, A actions; B valid steps of a rollout
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
 from ppo.gae import compute_gae
-from ppo.loss import LossTerms, ppo_loss
+from ppo.loss import LossTerms, normalised, ppo_loss
 from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
 from ppo.rollout import Batch, RolloutBuffer
 
@@ -47,6 +48,21 @@ def ppo_update(
         if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
             break
     return _stats(scalars, log_ratios, batch, clip_param=config.clip_param)
+
+
+def corrected(policy: Policy, batch: Batch, *, norm_adv: bool) -> tuple[Batch, float]:
+    """Return a batch of earlier policies' steps as one to learn from today, and the mean of its weights.
+
+    The ratio is taken to today's policy, around which it is clipped; a step weighs as much as it is likelier today than
+    it was, at most 1 (decoupled PPO, Hilton et al., 2021, arXiv:2110.00641, with truncated weights).
+    """
+    with torch.no_grad():
+        logits, _ = policy(batch.obs)
+    today = logits.log_softmax(-1).gather(1, batch.actions[:, None]).squeeze(1)
+    weights = (today - batch.logprobs).exp().clamp(max=1.0)
+    advantages = normalised(batch.advantages) if norm_adv else batch.advantages
+    mean = float(weights.mean()) if len(weights) else 1.0
+    return batch._replace(logprobs=today, advantages=weights * advantages), mean
 
 
 def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig) -> LossTerms:
@@ -122,8 +138,11 @@ class PPO:
         """Return the critic's values [n] of observations [n, D]."""
         return self.frozen.get_value(obs)
 
-    def update(self, buffer: RolloutBuffer, next_obs: FloatArray) -> dict[str, float]:
-        """Learn from a full buffer whose environments now see `next_obs` [N, D]; return the update's statistics."""
+    def update(self, buffer: RolloutBuffer, next_obs: FloatArray, *, stale: bool = False) -> dict[str, float]:
+        """Learn from a full buffer whose environments then saw `next_obs` [N, D]; return the update's statistics.
+
+        `stale` says that earlier policies took some of its steps: those are corrected for.
+        """
         advantages, returns = compute_gae(
             buffer.rewards,
             buffer.values,
@@ -137,10 +156,14 @@ class PPO:
         )
         lr = self._set_learning_rate()
         batch = buffer.batch(advantages, returns).to(self.device)
-        stats = ppo_update(self.policy, self.optimizer, batch, self.config, self.shuffle_rng)
+        config, more = self.config, {"charts/learning_rate": lr}
+        if stale:
+            batch, more["losses/importance_weight"] = corrected(self.policy, batch, norm_adv=config.norm_adv)
+            config = replace(config, norm_adv=False)
+        stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng)
         self.updates_done += 1
         self.frozen = self._freeze()
-        return {**stats, "charts/learning_rate": lr}
+        return {**stats, **more}
 
     def _set_learning_rate(self) -> float:
         left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0

@@ -133,6 +133,13 @@ class FrozenPolicy:
         logprobs = logits[np.arange(len(actions)), actions] - np.log(total)
         return ActOutput(actions, logprobs, values)
 
+    def logprobs(self, obs: FloatArray, actions: NDArray[np.int64]) -> FloatArray:
+        """Return the log-probabilities [n] of given actions [n] under observations [n, D]."""
+        logits, _ = self._forward(obs)
+        logits -= logits.max(axis=1, keepdims=True)
+        chosen: FloatArray = logits[np.arange(len(actions)), actions] - np.log(np.exp(logits).sum(axis=1))
+        return chosen
+
     def _forward(self, obs: FloatArray) -> tuple[FloatArray, FloatArray]:
         product = _ordered_product if self.deterministic else np.matmul
         weights = self._weights

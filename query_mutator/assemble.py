@@ -8,24 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.data import Split, load_questions, python_docs, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.errors import UsageError
-from query_mutator.llm.build import build_client, resolve_backend
+from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
+from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, retry_delay_s
 from query_mutator.observation import Projection
 from query_mutator.registry import nearest
-from query_mutator.rewards import WeightedReward
+from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.types import AnswerRule, Question
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.embedded.corpus import Corpus
+    from query_mutator.llm.stack import ClientStack
 
 
 EMBEDDED_TARGET = "pydoc-assistant"
@@ -37,12 +40,22 @@ BUNDLED_DATASET = "python_docs"
 class SystemSettings:
     """What decides which models answer and how calls reach them."""
 
-    backend: Literal["auto", "embedded", "ollama", "openai"] = "auto"
-    ollama_url: str | None = None
+    backend: BackendName = "auto"
+    ollama_url: str | tuple[str, ...] | None = None
+    openai_url: str | None = None
+    allow_mixed: bool = False
     target_model: str | None = None
     mutator_model: str | None = None
     batch_size: int = 8
+    adaptive: bool = False
     timeout_s: float = 120.0
+    deadline_s: float | None = None
+    max_retries: int = DEFAULT_MAX_RETRIES
+    early_stop: bool = False
+    cache: CacheMode = "off"
+    cache_path: str | None = None
+    num_ctx: int | None = None
+    keep_alive: str = "30m"
     encoder: str = "all-MiniLM-L6-v2"
     device: str = "cpu"
     deterministic: bool = False
@@ -61,6 +74,7 @@ class System:
             self.choice = resolve_backend(
                 settings.backend,
                 url=settings.ollama_url,
+                openai_url=settings.openai_url,
                 target_model=settings.target_model,
                 mutator_model=settings.mutator_model,
             )
@@ -86,17 +100,35 @@ class System:
             self.encoder = self._resolve_encoder(None)
             self.url = self._start_embedded(corpus)
         else:
-            assert self.choice.url is not None
-            self.url = self.choice.url
-        calls = build_client(self.url, batch_size=settings.batch_size, timeout_s=settings.timeout_s)
+            self.url = self.choice.urls[0]
+        self.calls = calls = self._build_client()
         self._stack.callback(calls.close)
-        # Not `calls.retry`: the scheduler waits before a retry, so that a waiting call holds no worker.
-        self.client = calls.limit
+        self.retry_delay = partial(retry_delay_s, max_retries=settings.max_retries, deadline_s=settings.deadline_s)
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
         calls.require_models((self.target_model, self.mutator_model))
         if self.choice.kind != "embedded":
             self.encoder = self._resolve_encoder(calls.embed)
+
+    def _build_client(self) -> ClientStack:
+        settings, kind = self.settings, self.choice.kind
+        if kind == "openai" and settings.num_ctx is not None:
+            raise UsageError("--num-ctx is an option of Ollama's; start an OpenAI-compatible server with its own")
+        return build_client(
+            self.choice.urls or self.url,
+            kind="openai" if kind == "openai" else "ollama",
+            batch_size=settings.batch_size,
+            adaptive=settings.adaptive,
+            timeout_s=settings.timeout_s,
+            deadline_s=settings.deadline_s,
+            max_retries=settings.max_retries,
+            cache=settings.cache,
+            cache_path=settings.cache_path,
+            is_refusal=is_refusal if settings.early_stop else None,
+            keep_alive=settings.keep_alive,
+            runner_options={} if settings.num_ctx is None else {"num_ctx": settings.num_ctx},
+            allow_mixed=settings.allow_mixed,
+        )
 
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
         settings = self.settings
@@ -220,7 +252,8 @@ def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) 
         raise
     return QueryMutationEnv(
         task,
-        client=system.client,
+        client=system.calls.client,
+        retry_delay=system.retry_delay,
         env_id=env_id,
         render_mode=render_mode,
         on_close=lambda: _release(system_settings),
@@ -231,7 +264,13 @@ def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
     """Return N environments that share one task and one pool of `batch_size` workers."""
     first = make_env(**kwargs)
     more = [
-        QueryMutationEnv(first.task, client=first.client, env_id=index, render_mode=first.render_mode)
+        QueryMutationEnv(
+            first.task,
+            client=first.client,
+            retry_delay=first.retry_delay,
+            env_id=index,
+            render_mode=first.render_mode,
+        )
         for index in range(1, num_envs)
     ]
     return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)

@@ -45,6 +45,7 @@ class Checkpoint:
     flags: Mapping[str, Any]
     versions: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
+    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments, where they were between two steps
     path: Path | None = None
 
     def save(self, path: Path) -> Path:
@@ -69,6 +70,7 @@ class Checkpoint:
             "flags": dict(self.flags),
             "versions": dict(self.versions),
             "progress": asdict(self.progress),
+            "envs": self.envs,
         }
 
     @classmethod
@@ -85,6 +87,7 @@ class Checkpoint:
                 flags=state["flags"],
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
+                envs=state.get("envs"),
                 path=path,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -110,7 +113,8 @@ def settled(system: System) -> SystemSettings:
     return replace(
         system.settings,
         backend=system.choice.kind,
-        ollama_url=system.choice.url,
+        ollama_url=system.choice.urls if system.choice.kind == "ollama" else None,
+        openai_url=system.choice.url if system.choice.kind == "openai" else None,
         target_model=system.target_model,
         mutator_model=system.mutator_model,
     )

@@ -1,7 +1,8 @@
-"""`qm`: what can be done with a trained policy, and with the runs that made it.
+"""`qm`: what can be done with a trained policy, with the runs that made it, and with the server that is to answer.
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
+qm doctor --target-model llama3.2                     look at a model server, and say what would make it faster
 qm analyze runs/a runs/b                              compare runs of any trainer
 qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 """
@@ -24,6 +25,7 @@ from query_mutator import __version__
 from query_mutator.analysis.command import AnalyzeFlags, compare_runs
 from query_mutator.console import closing_on_interrupt, progress, run_cli
 from query_mutator.disk import disk_errors
+from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags
 from query_mutator.registry import nearest
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 
 PROG = "qm"
 
+_SYSTEM_FLAGS = (
+    "backend", "ollama_url", "openai_url", "target_model", "mutator_model", "batch_size", "timeout_s", "cache",
+    "cache_path", "device",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFlags:
@@ -45,10 +52,12 @@ class PolicyFlags:
 
     checkpoint: str = "runs/latest"
     """A run folder (its newest checkpoint) or a .pt file."""
-    backend: Literal["auto", "embedded", "ollama"] | None = None
+    backend: Literal["auto", "embedded", "ollama", "openai"] | None = None
     """Who answers; by default whoever answered in training."""
-    ollama_url: str | None = None
-    """Address of the Ollama server."""
+    ollama_url: tuple[str, ...] = ()
+    """Address of the Ollama server, or of several that share the calls."""
+    openai_url: str | None = None
+    """Address of an OpenAI-compatible server."""
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
@@ -57,6 +66,10 @@ class PolicyFlags:
     """Model calls in flight at once."""
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
     """Seconds to wait for one reply."""
+    cache: Literal["off", "eval", "all"] | None = None
+    """Whether replies are remembered on disk; eval and all mean the same here."""
+    cache_path: str | None = None
+    """File of remembered replies."""
     device: str | None = None
     """Where the sentence encoder runs, as torch names it."""
 
@@ -109,8 +122,7 @@ def main(argv: Sequence[str]) -> int:
         near = nearest(command, COMMANDS)
         raise UsageError(f"unknown command {command!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
     flags_class, carry_out = COMMANDS[command]
-    carry_out(parse_flags(flags_class, rest, prog=f"{PROG} {command}"))
-    return 0
+    return carry_out(parse_flags(flags_class, rest, prog=f"{PROG} {command}")) or 0
 
 
 # --- qm eval ---------------------------------------------------------------------------------------------------------
@@ -223,30 +235,37 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True) -> Iterator[_Policy]:
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
     settings = _settings(flags, checkpoint)
-    with System(settings) as system, closing_on_interrupt(system.client.close):
+    with System(settings) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
         task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
-        evaluator = Evaluator(client=system.client, batch_size=settings.batch_size, progress=progress)
-        with contextlib.closing(system.client):
+        evaluator = Evaluator(
+            client=system.calls.eval_client,
+            batch_size=settings.batch_size,
+            retry_delay=system.retry_delay,
+            progress=progress,
+        )
+        with contextlib.closing(system.calls):
             yield _Policy(checkpoint, system, task, evaluator)
 
 
 def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's system settings with the flags given over them; slowness is not part of an answer."""
-    names = ("backend", "ollama_url", "target_model", "mutator_model", "batch_size", "timeout_s", "device")
-    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    given = {name: getattr(flags, name) for name in _SYSTEM_FLAGS if getattr(flags, name) not in (None, ())}
     settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     if given.get("backend", settings.backend) != settings.backend:  # another server's address and models mean nothing
-        settings = replace(settings, ollama_url=None, target_model=None, mutator_model=None)
-    elif "ollama_url" in given and "backend" not in given:
-        given["backend"] = "ollama"
+        settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
+    for address, backend in (("ollama_url", "ollama"), ("openai_url", "openai")):
+        if address in given:
+            settings = replace(settings, ollama_url=None, openai_url=None)
+            given.setdefault("backend", backend)
     return replace(settings, **given)
 
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], int | None]]] = {
     "eval": (EvalFlags, evaluate_policy),
     "rewrite": (RewriteFlags, rewrite),
+    "doctor": (DoctorConfig, doctor),
     "analyze": (AnalyzeFlags, compare_runs),
     "sweep": (SweepFlags, sweep),
 }

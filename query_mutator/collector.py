@@ -4,64 +4,173 @@
 
 The policy is frozen meanwhile and every environment has its own random stream, so the data are those of lock-step. The
 quota is per environment: to stop at a total count would over-sample short (refused) episodes.
+
+With `max_policy_lag` above 0 an environment that is done goes on with the next rollout at once, while others finish and
+the update runs: those steps are taken by the policy there is, which is older than the one that learns from them by as
+many updates as their lag.
+
+Every action is in the journal before its step begins. A run that goes on takes the actions that it finds there: where
+acting is not deterministic, the last bits of a probability could lead to another one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
-from ppo.policy import FloatArray
+from ppo.policy import ActOutput, FloatArray
 from ppo.rollout import RolloutBuffer
-from rl_query_mutator_env import BatchedQueryMutationEnv
+from query_mutator.journal import Journal
+from rl_query_mutator_env import BatchedQueryMutationEnv, rows_of
 
-OnSteps = Callable[[dict[str, Any], NDArray[np.bool_]], None]
+#: Hears of steps that came back: infos, which ended their episodes [n], which were carried out [n].
+OnSteps = Callable[[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A full buffer, what its environments saw after it [N, O], and how old the policy was that filled it."""
+
+    buffer: RolloutBuffer
+    next_obs: FloatArray
+    policy_lag: float  # updates, mean over steps
+
+
+class _Part:
+    """A rollout as it fills; with a lag, several fill at once."""
+
+    def __init__(self, num_steps: int, num_envs: int, obs_dim: int) -> None:
+        self.buffer = RolloutBuffer(num_steps, num_envs, obs_dim)
+        self.next_obs = np.zeros((num_envs, obs_dim), dtype=np.float32)
+        self.lag = 0
+
+    def reset(self) -> None:
+        self.buffer.reset()
+        self.lag = 0
 
 
 class Collector:
-    """Keeps the environments' observations [N, O] from one rollout to the next."""
+    """Keeps the environments' observations [N, O] from one rollout to the next; without `obs` they begin anew."""
 
-    def __init__(self, envs: BatchedQueryMutationEnv, ppo: PPO, *, seed: int, on_steps: OnSteps) -> None:
-        self._envs, self._ppo, self._on_steps = envs, ppo, on_steps
-        self.obs, _ = envs.reset(seed=seed)  # [N, O]
-        self._actions = np.zeros(envs.num_envs, dtype=np.int64)
-        self._logprobs = np.zeros(envs.num_envs, dtype=np.float32)
-        self._values = np.zeros(envs.num_envs, dtype=np.float32)
+    def __init__(
+        self,
+        envs: BatchedQueryMutationEnv,
+        ppo: PPO,
+        obs: FloatArray | None,
+        *,
+        seed: int,
+        num_steps: int,
+        on_steps: OnSteps,
+        max_policy_lag: int = 0,
+        journal: Journal | None = None,
+    ) -> None:
+        self._envs, self._ppo, self._on_steps, self._journal = envs, ppo, on_steps, journal
+        num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
+        self._reset_seed = seed if obs is None else None
+        self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
+        self._parts = deque(_Part(num_steps, num_envs, obs_dim) for _ in range(max_policy_lag + 1))
+        self._part = np.zeros(num_envs, dtype=np.int64)  # which of them each environment writes to; beyond: it waits
+        self._is_busy = np.zeros(num_envs, dtype=np.bool_)
+        self._actions = np.zeros(num_envs, dtype=np.int64)
+        self._logprobs = np.zeros(num_envs, dtype=np.float32)
+        self._values = np.zeros(num_envs, dtype=np.float32)
+        self._versions = np.zeros(num_envs, dtype=np.int64)  # updates behind the policy that chose the action
 
-    def collect(self, buffer: RolloutBuffer) -> None:
-        """Fill the buffer; `on_steps(infos, ended [n])` hears of every group of steps that came back."""
-        buffer.reset()
-        self._send(np.arange(self._envs.num_envs))
-        while not buffer.full:
-            next_obs, rewards, terminations, truncations, infos = self._envs.recv()
-            ready = infos["env_id"]  # [n]
-            buffer.add(
-                ready,
-                obs=self.obs[ready],
-                actions=self._actions[ready],
-                logprobs=self._logprobs[ready],
-                values=self._values[ready],
-                rewards=rewards,
-                terminations=terminations,
-                truncations=truncations,
-                final_values=self._final_values(truncations, infos),
-                valid=_valid(infos),
+    def collect(self) -> Rollout:
+        """Return the next rollout, which is good until the next call; `on_steps` hears of all steps that came back."""
+        self._parts[-1].reset()
+        self._begin()
+        part = self._parts[0]
+        while not part.buffer.full:
+            self._take(*self._envs.recv())
+        self._parts.rotate(-1)
+        self._part -= 1
+        return Rollout(
+            buffer=part.buffer, next_obs=part.next_obs, policy_lag=part.lag / (part.buffer.num_steps * len(self._obs))
+        )
+
+    def _begin(self) -> None:
+        if self._reset_seed is None:
+            self._send(np.flatnonzero(~self._is_busy))
+            return
+        self._envs.send_reset(seed=self._reset_seed)
+        self._reset_seed = None
+        self._is_busy[:] = True
+
+    def _take(
+        self,
+        next_obs: FloatArray,
+        rewards: NDArray[np.float64],
+        terminations: NDArray[np.bool_],
+        truncations: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> None:
+        """Store steps [n] that came back and have their environments go on; those that were only reset just go on."""
+        ready, stepped = infos["env_id"], ~infos.get("reset", np.zeros(len(rewards), dtype=np.bool_))
+        self._is_busy[ready] = False
+        if stepped.any():
+            infos = rows_of(infos, stepped)
+            ended = (terminations[stepped], truncations[stepped])
+            valid = _valid(infos)
+            columns = {
+                "rewards": rewards[stepped],
+                "terminations": ended[0],
+                "truncations": ended[1],
+                "final_values": self._final_values(ended[1], infos),
+                "valid": valid,
+            }
+            self._store(ready[stepped], next_obs[stepped], columns)
+            self._on_steps(infos, ended[0] | ended[1], valid)
+        self._obs[ready] = next_obs
+        self._send(ready[self._part[ready] < len(self._parts)])
+
+    def _store(self, envs: NDArray[np.int64], next_obs: FloatArray, columns: dict[str, Any]) -> None:
+        for number in np.unique(self._part[envs]).tolist():
+            rows = self._part[envs] == number
+            part, chosen = self._parts[number], envs[rows]
+            part.buffer.add(
+                chosen,
+                obs=self._obs[chosen],
+                actions=self._actions[chosen],
+                logprobs=self._logprobs[chosen],
+                values=self._values[chosen],
+                **{name: column[rows] for name, column in columns.items()},
             )
-            self.obs[ready] = next_obs
-            self._on_steps(infos, terminations | truncations)
-            self._send(ready[buffer.cursor[ready] < buffer.num_steps])
+            part.lag += int((self._ppo.updates_done + number - self._versions[chosen]).sum())
+            part.next_obs[chosen] = next_obs[rows]
+            self._part[chosen] += part.buffer.cursor[chosen] == part.buffer.num_steps
 
     def _send(self, envs: NDArray[np.int64]) -> None:
         """Have the policy choose in these environments and begin their steps."""
         if not len(envs):
             return
-        acted = self._ppo.act(self.obs[envs], envs.tolist())
+        acted = self._ppo.act(self._obs[envs], envs.tolist())
+        if self._journal is not None:
+            acted = self._journaled(acted, envs, self._journal)
         self._actions[envs], self._logprobs[envs], self._values[envs] = acted
+        self._versions[envs] = self._ppo.updates_done
+        self._is_busy[envs] = True
         self._envs.send(acted.actions, envs)
+
+    def _journaled(self, acted: ActOutput, envs: NDArray[np.int64], journal: Journal) -> ActOutput:
+        """Return what was done here before the run was ended, and write down what was not."""
+        actions = acted.actions.copy()
+        for row, env in enumerate(envs.tolist()):
+            step = self._envs.envs[env].total_steps
+            known = journal.action(env, step)
+            if known is None:
+                journal.write_action(env, step, int(actions[row]))
+            else:
+                actions[row] = known
+        if (actions == acted.actions).all():
+            return acted
+        return acted._replace(actions=actions, logprobs=self._ppo.frozen.logprobs(self._obs[envs], actions))
 
     def _final_values(self, truncations: NDArray[np.bool_], infos: dict[str, Any]) -> FloatArray:
         """Return the critic's values [n] of the observations at which episodes were cut off."""

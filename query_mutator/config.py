@@ -26,7 +26,16 @@ _AT_LEAST_ONE = {
     "mutator_max_tokens": 128,
     "target_max_tokens": 256,
 }
-_NOT_NEGATIVE = ("eval_interval", "step_cost", "temperature", "running_speed", "latency_ms", "latency_sigma")
+_NOT_NEGATIVE = (
+    "max_policy_lag",
+    "max_retries",
+    "eval_interval",
+    "step_cost",
+    "temperature",
+    "running_speed",
+    "latency_ms",
+    "latency_sigma",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +51,21 @@ class TrainConfig(PPOConfig):
     """Step size of Adam at the start of the run."""
     gamma: float = 0.9
     """Discount of a reward one step later; episodes are a few steps long."""
+    max_policy_lag: int = 0
+    """Updates by which the policy that acts may be behind the one that learns; above 0 environments that
+    finish early begin the next rollout while the update runs, and a resumed run begins new episodes."""
     batch_size: int = 8
     """Model calls in flight at once, of all kinds together."""
     use_batching: Annotated[bool, arg(aliases=["--batching"])] = True
     """Make calls side by side; with --no-batching one at a time, and --batch-size is ignored."""
-    backend: Literal["auto", "embedded", "ollama"] = "auto"
+    backend: Literal["auto", "embedded", "ollama", "openai"] = "auto"
     """Who answers: auto takes an Ollama server if one answers, else the embedded assistant."""
-    ollama_url: str | None = None
-    """Address of the Ollama server; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    ollama_url: tuple[str, ...] = ()
+    """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    openai_url: str | None = None
+    """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
+    allow_mixed: bool = False
+    """Let several servers have different weights under one model's name."""
     target_model: str | None = None
     """The model whose answers are to get better."""
     mutator_model: str | None = None
@@ -61,7 +77,25 @@ class TrainConfig(PPOConfig):
     temperature: float = 0.0
     """Sampling temperature of both models."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
-    """Seconds to wait for one reply."""
+    """Seconds to wait for one reply, from connecting to its last byte."""
+    deadline_s: Annotated[float | None, arg(aliases=["--deadline"])] = None
+    """Seconds after the first attempt at a call beyond which none is begun; by default --max-retries alone decides."""
+    max_retries: int = 4
+    """Further attempts at a call that failed for a reason that may pass; a time-out gets one."""
+    max_failure_rate: float = 0.2
+    """Stop with a checkpoint and exit code 3 when calls failed for good in more than this share of recent steps."""
+    adaptive: bool = False
+    """Find how many calls in flight the server bears, between 1 and --batch-size, from the times it reports."""
+    cache: Literal["off", "eval", "all"] = "eval"
+    """Whose replies are remembered on disk and not asked for again: nobody's, those of evaluation, or all."""
+    cache_path: str | None = None
+    """File of remembered replies; by default one in the user's cache folder."""
+    early_stop: bool = False
+    """Stream answers and leave those that begin with a refusal at the end of their first sentence."""
+    num_ctx: int | None = None
+    """Context length of an Ollama model, sent with every call; by default the server's own."""
+    keep_alive: str = "30m"
+    """How long an Ollama server keeps a model loaded after a call."""
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
     dataset: str = "python_docs"
@@ -122,8 +156,12 @@ class TrainConfig(PPOConfig):
                 raise ValueError(f"{name}={value} must not be negative; 0 switches it off")
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; give one of them")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s={self.timeout_s} must be above 0; the usual value is 120")
+        for name, usual in (("timeout_s", 120), ("deadline_s", 300), ("num_ctx", 4096)):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be above 0; the usual value is {usual}")
+        if not 0 <= self.max_failure_rate <= 1:
+            raise ValueError(f"max_failure_rate={self.max_failure_rate} must be between 0 and 1; 1 never stops")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
 

@@ -7,20 +7,17 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
-from query_mutator.flags import parse_flags
 from query_mutator.llm.build import ollama_url, openai_server_url
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import Probe, probe_server, slots_advice
 from query_mutator.llm.same_models import ModelServer
-
-PROG = "qm doctor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +53,8 @@ class DoctorConfig:
             raise ValueError(f"probe_s={self.probe_s} must be above 0; the usual value is 30")
 
 
-def doctor_main(argv: Sequence[str]) -> int:
+def doctor(config: DoctorConfig) -> int:
     """Print the findings, one line each, and return the exit code."""
-    config = parse_flags(DoctorConfig, argv, prog=PROG)
     is_fit = True
     for server in _servers(config):
         with closing(server):

@@ -3,7 +3,7 @@
 It equals `SentenceTransformer.encode` to 1e-5 (a test compares them), starts seconds earlier because neither
 `transformers` nor `sentence_transformers` is imported, and takes less time per text (docs/encoder.md has the figures).
 
-    B texts, S tokens, H hidden size, A attention heads
+    B texts, T tokens in all, S in the longest text, H hidden size, A attention heads
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,41 @@ def is_plain_bert(folder: Path) -> bool:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of B texts lie: one after the other [T] for the products, padded [B, S] for attention only."""
+
+    row: torch.Tensor  # [T], which text a token belongs to
+    place: torch.Tensor  # [T], its place there
+    lengths: torch.Tensor  # [B]
+    longest: int
+    mask: torch.Tensor | None  # [B, 1, 1, S], True where there is a token; None where all texts are equally long
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Layout:
+        """Return the layout of texts of these lengths in tokens."""
+        import torch
+
+        count, longest = torch.tensor(lengths, device=device), max(lengths)
+        row = torch.repeat_interleave(torch.arange(len(lengths), device=device), count)
+        place = torch.cat([torch.arange(length, device=device) for length in lengths])
+        real = torch.arange(longest, device=device) < count[:, None]
+        mask = None if min(lengths) == longest else real[:, None, None, :]
+        return cls(row, place, count, longest, mask)
+
+    def pad(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return [T, K] as [B, S, K], zeros where there is no token."""
+        if self.mask is None:
+            return flat.view(len(self.lengths), self.longest, -1)
+        padded = flat.new_zeros(len(self.lengths), self.longest, flat.shape[-1])
+        padded[self.row, self.place] = flat
+        return padded
+
+    def flat(self, padded: torch.Tensor) -> torch.Tensor:
+        """Return [B, S, K] as [T, K]."""
+        return padded.flatten(0, 1) if self.mask is None else padded[self.row, self.place]
 
 
 class BertEncoder:
@@ -135,30 +171,29 @@ class BertEncoder:
             start += rows
 
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the mean of the last hidden states over real tokens, normalised: [B, H]."""
+        """Return the mean of the last hidden states over each text's tokens, normalised: [B, H]."""
         import torch
         from torch.nn import functional as F
 
-        longest = len(tokens[0])
-        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in tokens], device=self._device)  # [B, S]
-        lengths = torch.tensor([len(row) for row in tokens], device=self._device)
-        real = torch.arange(longest, device=self._device) < lengths[:, None]  # [B, S]
-        hidden = self._forward(ids, None if len(tokens[-1]) == longest else real[:, None, None, :])
-        weights = real.unsqueeze(-1).to(hidden.dtype)
-        return F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=1)
+        layout = Layout.of([len(row) for row in tokens], self._device)
+        ids = torch.tensor([token for row in tokens for token in row], device=self._device)  # [T]
+        hidden = self._forward(ids, layout)
+        total = torch.zeros(len(tokens), self.dim, device=self._device).index_add_(0, layout.row, hidden)
+        return F.normalize(total / layout.lengths[:, None], dim=1)
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Return the last hidden states [B, S, H]; `mask` is True where a token may be attended to."""
+    def _forward(self, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Return the last hidden states [T, H] of the texts' tokens, one text after the other without padding."""
         from torch.nn import functional as F
 
-        batch, length = ids.shape
         shape, eps = (self.dim,), self._eps
-        x = F.layer_norm(F.embedding(ids, self._words) + self._positions[:length], shape, *self._norm, eps=eps)
+        x = F.embedding(ids, self._words) + self._positions[layout.place]
+        x = F.layer_norm(x, shape, *self._norm, eps=eps)
         for layer in self._layers:
-            split = F.linear(x, *layer["qkv"]).view(batch, length, 3, self._heads, -1)  # [B, S, 3, A, H/A]
+            qkv = layout.pad(F.linear(x, *layer["qkv"]))  # [B, S, 3H]
+            split = qkv.view(*qkv.shape[:2], 3, self._heads, -1)  # [B, S, 3, A, H/A]
             query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, A, S, H/A]
-            seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            seen = F.linear(seen.transpose(1, 2).reshape(batch, length, self.dim), *layer["attention.output.dense"])
+            seen = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask)
+            seen = F.linear(layout.flat(seen.transpose(1, 2).flatten(2)), *layer["attention.output.dense"])
             x = F.layer_norm(x + seen, shape, *layer["attention.output.LayerNorm"], eps=eps)
             wide = F.gelu(F.linear(x, *layer["intermediate.dense"]))
             x = F.layer_norm(x + F.linear(wide, *layer["output.dense"]), shape, *layer["output.LayerNorm"], eps=eps)

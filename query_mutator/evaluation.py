@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from query_mutator.intervals import mean_interval, paired_interval, wilson_interval
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import retry_delay_s
-from query_mutator.scheduling import Flow, PooledScheduler
+from query_mutator.scheduling import Flow, PooledScheduler, RetryDelay
 from query_mutator.task import SUBMIT, UNDO, Task
 from query_mutator.types import Question
 from rl_query_mutator_env import QueryMutationEnv
@@ -84,15 +84,23 @@ def uniform(num_actions: int, *, seed: int) -> MakeChooser:
 class Evaluator:
     """Runs ways of asking over the questions of a task, `batch_size` calls at a time."""
 
-    def __init__(self, *, client: Client, batch_size: int, progress: Callable[[str, int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        client: Client,
+        batch_size: int,
+        retry_delay: RetryDelay = retry_delay_s,
+        progress: Callable[[str, int], Any] | None = None,
+    ) -> None:
         self.client = client
+        self.retry_delay = retry_delay
         self.batch_size = batch_size
         self._progress = progress
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
         """Return one outcome a question, in the task's order."""
         scheduler = PooledScheduler(
-            client=self.client, encoder=task.encoder, retry_delay_s=retry_delay_s, batch_size=self.batch_size
+            client=self.client, encoder=task.encoder, retry_delay_s=self.retry_delay, batch_size=self.batch_size
         )
         bar = self._progress(name, len(task.questions)) if self._progress else None
         outcomes: dict[int, Outcome] = {}

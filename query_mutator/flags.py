@@ -40,14 +40,14 @@ class Flag:
     names: tuple[str, ...]  # "--batch-size" and aliases; none for a positional
 
     @property
+    def is_tuple(self) -> bool:
+        """Return whether it takes several values."""
+        return get_origin(self.type) is tuple
+
+    @property
     def type(self) -> Any:
         """Return the annotation without what tyro keeps in it."""
         return get_args(self.hint)[0] if hasattr(self.hint, "__metadata__") else self.hint
-
-    @property
-    def several(self) -> bool:
-        """Return whether the flag takes several values."""
-        return get_origin(self.type) is tuple
 
     @property
     def switches(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ def _flag(field: str, hint: Any) -> Flag:
 
 
 def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
-    """Sort the words of a command line to their flags; the last of several wins, as is usual."""
+    """Sort the words of a command line to their flags; the last of several wins, those of a tuple add up."""
     written = {word: (flag, value) for flag in flags.values() for word, value in flag.switches.items()}
     positional = [flag for flag in flags.values() if not flag.names]
     given: Given = {}
@@ -129,14 +129,14 @@ def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
         word = words.pop(0)
         name, equals, attached = word.partition("=")
         name = name.replace("_", "-")
-        if word == "--" and positional and positional[-1].several:
+        if word == "--" and positional and positional[-1].is_tuple:
             _add(given, positional[-1], words, positional[-1].field)
             break
         if name not in written:
             if word.startswith("--") or not positional:
                 raise UsageError(_unknown(word, name, written))
             _add(given, positional[0], [word], positional[0].field)
-            positional = positional if positional[0].several else positional[1:]
+            positional = positional if positional[0].is_tuple else positional[1:]
             continue
         flag, value = written[name]
         if value and equals:
@@ -147,14 +147,14 @@ def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
 
 def _add(given: Given, flag: Flag, values: list[str], written: str) -> None:
     """Note the values of a flag, behind those it had when it takes several."""
-    before = given[flag.field][1] if flag.several and flag.field in given else []
+    before = given[flag.field][1] if flag.is_tuple and flag.field in given else []
     given[flag.field] = (flag, [*before, *values], written)
 
 
 def _following(words: list[str], flag: Flag) -> Iterator[str]:
     while words and not words[0].startswith("--"):
         yield words.pop(0)
-        if not flag.several:
+        if not flag.is_tuple:
             return
 
 
@@ -176,6 +176,8 @@ def _from_base(base: Mapping[str, Any], flags: Mapping[str, Flag], base_name: st
                 f"{base_name}: unknown key {key!r}; " + (f"did you mean {near!r}?" if near else "see --help")
             )
         flag = fields[name]
+        if value is None and flag.is_tuple:
+            continue
         values = value if isinstance(value, (list, tuple)) else [value]
         given[flag.field] = (flag, [str(item) for item in values], f"{base_name}: {key}")
     return given

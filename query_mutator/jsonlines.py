@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ class JsonLines:
         self.path = path
         with disk_errors(path):
             self._file = path.open("a", encoding="utf-8")
-            if cut_at is not None:
-                self._file.truncate(cut_at)
+            if cut_at is not None:  # never longer than it is: that would fill it up with zeros
+                self._file.truncate(min(cut_at, path.stat().st_size))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; it is with the operating system when this returns."""
@@ -32,6 +33,11 @@ class JsonLines:
     def size_bytes(self) -> int:
         """Return the length of the file."""
         return self.path.stat().st_size
+
+    def sync(self) -> None:
+        """Have every row on the disk itself."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; idempotent. Every row was flushed, so what could still fail has been reported."""

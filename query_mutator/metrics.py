@@ -47,6 +47,10 @@ _ALL = (
     Metric("losses/clipfrac", "share", "-", "steps whose probability ratio was clipped"),
     Metric("losses/explained_variance", "share", "up", "share of the returns' variance that the critic explains"),
     Metric("losses/grad_norm", "1", "-", "norm of the gradient before clipping"),
+    Metric(
+        "losses/policy_lag", "updates", "-", "age of the policy that took the steps, mean; 0 without --max-policy-lag"
+    ),
+    Metric("losses/importance_weight", "1", "-", "mean weight of the steps, at most 1; with --max-policy-lag alone"),
     Metric("llm/calls", "calls", "-", "model calls for training steps since the run began, every attempt counted"),
     Metric("llm/calls_per_s", "calls/s", "up", "model calls a second since the last row, updates included"),
     Metric("llm/failed_calls", "calls", "down", "of llm/calls, those without an answer"),
@@ -54,6 +58,10 @@ _ALL = (
     Metric("llm/latency_s", "s", "down", "mean time a call took since the last row, seen from here"),
     Metric("llm/queue_wait_s", "s", "down", "of that, mean time the server held a call back"),
     Metric("llm/tokens_per_call", "tokens", "-", "prompt and reply together, mean since the last row"),
+    Metric("llm/limit", "calls", "-", "bound on calls in flight; --adaptive moves it"),
+    Metric("llm/shared_calls", "calls", "up", "replies that were those of an equal request in flight"),
+    Metric("llm/cache_hits", "calls", "up", "replies that were remembered on disk"),
+    Metric("llm/tokens_saved", "tokens", "up", "estimate of what --early-stop kept from being written"),
     Metric("eval/success", "share", "up", "greedy policy on the fixed sample of held-out questions: right answers"),
     Metric("eval/score", "score", "up", "the same sample: mean score of the submitted answer"),
     Metric("eval/refusals", "share", "down", "the same sample (all harmless): submitted answers that refuse"),

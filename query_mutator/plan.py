@@ -45,7 +45,7 @@ class Plan:
     def call_s(self) -> float:
         """Return the assumed time of one call in seconds."""
         config = self.config
-        if config.backend == "ollama" or config.ollama_url or config.target_model:
+        if config.backend in ("ollama", "openai") or config.ollama_url or config.openai_url or config.target_model:
             return MODEL_CALL_S
         latency = Latency.from_settings(
             latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0

@@ -5,6 +5,7 @@ metrics.jsonl        {"step", "wall_s", "<key>": number} a row
 tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
 checkpoints/         step_<n>.pt
+journal/             calls and actions since the last two checkpoints (journal.py)
 summary.json         the evaluation and what the run cost
 learning_curve.png
 """
@@ -29,6 +30,7 @@ from query_mutator.types import StepRecord
 logger = logging.getLogger(__name__)
 
 LATEST = "latest"
+SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 
 
@@ -67,7 +69,7 @@ class RunDir:
     @property
     def summary_path(self) -> Path:
         """Where the results are."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     @property
     def metrics_path(self) -> Path:
@@ -82,6 +84,11 @@ class RunDir:
     def checkpoint_path(self, env_steps: int) -> Path:
         """Return where the checkpoint after so many environment steps belongs."""
         return self.path / "checkpoints" / f"step_{env_steps}.pt"
+
+    @property
+    def journal_path(self) -> Path:
+        """Where calls are written down before they are used."""
+        return self.path / "journal"
 
     def add_record(self, record: StepRecord) -> None:
         """Append one step to the transcript."""
@@ -105,6 +112,11 @@ class RunDir:
             partial.write_text(text + "\n", encoding="utf-8")
             partial.replace(path)
 
+    def sync(self) -> None:
+        """Have all rows on the disk itself."""
+        self.transcripts.sync()
+        self.metrics.rows.sync()
+
     def close(self) -> None:
         """Close the files; idempotent."""
         self.transcripts.close()
@@ -119,6 +131,12 @@ def checkpoints_in(run: Path) -> list[Path]:
         if (match := _CHECKPOINT.fullmatch(path.name))
     ]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Return the environment steps in a checkpoint's name."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
 
 
 def finite(data: Any) -> Any:

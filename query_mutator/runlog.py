@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.callstats import CallTotals, CountedClient
 from query_mutator.console import progress
+from query_mutator.llm.counted import CallTotals
+from query_mutator.llm.stack import ClientStack
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 class RunLog:
     """Collects figures between two rows; `wall_s` goes on from where an earlier part of the run stopped."""
 
-    def __init__(self, client: CountedClient, *, wall_s: float = 0.0) -> None:
-        self._client = client
+    def __init__(self, calls: ClientStack, *, wall_s: float = 0.0) -> None:
+        self._calls = calls
         self._bar: tqdm[Any] | None = None
         self._began = time.perf_counter() - wall_s
         self._episodes: list[dict[str, float]] = []
         self._steps = 0
+        self._calls_at_start = calls.counted.totals
         self._mark()
 
     def open_bar(self, *, total_steps: int, env_steps: int) -> None:
@@ -54,6 +56,11 @@ class RunLog:
         if self._bar is not None:
             self._bar.update(len(ended))
 
+    @property
+    def calls(self) -> CallTotals:
+        """Return what the calls for training cost since this process began."""
+        return self._calls.counted.totals - self._calls_at_start
+
     def show(self) -> None:
         """Bring the bar's figures up to date."""
         if self._bar is None:
@@ -74,12 +81,16 @@ class RunLog:
         return {
             **self._episode_means(),
             "charts/SPS": self._steps / seconds,
-            "llm/calls": self._client.totals.calls,
+            "llm/calls": self._calls.counted.totals.calls,
             "llm/calls_per_s": calls.calls / seconds,
-            "llm/failed_calls": self._client.totals.failed,
+            "llm/failed_calls": self._calls.counted.totals.failed,
             "llm/latency_s": calls.latency_s / each,
             "llm/queue_wait_s": calls.queue_wait_s / each,
             "llm/tokens_per_call": calls.tokens / each,
+            "llm/limit": self._calls.limit.limit,
+            "llm/shared_calls": self._calls.shared_calls,
+            "llm/cache_hits": self._calls.cache_hits,
+            "llm/tokens_saved": self._calls.tokens_saved,
         }
 
     def next_row(self) -> None:
@@ -94,13 +105,13 @@ class RunLog:
 
     def _mark(self) -> None:
         self._since = time.perf_counter()
-        self._calls_then = self._client.totals
+        self._calls_then = self._calls.counted.totals
 
     def _seconds(self) -> float:
         return max(1e-9, time.perf_counter() - self._since)
 
     def _calls_since(self) -> CallTotals:
-        return self._client.totals - self._calls_then
+        return self._calls.counted.totals - self._calls_then
 
     def _episode_means(self) -> dict[str, float]:
         if not self._episodes:

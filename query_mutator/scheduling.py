@@ -1,9 +1,11 @@
 """Runs many environments at once without a barrier between their calls.
 
 A *flow* is a generator that yields what it needs (a call, or embeddings) and is sent the result. One thread advances
-all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Embeddings
-of all flows that wait for some are computed together, in one worker of their own. Waits before a retry are timers,
-they hold no worker.
+all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
+calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
+time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
+together, in one worker of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
+taken from there, what it does not is written to it before it is used.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.encoder import Encoder
+from query_mutator.errors import BackendError
+from query_mutator.journal import CallSite, Journal, Outcome
 from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Work, join
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
@@ -30,14 +35,15 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A flow needs one call; it is sent a Completion (failed for good, or an answer)."""
+    """A flow needs one call; it is sent a Completion (failed for good, or an answer). Without a site: no journal."""
 
     request: ChatRequest
+    site: CallSite | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """A flow needs embeddings of texts [n]; it is sent an array [n, D]."""
+    """A flow needs embeddings of texts [n]; it is sent an array [n, D], or the ErrorInfo of a server that gave none."""
 
     texts: tuple[str, ...]
 
@@ -49,7 +55,7 @@ Flow = Generator[Need, Any, Any]
 class RetryDelay(Protocol):
     """Says how long to wait before trying again, or None when the failure is final."""
 
-    def __call__(self, error: ErrorInfo, attempt: int, *, key: str) -> float | None: ...
+    def __call__(self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> float | None: ...
 
 
 class Scheduler(Protocol):
@@ -61,8 +67,8 @@ class Scheduler(Protocol):
     def in_progress(self) -> int:
         """Return how many flows were started and not yet returned by `finished`."""
 
-    def start(self, key: Hashable, flow: Flow) -> None:
-        """Begin a flow under a key of the caller's."""
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
+        """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
         """Return key and result of the next flow that ends; what a flow raises is raised here.
@@ -74,7 +80,9 @@ class Scheduler(Protocol):
         """Stop the workers; idempotent."""
 
 
-def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay) -> Any:
+def run_flow(
+    flow: Flow, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+) -> Any:
     """Run one flow to its end in the calling thread, one call at a time, and return its result."""
     result: Any = None
     while True:
@@ -83,21 +91,65 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_delay_s: Ret
         except StopIteration as stop:
             return stop.value
         if isinstance(need, Encode):
-            result = encoder.encode(need.texts)
+            result = _encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(need.request, client, retry_delay_s)
+            result = _call_with_retries(_Tries(need, retry_delay_s, journal), client)
 
 
-def _call_with_retries(request: ChatRequest, client: Client, retry_delay_s: RetryDelay) -> Completion:
-    for attempt in itertools.count(1):
-        completion = replace(client.complete(request), attempts=attempt)
-        delay_s = None
-        if completion.error is not None:
-            delay_s = retry_delay_s(completion.error, attempt, key=request.messages[-1].content)
+class _Tries:
+    """One call from its first attempt to its last, and what the journal has of it."""
+
+    def __init__(self, call: Call, retry_delay_s: RetryDelay, journal: Journal | None) -> None:
+        self._call = call
+        self._retry_delay_s = retry_delay_s
+        self._journal = journal if call.site is not None else None
+        self._began = time.monotonic()
+        self.attempt = 0
+
+    def next(self) -> tuple[ChatRequest, Outcome | None]:
+        """Begin another attempt; return its request, and its outcome if it was made before."""
+        self.attempt += 1
+        request = self._call.request
+        if self.attempt > 1:
+            request = replace(request, attempt=self.attempt)
+        if self._journal is None:
+            return request, None
+        assert self._call.site is not None
+        return request, self._journal.find(self._call.site, self.attempt, request)
+
+    def ended(self, request: ChatRequest, completion: Completion) -> Outcome:
+        """Return the outcome of the present attempt, which is in the journal when this returns."""
+        outcome = Outcome(completion, time.monotonic() - self._began)
+        if self._journal is not None:
+            assert self._call.site is not None
+            self._journal.write(self._call.site, request.attempt, request, outcome)
+        return outcome
+
+    def delay_s(self, outcome: Outcome) -> float | None:
+        """Return the seconds until the next attempt, None when there is none; 0 when that was made before."""
+        error = outcome.completion.error
+        if error is None:
+            return None
+        key = self._call.request.messages[-1].content
+        delay_s = self._retry_delay_s(error, self.attempt, key=key, elapsed_s=outcome.elapsed_s)
+        if delay_s is not None and self._journal is not None:
+            assert self._call.site is not None
+            return 0.0 if self._journal.holds(self._call.site, self.attempt + 1) else delay_s
+        return delay_s
+
+    def result(self, outcome: Outcome) -> Completion:
+        """Return the completion for the flow, with the number of attempts."""
+        return replace(outcome.completion, attempts=self.attempt)
+
+
+def _call_with_retries(tries: _Tries, client: Client) -> Completion:
+    while True:
+        request, outcome = tries.next()
+        outcome = outcome or tries.ended(request, client.complete(request))
+        delay_s = tries.delay_s(outcome)
         if delay_s is None:
-            return completion
+            return tries.result(outcome)
         time.sleep(delay_s)
-    raise AssertionError("unreachable")
 
 
 class SequentialScheduler:
@@ -105,13 +157,15 @@ class SequentialScheduler:
 
     batch_size = 1
 
-    def __init__(self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay) -> None:
+    def __init__(
+        self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+    ) -> None:
         self._run: Callable[[Flow], Any] = lambda flow: run_flow(
-            flow, client=client, encoder=encoder, retry_delay_s=retry_delay_s
+            flow, client=client, encoder=encoder, retry_delay_s=retry_delay_s, journal=journal
         )
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
-    def start(self, key: Hashable, flow: Flow) -> None:
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Put a flow at the end of the line."""
         self._waiting.append((key, flow))
 
@@ -133,29 +187,40 @@ class SequentialScheduler:
 
 @dataclass(slots=True)
 class _Running:
-    """A flow on its way, and how often its present call was tried."""
+    """A flow on its way, and its present call."""
 
     key: Hashable
     flow: Flow
-    request: ChatRequest | None = None
-    attempt: int = 0
+    done: int = 0  # how far it is: the lowest has precedence
+    tries: _Tries | None = None
 
 
-_Event = tuple[Sequence[_Running], Any]  # the flows concerned; a Completion, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
 
 
 class PooledScheduler:
     """At most `batch_size` calls in flight; every flow goes on as soon as its own result is there."""
 
-    def __init__(self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, batch_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        client: Client,
+        encoder: Encoder,
+        retry_delay_s: RetryDelay,
+        batch_size: int,
+        journal: Journal | None = None,
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         self.batch_size = batch_size
         self._client = client
         self._encoder = encoder
         self._retry_delay_s = retry_delay_s
+        self._journal = journal
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
+        self._to_call: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
+        self._turns = itertools.count()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._to_encode: list[tuple[_Running, Encode]] = []
         self._encoding = False
@@ -164,10 +229,10 @@ class PooledScheduler:
         self._done: deque[tuple[Hashable, Any]] = deque()
         self._in_progress = 0
 
-    def start(self, key: Hashable, flow: Flow) -> None:
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Begin a flow; it advances up to its first need at once."""
         self._in_progress += 1
-        self._advance(_Running(key, flow), None)
+        self._advance(_Running(key, flow, done), None)
 
     @property
     def in_progress(self) -> int:
@@ -199,14 +264,36 @@ class PooledScheduler:
             self._to_encode.append((running, need))
             self._encode_pending()
         else:
-            running.request, running.attempt = need.request, 0
+            running.tries = _Tries(need, self._retry_delay_s, self._journal)
             self._call(running)
 
     def _call(self, running: _Running) -> None:
-        assert running.request is not None
-        running.attempt += 1
-        future = self._callers.submit(self._client.complete, running.request)
-        future.add_done_callback(lambda done: self._events.put(((running,), _outcome(done))))
+        """Begin the next attempt; a worker is taken only if there is a call to make."""
+        tries = running.tries
+        assert tries is not None
+        request, outcome = tries.next()
+
+        def deliver(completion: Completion) -> None:
+            self._events.put(((running,), tries.ended(request, completion)))
+
+        if outcome is not None:
+            self._events.put(((running,), outcome))
+            return
+        work = join(self._client, request, deliver)
+        if work is not None:
+            self._to_call.put((running.done, next(self._turns), work))
+            self._callers.submit(self._call_next).add_done_callback(self._raise_on)
+
+    def _call_next(self) -> None:
+        """Make the waiting call that has precedence."""
+        *_, work = self._to_call.get_nowait()  # there is one for every time this is submitted
+        work()
+
+    def _raise_on(self, done: Future[None]) -> None:
+        """Have what a worker raised come out of `finished`."""
+        error = _outcome(done)
+        if error is not None:
+            self._events.put(((), error))
 
     def _encode_pending(self) -> None:
         """Hand all waiting texts to the encoder worker, unless it is busy: then they gather for the next round."""
@@ -227,8 +314,8 @@ class PooledScheduler:
             return False
         if isinstance(outcome, BaseException):
             raise outcome
-        if isinstance(outcome, Completion):
-            self._take_completion(flows[0], outcome)
+        if isinstance(outcome, Outcome):
+            self._take(flows[0], outcome)
             return True
         self._encoding = False
         for running, vectors in zip(flows, outcome, strict=True):
@@ -236,15 +323,11 @@ class PooledScheduler:
         self._encode_pending()
         return True
 
-    def _take_completion(self, running: _Running, completion: Completion) -> None:
-        completion = replace(completion, attempts=running.attempt)
-        assert running.request is not None
-        delay_s = None
-        if completion.error is not None:
-            key = running.request.messages[-1].content
-            delay_s = self._retry_delay_s(completion.error, running.attempt, key=key)
+    def _take(self, running: _Running, outcome: Outcome) -> None:
+        assert running.tries is not None
+        delay_s = running.tries.delay_s(outcome)
         if delay_s is None:
-            self._advance(running, completion)
+            self._advance(running, running.tries.result(outcome))
         else:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
@@ -263,7 +346,16 @@ def _outcome(future: Future[Any]) -> Any:
     return future.exception() or future.result()
 
 
-def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray]:
-    vectors = encoder.encode([text for texts in groups for text in texts])
+def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:
+    vectors = _encoded(encoder, [text for texts in groups for text in texts])
+    if isinstance(vectors, ErrorInfo):
+        return [vectors] * len(groups)
     stops = np.cumsum([len(texts) for texts in groups])
     return [vectors[stop - len(texts) : stop] for texts, stop in zip(groups, stops, strict=True)]
+
+
+def _encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+    try:
+        return encoder.encode(texts)
+    except BackendError as error:  # only an encoder behind a server raises it, after its own retries
+        return ErrorInfo(kind="server", message=str(error))

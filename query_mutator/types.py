@@ -79,6 +79,7 @@ class ChatRequest:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     sample: int | None = None  # which of several random replies to one request is meant; None: any
+    attempt: int = 1  # from 1; above it the request is a repeated one, and the server is told
 
     @classmethod
     def user(cls, text: str, **fields: Any) -> ChatRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,12 @@ class Softener:
     def reply(self, prompt: str) -> str:
         question = prompt.split("<question>")[1].split("</question>")[0]
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
+
+
+@pytest.fixture(autouse=True)
+def no_replies_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what evaluation remembers out of the user's cache folder, and out of other tests."""
+    monkeypatch.setenv("QUERY_MUTATOR_REPLIES", str(tmp_path / "replies.sqlite"))
 
 
 @pytest.fixture(scope="session")

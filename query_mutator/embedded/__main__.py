@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from query_mutator.embedded.babble import Babble
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
 from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.faults import KINDS, FaultPlan
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "python -m query_mutator.embedded"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
-MODEL_NAMES = ("pydoc-assistant", "rule-rewriter", EMBEDDING_MODEL, Echo.name)
+MODEL_NAMES = ("pydoc-assistant", "rule-rewriter", EMBEDDING_MODEL, Echo.name, Babble.name)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,14 +95,15 @@ def _models(
             near = nearest(name, MODEL_NAMES)
             hint = f" (did you mean {near!r}?)" if near else ""
             raise UsageError(f"unknown model {name!r}{hint}; known: {', '.join(MODEL_NAMES)}")
-    if set(names) <= {Echo.name}:
-        return {}, None
+    light: dict[str, EmbeddedModel] = {Babble.name: Babble()} if Babble.name in names else {}
+    if set(names) <= {Echo.name, Babble.name}:
+        return light, None
     from query_mutator.embedded.models import default_models
     from query_mutator.encoder import resolve_encoder
 
     encoder = resolve_encoder(encoder_name, deterministic=deterministic)
     models = {name: model for name, model in default_models(encoder).items() if name in names}
-    return models, encoder if EMBEDDING_MODEL in names else None
+    return models | light, encoder if EMBEDDING_MODEL in names else None
 
 
 def _names(text: str) -> list[str]:
@@ -118,7 +120,11 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, default=11434, help="port to listen on; 0 takes a free one")
-    add("--model", default=",".join(MODEL_NAMES), help="models to serve, with commas; `echo` alone loads no encoder")
+    add(
+        "--model",
+        default=",".join(MODEL_NAMES),
+        help="models to serve, with commas; `echo` and `babble` load no encoder",
+    )
     add("--encoder", default="all-MiniLM-L6-v2", help="sentence encoder: a name, a folder or `hash`")
     add("--deterministic", action="store_true", help="encode one row at a time, so that batching changes no bit")
     _add_queue_flags(add)

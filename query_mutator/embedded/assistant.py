@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from query_mutator.embedded.corpus import Corpus, Entry, embed_documents, split_identifier
+from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
 from query_mutator.encoder import Encoder, FloatArray
 
@@ -16,8 +17,8 @@ PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a 
 NOT_SURE = (
     "I'm not sure which part of Python's standard library you mean. Could you say in other words what should happen?"
 )
-#: Cosine between question and best document: right answers rarely lie below it (docs/embedded_assistant.md).
-SURE_FROM = 0.30
+#: Cosine between question and best document: below it fewer than one answer in four is right (docs/embedded_assistant.md).
+SURE_FROM = 0.35
 
 
 class PydocAssistant:
@@ -30,6 +31,8 @@ class PydocAssistant:
         self._entries = corpus.entries
         self._documents = embed_documents([document_text(entry) for entry in corpus.entries], encoder, cache=cache)
         self._purpose = PurposeFilter(encoder, self._documents)
+        texts = (f"{entry.name}\0{entry.signature}\0{entry.summary}" for entry in corpus.entries)
+        self.digest = digest_of(encoder.fingerprint, *texts, sources=("assistant.py", "filters.py", "corpus.py"))
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return one answer per prompt; all are encoded in one call."""

@@ -44,14 +44,20 @@ async def vectors_of(
     *,
     keep_alive_s: float | None = None,
     dimensions: int = 0,
+    fault: str | None = None,
 ) -> Embedded:
-    """Return a unit vector for each text, cut to `dimensions` when that is above 0 and below the encoder's."""
+    """Return a unit vector for each text, cut to `dimensions` when that is above 0 and below the encoder's.
+
+    Faults of a reply that concern its text ("empty", "incomplete") leave out the vectors.
+    """
     call_options(options)
     written = [text for text in texts if text]
     if not written:
         await engine.load(entry, options, keep_alive_s=keep_alive_s)
         return Embedded(vectors=[[] for _ in texts], tokens=0, total_ns=0, load_ns=0)
-    rows, clock = await engine.embed(entry, written, options, keep_alive_s=keep_alive_s)
+    rows, clock = await engine.embed(entry, written, options, keep_alive_s=keep_alive_s, fault=fault)
+    if fault in ("empty", "incomplete"):
+        return Embedded(vectors=[[] for _ in texts], tokens=0, total_ns=clock.ended - clock.came, load_ns=0)
     vectors = iter(_cut(row.tolist(), dimensions) for row in rows)
     return Embedded(
         vectors=[next(vectors) if text else [] for text in texts],

@@ -109,7 +109,13 @@ class Engine:
         return await self._in_slot(call.entry, call.options, call.keep_alive_s, work)
 
     async def embed(
-        self, entry: Entry, texts: Sequence[str], options: Mapping[str, Any], *, keep_alive_s: float | None
+        self,
+        entry: Entry,
+        texts: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        keep_alive_s: float | None,
+        fault: str | None = None,
     ) -> tuple[FloatArray, Clock]:
         """Return the vectors [n, dim] of `texts` and when they were made; embedding has no added latency."""
         worker = entry.vectors
@@ -117,6 +123,8 @@ class Engine:
             raise ApiError(501, "this model does not support embeddings")
 
         async def work(clock: Clock) -> tuple[FloatArray, Clock]:
+            if fault == "stall":
+                await _stall()
             return await _or_500(worker.submit(texts)), clock
 
         return await self._in_slot(entry, options, keep_alive_s, work)
@@ -132,7 +140,7 @@ class Engine:
         runner = await self._runners.enter(entry, options, keep_alive_s=keep_alive_s)
         try:
             clock.loaded = time.perf_counter_ns()
-            self._stats.waiting += 1
+            self._stats.came()
             try:
                 await runner.slots.acquire()
             finally:
@@ -154,7 +162,7 @@ class Engine:
     async def _answer(self, call: Call, clock: Clock, write: Write | None) -> Reply:
         text = await self._text(call)
         if call.fault == "stall":
-            await asyncio.Event().wait()  # until the client leaves, which cancels us
+            await _stall()
         if call.fault == "empty":
             text = ""
         tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
@@ -179,6 +187,11 @@ class Engine:
         worker = call.entry.replies
         assert worker is not None, "routes send only text models here"
         return await _or_500(worker.submit(call.prompt))
+
+
+async def _stall() -> None:
+    """Wait until the client leaves, which cancels the call."""
+    await asyncio.Event().wait()
 
 
 async def _or_500(work: Awaitable[Result]) -> Result:

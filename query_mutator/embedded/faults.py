@@ -26,8 +26,9 @@ KINDS = ("500", "503", "reset", "stall", "cut", "empty", "incomplete")
 class FaultPlan:
     """Lets a seeded `share` of all calls fail, with the `kinds` equally often.
 
-    The draw depends on the seed, the request's bytes and how often they came before, on nothing else: the order in
-    which calls arrive does not matter, and a repeated request may succeed.
+    The draw depends on the seed, the request's bytes and which attempt it is, on nothing else: the order in which calls
+    arrive does not matter, and a repeated request may succeed. A client that sends X-Stainless-Retry-Count says itself
+    which attempt it makes, so that faults outlive its end; for another it is how often the bytes came before.
     """
 
     def __init__(self, share: float, *, kinds: Sequence[str] = KINDS, seed: int = 0) -> None:
@@ -45,11 +46,12 @@ class FaultPlan:
         self.seed = seed
         self._attempts: Counter[bytes] = Counter()
 
-    def pick(self, body: bytes) -> str | None:
-        """Return the kind of fault for the request that just came, or None; counts the attempt."""
+    def pick(self, body: bytes, *, attempt: int | None = None) -> str | None:
+        """Return the kind of fault for the request that just came, or None; counts attempts that are not told."""
         key = hashlib.blake2b(body, digest_size=16).digest()
-        attempt = self._attempts[key]
-        self._attempts[key] += 1
+        if attempt is None:
+            attempt = self._attempts[key]
+            self._attempts[key] += 1
         draw = hashlib.blake2b(b"%d:%d:" % (self.seed, attempt) + key, digest_size=16).digest()
         if int.from_bytes(draw[:8], "big") >= self.share * 2**64:
             return None

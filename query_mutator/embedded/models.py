@@ -26,5 +26,6 @@ def default_models(encoder: Encoder, *, corpus: Corpus | None = None) -> dict[st
     from query_mutator.embedded.rewriter import RuleRewriter
 
     corpus = corpus or load_corpus()
-    models: list[EmbeddedModel] = [PydocAssistant(encoder, corpus), RuleRewriter(corpus.vocabulary()), Echo()]
+    rewriter = RuleRewriter(corpus.vocabulary(), encoder=encoder)
+    models: list[EmbeddedModel] = [PydocAssistant(encoder, corpus), rewriter, Echo()]
     return {model.name: model for model in models}

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 
-from query_mutator.embedded.rules import DOMAIN, Lexicon, Task, make_rules
-from query_mutator.encoder import english_ranks
+from query_mutator.embedded.digests import digest_of
+from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
+from query_mutator.encoder import Encoder, english_ranks
 
 _MARKER = re.compile(r"^\[operator: ([\w-]+)\]\s*$", re.MULTILINE)
 UNKNOWN = "I carry out the rewrite operators {known}; the first line of a prompt names one as [operator: NAME]."
@@ -20,9 +22,21 @@ class RuleRewriter:
 
     name = "rule-rewriter"
 
-    def __init__(self, vocabulary: Set[str], words: Set[str] | Mapping[str, int] | None = None) -> None:
-        """Take the corpus vocabulary and English words (with ranks, 0 the most frequent, if there are any)."""
-        self._rules = make_rules(Lexicon(vocabulary, english_ranks() if words is None else words))
+    def __init__(
+        self,
+        vocabulary: Set[str],
+        words: Set[str] | Mapping[str, int] | None = None,
+        *,
+        encoder: Encoder | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and, for likeness, an encoder."""
+        words = english_ranks() if words is None else words
+        self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder, cache=cache))
+        ranked = words.items() if isinstance(words, Mapping) else words
+        weights = encoder.fingerprint if encoder is not None else ""
+        known = (repr(sorted(vocabulary)), repr(sorted(ranked)), weights)
+        self.digest = digest_of(*known, sources=("rewriter.py", "rules"))
 
     def operators(self) -> list[str]:
         """Return the names of the operators this rewriter has a rule for."""

@@ -14,7 +14,16 @@ from query_mutator.embedded.http import TEXT_TYPE, Response
 from query_mutator.embedded.options import call_options
 from query_mutator.embedded.routing import Exchange, Routes
 from query_mutator.embedded.runners import Runners
-from query_mutator.embedded.wire import ApiError, dumps, field, json_response, model_name, read_body, wrong_type
+from query_mutator.embedded.wire import (
+    ApiError,
+    dumps,
+    field,
+    json_response,
+    maybe_cut,
+    model_name,
+    read_body,
+    wrong_type,
+)
 
 VERSION = f"{__version__}+embedded"
 NDJSON_TYPE = "application/x-ndjson"
@@ -49,7 +58,7 @@ class OllamaRoutes:
             ("POST", "/api/embed"): self.embed,
             ("POST", "/api/embeddings"): self.embeddings,
         }
-        struck = frozenset({"/api/generate", "/api/chat"})
+        struck = frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"})
         return Routes(handlers=handlers, error_reply=error_reply, struck=struck)
 
     async def root(self, exchange: Exchange) -> Response:
@@ -124,9 +133,18 @@ class OllamaRoutes:
         texts = texts_of(payload.get("input"))
         options, keep_alive_s = field(payload, "options", dict, {}), _keep_alive(payload)
         dimensions = field(payload, "dimensions", int, 0)
-        done = await vectors_of(self._engine, entry, texts, options, keep_alive_s=keep_alive_s, dimensions=dimensions)
+        done = await vectors_of(
+            self._engine,
+            entry,
+            texts,
+            options,
+            keep_alive_s=keep_alive_s,
+            dimensions=dimensions,
+            fault=exchange.fault,
+        )
         timing = {"total_duration": done.total_ns, "load_duration": done.load_ns, "prompt_eval_count": done.tokens}
-        return json_response({"model": payload["model"], "embeddings": done.vectors, **(timing if texts else {})})
+        told = {"model": payload["model"], "embeddings": done.vectors, **(timing if texts else {})}
+        return maybe_cut(json_response(told), exchange.fault)
 
     async def embeddings(self, exchange: Exchange) -> Response:
         """Return one vector for `prompt`: the older form of `/api/embed`."""
@@ -134,8 +152,8 @@ class OllamaRoutes:
         entry = self._catalogue.find(model_name(payload), missing=EMBED_MISSING)
         texts = texts_of(field(payload, "prompt", str, ""))
         options, keep_alive_s = field(payload, "options", dict, {}), _keep_alive(payload)
-        done = await vectors_of(self._engine, entry, texts, options, keep_alive_s=keep_alive_s)
-        return json_response({"embedding": done.vectors[0] if texts else []})
+        done = await vectors_of(self._engine, entry, texts, options, keep_alive_s=keep_alive_s, fault=exchange.fault)
+        return maybe_cut(json_response({"embedding": done.vectors[0] if texts else []}), exchange.fault)
 
     def _text_model(self, payload: Mapping[str, Any], verb: str) -> Entry:
         name = model_name(dict(payload))
@@ -167,8 +185,7 @@ class OllamaRoutes:
             await self._stream(exchange, call, payload["model"], part)
             return None
         reply = await self._engine.complete(call)
-        body = dumps(_last(payload["model"], part(reply.text), reply))
-        return Response(200, body[: len(body) // 2] if call.fault == "cut" else body)
+        return maybe_cut(json_response(_last(payload["model"], part(reply.text), reply)), call.fault)
 
     async def _stream(self, exchange: Exchange, call: Call, model: str, part: Part) -> None:
         stream = exchange.connection.stream(exchange.request, NDJSON_TYPE)

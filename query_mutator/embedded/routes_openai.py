@@ -16,7 +16,7 @@ from query_mutator.embedded.http import Response
 from query_mutator.embedded.options import call_options
 from query_mutator.embedded.routes_ollama import last_user_text
 from query_mutator.embedded.routing import Exchange, Routes
-from query_mutator.embedded.wire import ApiError, dumps, field, json_response, model_name, read_body
+from query_mutator.embedded.wire import ApiError, dumps, field, json_response, maybe_cut, model_name, read_body
 
 SSE_TYPE = "text/event-stream"
 
@@ -46,7 +46,9 @@ class OpenAIRoutes:
             ("POST", "/v1/chat/completions"): self.chat,
             ("POST", "/v1/embeddings"): self.embeddings,
         }
-        return Routes(handlers=handlers, error_reply=error_reply, struck=frozenset({"/v1/chat/completions"}))
+        return Routes(
+            handlers=handlers, error_reply=error_reply, struck=frozenset({"/v1/chat/completions", "/v1/embeddings"})
+        )
 
     async def models(self, exchange: Exchange) -> Response:
         """List the models."""
@@ -83,8 +85,8 @@ class OpenAIRoutes:
         reply = await self._engine.complete(call)
         message = {"role": "assistant", "content": reply.text}
         choice = {"index": 0, "message": message, "finish_reason": reply.done_reason if reply.done else None}
-        body = dumps({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(reply)})
-        return Response(200, body[: len(body) // 2] if call.fault == "cut" else body)
+        told = {"object": "chat.completion", **about, "choices": [choice], "usage": _usage(reply)}
+        return maybe_cut(json_response(told), call.fault)
 
     def _text_model(self, name: str, payload: dict[str, Any]) -> Entry:
         entry = self._catalogue.find(name)
@@ -124,13 +126,14 @@ class OpenAIRoutes:
         if not texts:
             raise ApiError(400, "invalid input")
         dimensions = field(payload, "dimensions", int, 0)
-        done = await vectors_of(self._engine, entry, texts, {}, dimensions=dimensions)
+        done = await vectors_of(self._engine, entry, texts, {}, dimensions=dimensions, fault=exchange.fault)
         data = [
             {"object": "embedding", "embedding": _base64(vector) if coding == "base64" else vector, "index": i}
             for i, vector in enumerate(done.vectors)
         ]
         usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
-        return json_response({"object": "list", "data": data, "model": name, "usage": usage})
+        told = {"object": "list", "data": data, "model": name, "usage": usage}
+        return maybe_cut(json_response(told), exchange.fault)
 
 
 def _listed(entry: Entry) -> dict[str, Any]:

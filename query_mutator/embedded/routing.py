@@ -79,7 +79,10 @@ class Router:
 
     def _strike(self, request: Request, connection: Connection) -> str | None:
         """Return the fault that the rest of the call is to suffer; those that end it here are carried out."""
-        fault = self._faults.pick(request.body) if self._faults is not None else None
+        if self._faults is None:
+            return None
+        told = request.headers.get("x-stainless-retry-count", "")
+        fault = self._faults.pick(request.body, attempt=int(told) if told.isdecimal() else None)
         if fault is None:
             return None
         self._stats.faults[fault] += 1

@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Stats:
-    """Counters of one server; `service_s` is time spent in a slot, latency included, queue wait not."""
+    """Counters of one server; `service_s` is time spent in a slot, latency included, queue wait not.
+
+    `span_s` is the time from the first call's coming to the last one's end.
+    """
 
     def __init__(self) -> None:
         self.pending_loads = 0
@@ -30,6 +33,14 @@ class Stats:
         self.service_s = 0.0
         self.queue_wait_s = 0.0
         self.max_in_service = self.in_service
+        self.first_s: float | None = None  # time.monotonic() at which the first call came, and the last one left
+        self.last_s = 0.0
+
+    def came(self) -> None:
+        """Count a call that asks for a slot."""
+        self.waiting += 1
+        if self.first_s is None:
+            self.first_s = time.monotonic()
 
     def begin(self, *, waited_s: float) -> None:
         """Count a call that got its slot."""
@@ -41,6 +52,7 @@ class Stats:
         """Count a call that leaves its slot; `finished` is False when its client left first."""
         self.in_service -= 1
         self.service_s += service_s
+        self.last_s = time.monotonic()
         if finished:
             self.served[model] += 1
 
@@ -61,5 +73,6 @@ class Stats:
             "waiting": self.waiting,
             "in_service": self.in_service,
             "max_in_service": self.max_in_service,
+            "span_s": self.last_s - self.first_s if self.first_s is not None and self.last_s else 0.0,
             "process_cpu_s": time.process_time(),
         }

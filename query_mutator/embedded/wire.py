@@ -24,6 +24,11 @@ def json_response(payload: Any, *, status: int = 200) -> Response:
     return Response(status, dumps(payload))
 
 
+def maybe_cut(response: Response, fault: str | None) -> Response:
+    """Return the reply, or for the fault "cut" its first half."""
+    return response._replace(body=response.body[: len(response.body) // 2]) if fault == "cut" else response
+
+
 def dumps(payload: Any) -> bytes:
     """Return compact JSON in ASCII; other signs, a lone surrogate too, are written as escapes."""
     return _COMPACT.encode(payload).encode("ascii")

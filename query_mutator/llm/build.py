@@ -7,6 +7,7 @@ Its repr prints that nesting; a layer that nobody asked for is left out.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from query_mutator.llm.address import DEFAULT_URL, server_url
 from query_mutator.llm.cache import Cache, ReplyStore, default_cache_path
 from query_mutator.llm.client import Backend, Client
 from query_mutator.llm.coalesce import Coalesce
+from query_mutator.llm.counted import Counted
 from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.limits import Limit
 from query_mutator.llm.ollama import OllamaBackend
@@ -27,6 +29,8 @@ from query_mutator.llm.pool import Pool
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry
 from query_mutator.llm.same_models import Identity, ModelServer
 from query_mutator.llm.stack import ClientStack
+
+logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 OPENAI_URL_VARIABLE = "OPENAI_BASE_URL"  # what the openai package reads
@@ -50,23 +54,22 @@ def build_client(
     keep_alive: str = "30m",
     runner_options: Mapping[str, Any] | None = None,
     allow_mixed: bool = False,
-    around_calls: Callable[[Client], Client] | None = None,
 ) -> ClientStack:
     """Return the composed client for one server or several, with as many connections to each as calls in flight.
 
-    With `is_refusal` target replies that begin with a refusal are cut. `around_calls` wraps the limit: what it returns
-    sees every attempt that is made, and no reply that is shared or remembered.
+    With `is_refusal` target replies that begin with a refusal are cut. A default `cache_path` that cannot be used costs
+    a warning and the cache, one that was named is a UsageError.
     """
     servers = _servers(kind, urls, timeout_s, batch_size, keep_alive, runner_options or {})
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     edges: Sequence[Backend] = early_stops or servers
     backend = edges[0] if len(edges) == 1 else Pool(edges)
     limit = AdaptiveLimit(backend, highest=batch_size) if adaptive else Limit(backend, limit=batch_size)
-    attempts = around_calls(limit) if around_calls else limit
-    retry = Retry(attempts, max_retries=max_retries, deadline_s=deadline_s)
-    store = None if cache == "off" else ReplyStore(cache_path or default_cache_path())
+    counted, eval_counted = Counted(limit), Counted(limit)
+    retry = Retry(limit, max_retries=max_retries, deadline_s=deadline_s)
+    store = None if cache == "off" else _open_store(cache_path)
     identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
-    client, patient = Coalesce(attempts), Coalesce(retry)
+    shared, eval_shared, patient = Coalesce(counted), Coalesce(eval_counted), Coalesce(retry)
     return ClientStack(
         servers=servers,
         early_stops=early_stops,
@@ -74,8 +77,11 @@ def build_client(
         limit=limit,
         retry=retry,
         whole=_remembering(patient, store, identity),
-        client=_remembering(client, store, identity) if cache == "all" else client,
-        eval_client=_remembering(client, store, identity),
+        client=_remembering(shared, store, identity) if cache == "all" else shared,
+        eval_client=_remembering(eval_shared, store, identity),
+        counted=counted,
+        eval_counted=eval_counted,
+        coalesced=(shared, eval_shared, patient),
         store=store,
         allow_mixed=allow_mixed,
     )
@@ -98,6 +104,16 @@ def _servers(
         )
         for url in several
     )
+
+
+def _open_store(path: Path | str | None) -> ReplyStore | None:
+    try:
+        return ReplyStore(path or default_cache_path())
+    except UsageError as error:
+        if path is not None:
+            raise
+        logger.warning("%s; going on without a cache", error)
+        return None
 
 
 def _remembering(client: Client, store: ReplyStore | None, identity: Identity) -> Client:

@@ -32,7 +32,9 @@ _SCHEMA = """
 
 
 def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where replies are kept unless told otherwise: the user's cache folder (XDG_CACHE_HOME)."""
+    """Return where replies are kept: the file QUERY_MUTATOR_REPLIES names, else one in the user's cache folder."""
+    if environ.get("QUERY_MUTATOR_REPLIES"):
+        return Path(environ["QUERY_MUTATOR_REPLIES"]).expanduser()
     folder = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "query-mutator" / "replies.sqlite"
 

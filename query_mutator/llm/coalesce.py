@@ -72,7 +72,7 @@ class Coalesce:
         """Return the call to make, or None when an equal request is under way; `deliver` gets the completion."""
         if not is_repeatable(request):
             return lambda: deliver(self._client.complete(request))
-        key = request_key(request)
+        key = f"{request_key(request)} {request.attempt}"  # a repeated call shares no first one, nor the reverse
         with self._lock:
             if key in self._waiting:
                 self._waiting[key].append(deliver)

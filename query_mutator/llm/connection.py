@@ -40,27 +40,32 @@ class Connection:
         """True while another request can be sent."""
         return self._sock is not None
 
-    def exchange(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Reply:
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
+    ) -> Reply:
         """Send a request and return its whole reply by `deadline` (time.monotonic), opening the connection if need be.
 
+        `retry_count` tells the server how often the same call failed before, as the header that OpenAI's client sends.
         Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException
         for a reply that is cut or unreadable.
         """
         with self._closing_on_failure():
-            incoming = self._ask(method, path, body, deadline)
+            incoming = self._ask(method, path, body, deadline, retry_count)
             reply = Reply(incoming.status, incoming.headers, incoming.read())
             if incoming.will_close:
                 self.close()
             return reply
 
-    def stream(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Generator[Reply, None, None]:
+    def stream(
+        self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
+    ) -> Generator[Reply, None, None]:
         """Yield the reply's head and then its pieces as they arrive, each with the head; raises as `exchange` does.
 
         A caller who stops early closes the generator, and with it the connection: the server stops working.
         """
         is_whole = False
         try:
-            incoming = self._ask(method, path, body, deadline)
+            incoming = self._ask(method, path, body, deadline, retry_count)
             yield Reply(incoming.status, incoming.headers, b"")
             for piece in incoming.pieces():
                 yield Reply(incoming.status, incoming.headers, piece)
@@ -92,12 +97,14 @@ class Connection:
             self.close()
             raise
 
-    def _ask(self, method: str, path: str, body: bytes | None, deadline: float) -> IncomingReply:
+    def _ask(
+        self, method: str, path: str, body: bytes | None, deadline: float, retry_count: int | None
+    ) -> IncomingReply:
         """Send a request and return its reply with the head read."""
         if self._sock is None or _is_dropped(self._sock):
             self.close()
             self._open(deadline)
-        self._send(self._head(method, path, body) + (body or b""), deadline)
+        self._send(self._head(method, path, body, retry_count) + (body or b""), deadline)
         return self._begin(deadline)
 
     def _open(self, deadline: float) -> None:
@@ -148,8 +155,12 @@ class Connection:
         authorization = self._route.proxy_authorization
         return [f"Proxy-Authorization: {authorization}"] if authorization else []
 
-    def _head(self, method: str, path: str, body: bytes | None) -> bytes:
-        about_body = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    def _head(self, method: str, path: str, body: bytes | None, retry_count: int | None) -> bytes:
+        about_body = ""
+        if body is not None:
+            about_body = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        if retry_count is not None:
+            about_body += f"X-Stainless-Retry-Count: {retry_count}\r\n"
         return f"{method} {self._route.target}{path} HTTP/1.1\r\n{self._common}{about_body}\r\n".encode("ascii")
 
     def _send(self, data: bytes, deadline: float) -> None:

@@ -52,14 +52,14 @@ class OllamaBackend:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started = time.perf_counter()
-        reply = self._transport.post("/api/chat", self._chat(request))
+        reply = self._transport.post("/api/chat", self._chat(request), retry_count=request.attempt - 1)
         return _completion(reply, latency_s=time.perf_counter() - started)
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough` is true of it: then the connection is closed."""
         reply = _Streamed(is_enough)
         payload = {**self._chat(request), "stream": True}
-        error = self._transport.stream("/api/chat", payload, reply.take)
+        error = self._transport.stream("/api/chat", payload, reply.take, retry_count=request.attempt - 1)
         if reply.was_cut:
             return reply.beginning(model=request.model).after(latency_s=reply.elapsed_s)
         return _completion(error or reply.error or reply.last, latency_s=reply.elapsed_s)

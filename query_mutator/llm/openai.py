@@ -64,7 +64,11 @@ class OpenAIBackend:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started = time.perf_counter()
-        reply = self._post("/chat/completions", chat_payload(request, token_field=self._token_field))
+        reply = self._post(
+            "/chat/completions",
+            chat_payload(request, token_field=self._token_field),
+            retry_count=request.attempt - 1,
+        )
         return _completion(reply, latency_s=time.perf_counter() - started)
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
@@ -72,7 +76,7 @@ class OpenAIBackend:
         reply = _Streamed(is_enough)
         payload = chat_payload(request, token_field=self._token_field)
         payload |= {"stream": True, "stream_options": {"include_usage": True}}
-        error = self._transport.stream("/chat/completions", payload, reply.take)
+        error = self._transport.stream("/chat/completions", payload, reply.take, retry_count=request.attempt - 1)
         if reply.was_cut:
             return reply.beginning(model=request.model).after(latency_s=reply.elapsed_s)
         return _completion(self._without_key(error or reply.error or reply.whole()), latency_s=reply.elapsed_s)
@@ -117,8 +121,8 @@ class OpenAIBackend:
         self.require_model(model)
         return ""
 
-    def _post(self, path: str, payload: Json) -> Json | ErrorInfo:
-        return self._without_key(self._transport.post(path, payload))
+    def _post(self, path: str, payload: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
+        return self._without_key(self._transport.post(path, payload, retry_count=retry_count))
 
     def _without_key(self, reply: Json | ErrorInfo) -> Json | ErrorInfo:
         """Blot the key out of an error: some servers repeat what they were sent."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from query_mutator.llm.client import Client
+from query_mutator.llm.counted import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 PROBE_WIDTH = 8
@@ -83,6 +84,16 @@ def slots_advice(slots: int | None, batch_size: int, *, kind: str = "ollama") ->
         fix = f"start it with {batch_size} slots (vLLM --max-num-seqs, llama-server --parallel)"
     lost = "batching cannot help" if slots == 1 else f"more than {slots} at once only wait"
     return f"server answers about {calls} at a time: {fix} (until then {lost})"
+
+
+def slots_under_load(totals: CallTotals, *, in_flight: int) -> int | None:
+    """Return how many calls a server works on at once while `in_flight` are kept there; None when it does not tell.
+
+    Of n calls on s slots, n - s wait: wait / work = n / s - 1.
+    """
+    if totals.service_s < TELLING_SERVICE_S * max(1, totals.calls):
+        return None
+    return max(1, round(in_flight / (1 + totals.queue_wait_s / totals.service_s)))
 
 
 def _together(client: Client, request: ChatRequest, width: int) -> list[Completion]:

@@ -76,15 +76,17 @@ class Retry:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
         reply, attempts = self.call(
-            lambda: self._client.complete(request), error_of=lambda reply: reply.error, key=request.messages[-1].content
+            lambda attempt: self._client.complete(replace(request, attempt=attempt) if attempt > 1 else request),
+            error_of=lambda reply: reply.error,
+            key=request.messages[-1].content,
         )
         return reply if attempts == 1 else replace(reply, attempts=attempts)
 
-    def call(self, once: Callable[[], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
-        """Return what the last call of `once` gave and how many there were; for calls that are no completions."""
+    def call(self, once: Callable[[int], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
+        """Return what the last call of `once(attempt)` gave and how many there were; for calls without completions."""
         started = time.monotonic()
         for attempt in itertools.count(1):
-            reply = once()
+            reply = once(attempt)
             error = error_of(reply)
             delay_s = None if error is None else self._delay_s(error, attempt, key, time.monotonic() - started)
             if delay_s is None or self._closed.wait(delay_s):

@@ -59,12 +59,20 @@ class Transport:
         """Return the JSON object at `path`, or why there is none."""
         return self._call("GET", path, None, timeout_s)
 
-    def post(self, path: str, payload: Json, *, timeout_s: float | None = None) -> Json | ErrorInfo:
+    def post(
+        self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
+    ) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none."""
-        return self._call("POST", path, json.dumps(payload).encode(), timeout_s)
+        return self._call("POST", path, json.dumps(payload).encode(), timeout_s, retry_count)
 
     def stream(
-        self, path: str, payload: Json, take: Callable[[bytes], bool], *, timeout_s: float | None = None
+        self,
+        path: str,
+        payload: Json,
+        take: Callable[[bytes], bool],
+        *,
+        timeout_s: float | None = None,
+        retry_count: int | None = None,
     ) -> ErrorInfo | None:
         """Hand the lines of a streamed reply to `take` as they arrive, and return why they ended too soon, if they did.
 
@@ -75,7 +83,8 @@ class Transport:
         try:
             with self._connection() as connection:
                 deadline = time.monotonic() + timeout_s
-                replies = connection.stream("POST", path, json.dumps(payload).encode(), deadline=deadline)
+                body = json.dumps(payload).encode()
+                replies = connection.stream("POST", path, body, deadline=deadline, retry_count=retry_count)
                 with contextlib.closing(replies):
                     error = _take_lines(replies, take)
         except (OSError, HTTPException, _Closed) as exception:
@@ -94,11 +103,14 @@ class Transport:
                     connection.cut()
                 self._state.wait(_CUT_AGAIN_S)
 
-    def _call(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Json | ErrorInfo:
+    def _call(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None, retry_count: int | None = None
+    ) -> Json | ErrorInfo:
         timeout_s = timeout_s or self.timeout_s
         try:
             with self._connection() as connection:
-                reply = connection.exchange(method, path, body, deadline=time.monotonic() + timeout_s)
+                deadline = time.monotonic() + timeout_s
+                reply = connection.exchange(method, path, body, deadline=deadline, retry_count=retry_count)
             result = _parse(reply)
         except (OSError, HTTPException, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
 
@@ -32,11 +33,13 @@ def _opening(text: str) -> str:
     return text.lstrip()[:_OPENING_CHARS].replace("’", "'")
 
 
+@lru_cache(maxsize=4096)  # an answer is looked at many times in its episode
 def is_refusal(text: str) -> bool:
     """Return whether a reply declines to answer, judged by its first 240 characters."""
     return _REFUSAL.search(_opening(text)) is not None
 
 
+@lru_cache(maxsize=4096)
 def is_not_sure(text: str) -> bool:
     """Return whether a reply says that it does not know, judged by its first 240 characters."""
     return not is_refusal(text) and _NOT_SURE.search(_opening(text)) is not None

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = {"types", "errors", "registry", "pynames", "intervals", "disk", "jsonlines", "__init__"}
 ENCODER = {"encoder", "encoder_bert", "encoder_weights"}
 CALLS = BASE | ENCODER | {"llm"}
-ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "scheduling"}
+ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "journal", "scheduling", "episode"}
 
 #: part of query_mutator -> the other parts it may import
 ALLOWED = {
@@ -26,7 +26,10 @@ ALLOWED = {
     "data": CALLS,
     "observation": CALLS,
     "task": CALLS | {"operators", "rewards", "data", "observation"},
-    "scheduling": CALLS,
+    "journal": CALLS,
+    "scheduling": CALLS | {"journal"},
+    "episode": CALLS | {"rewards"},
+    "failure_rate": BASE,
     "report": BASE | {"metrics", "rundir", "console"},
     "metrics": BASE,
     "rundir": BASE | {"metrics"},

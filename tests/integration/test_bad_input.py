@@ -102,8 +102,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--operators", "spelling,slang"], "another operator set (only there: neutral, filler; only here: slang)"),
-        (["--num-processes", "8"], "try num_processes=4"),
+        (["--operators", "spelling,slang"], "operators: then spelling,neutral,filler, now spelling,slang"),
+        (["--num-processes", "8"], "num_processes: then 4, now 8"),
         (["--embedding-dims", "x"], "--embedding-dims must be a whole number"),
         ([], "give a larger --num-env-steps"),
     ],
@@ -113,10 +113,24 @@ def test_checkpoint_that_does_not_fit_changes_nothing(
 ) -> None:
     assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
     before = contents(tmp_path / "runs")
-    more = ["--num-env-steps", "1024"] if flags else []
-    line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *more, *flags], capsys)
+    line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *flags], capsys)
     assert message in line
     assert contents(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--operators", "spelling,slang"], "another operator set (only there: neutral, filler; only here: slang)"),
+        (["--num-processes", "8"], "try num_processes=4"),
+    ],
+)
+def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
+    flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    (checkpoint,) = (tmp_path / "runs").glob("2*/checkpoints/step_64.pt")
+    assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)
 
 
 def test_unwritable_place_is_one_line(
@@ -136,12 +150,12 @@ def limited_to(size_bytes: int) -> Callable[[], None]:
     return limit
 
 
-@pytest.mark.parametrize(("size_bytes", "file"), [(6_000, "transcripts.jsonl"), (20_000, "step_32.pt")])
+@pytest.mark.parametrize(("size_bytes", "file"), [(20_000, "step_0.pt"), (300_000, "transcripts.jsonl")])
 def test_full_disk_ends_the_run_with_one_line(
     size_bytes: int, file: str, tiny_flags: list[str], tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-B", SCRIPT, *tiny_flags],
+        [sys.executable, "-B", SCRIPT, *tiny_flags, "--num-env-steps", "2048", "--eval-interval", "0"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=limited_to(size_bytes),

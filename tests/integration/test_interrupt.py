@@ -68,6 +68,7 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
 
 def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str], tmp_path: Path) -> None:
     endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
+    endless.append("--no-use-linear-lr-decay")
     process, run = started(endless, tmp_path)
     wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
     process.send_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from query_mutator.doctor import doctor_main
+from query_mutator.cli import main
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import ServerDownError, UsageError
 
@@ -14,7 +14,7 @@ DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 o
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], argv: Sequence[str], *, code: int = 0) -> dict[str, list[str]]:
-    assert doctor_main(argv) == code
+    assert main(["doctor", *argv]) == code
     lines: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         name, _, finding = line.partition(":")
@@ -73,14 +73,14 @@ def test_no_server_and_contradictions_are_errors_in_one_line(monkeypatch: pytest
     with start_server({}) as gone:
         url = gone.url
     with pytest.raises(ServerDownError, match="ollama serve"):
-        doctor_main(["--ollama-url", url])
+        main(["doctor", "--ollama-url", url])
     with pytest.raises(UsageError, match="leave one of them out"):
-        doctor_main(["--ollama-url", url, "--openai-url", url])
+        main(["doctor", "--ollama-url", url, "--openai-url", url])
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UsageError, match="--openai-url"):
-        doctor_main(["--backend", "openai"])
+        main(["doctor", "--backend", "openai"])
     with pytest.raises(UsageError, match="batch_size=1 must be between 2"):
-        doctor_main(["--batch-size", "1"])
+        main(["doctor", "--batch-size", "1"])
 
 
 def test_a_hosted_model_that_is_not_offered_says_what_is(capsys: pytest.CaptureFixture[str]) -> None:

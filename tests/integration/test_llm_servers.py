@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import ollama
@@ -105,7 +106,8 @@ def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early
                 for index, reply in enumerate(replies)
                 if reply.error is not None and retry_delay_s(reply.error, attempt, key="k") is not None
             ]
-            for index, reply in zip(again, ask_all(stack.client, [wanted[i] for i in again], threads=16), strict=True):
+            repeated = [replace(wanted[index], attempt=attempt + 1) for index in again]
+            for index, reply in zip(again, ask_all(stack.client, repeated, threads=16), strict=True):
                 replies[index] = reply
         stack.close()
         struck = server.stats()["faults"]

@@ -36,9 +36,9 @@ def test_run_leaves_everything_behind(
     assert run.name.endswith("-demo")
     assert {path.name for path in run.iterdir()} == {
         "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "checkpoints", "summary.json",
-        "learning_curve.png",
+        "learning_curve.png", "journal",
     }  # fmt: skip
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_32.pt", "step_64.pt"]
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
     out = capsys.readouterr().out
     assert str(run) in out
     assert "learning_curve.png" in out
@@ -105,7 +105,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 
 
 def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], tmp_path: Path) -> None:
-    train(*tiny_flags, "--no-evaluate", "--seed", "5")
+    train(*tiny_flags, "--no-evaluate", "--seed", "5", "--no-use-linear-lr-decay")
     run = the_run(tmp_path)
     assert train("--resume", str(tmp_path / "runs" / "latest"), "--num-env-steps", "128") == 0
     assert the_run(tmp_path) == run
@@ -125,8 +125,8 @@ def test_resume_takes_policy_and_optimizer_along(tiny_flags: list[str], tmp_path
     train(*tiny_flags, "--no-evaluate")
     run = the_run(tmp_path)
     first = torch.load(run / "checkpoints" / "step_64.pt", weights_only=True)
-    train("--resume", str(run), "--num-env-steps", "96", "--lr", "1e-12")
-    second = torch.load(run / "checkpoints" / "step_96.pt", weights_only=True)
+    train("--resume", str(run / "checkpoints" / "step_64.pt"), "--num-env-steps", "96", "--lr", "1e-12")
+    second = torch.load(the_run(tmp_path) / "checkpoints" / "step_96.pt", weights_only=True)
     assert second["updates_done"] == 3
     assert second["optimizer"]["state"][0]["step"] > first["optimizer"]["state"][0]["step"]
     for name, weight in first["policy"].items():
@@ -150,3 +150,29 @@ def test_finished_run_is_not_gone_on_with(
     capsys.readouterr()
     assert train("--resume", str(the_run(tmp_path))) == 2
     assert "give a larger --num-env-steps" in capsys.readouterr().err
+
+
+def test_settings_that_decide_what_is_learned_stay_as_they_were(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(*tiny_flags, "--no-evaluate", "--seed", "5")
+    run = the_run(tmp_path)
+    changed = ["--seed", "6", "--gamma", "0.5", "--num-env-steps", "96", "--batch-size", "2"]
+    assert train("--resume", str(run), *changed) == 2
+    error = capsys.readouterr().err
+    assert "gamma: then 0.9, now 0.5; seed: then 5, now 6; num_env_steps: then 64, now 96, towards which" in error
+    assert "batch_size" not in error
+
+
+def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
+    tiny_flags: list[str], tmp_path: Path
+) -> None:
+    train(*tiny_flags)
+    run = the_run(tmp_path)
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()
+    assert train("--resume", str(run)) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert after["eval"] == before["eval"]
+    assert (after["eval_llm_calls"], after["llm_calls"]) == (0, before["llm_calls"])  # all replies were remembered
+    assert [row["step"] for row in rows(run, "metrics")] == [0, 32, 64]

@@ -26,6 +26,8 @@ PROMISED = [
     "--target-max-tokens", "--temperature", "--timeout", "--dataset", "--encoder", "--save-dir", "--save-interval",
     "--log-interval", "--eval-interval", "--resume", "--config", "--device", "--deterministic", "--dry-run",
     "--operators", "--max-episode-steps", "--answer", "--running-speed", "--question-column", "--answer-column",
+    "--openai-url", "--allow-mixed", "--max-retries", "--deadline", "--adaptive", "--cache", "--cache-path",
+    "--early-stop", "--num-ctx", "--keep-alive", "--max-failure-rate", "--max-policy-lag",
 ]  # fmt: skip
 
 
@@ -57,6 +59,7 @@ def test_defaults_are_those_of_the_documents() -> None:
         (["--no-batching"], "use_batching", False),
         (["--no-batching", "--use-batching"], "use_batching", True),
         (["--seed", "1", "--seed", "2"], "seed", 2),
+        (["--ollama-url", "a", "--batch-size", "4", "--ollama-url", "b"], "ollama_url", ("a", "b")),
         (["--timeout", "3"], "timeout_s", 3.0),
         (["--target-kl", "0.02"], "target_kl", 0.02),
         (["--target-kl", "None"], "target_kl", None),
@@ -79,7 +82,7 @@ def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
         (["--batch-size", "eight"], "--batch-size must be a whole number, not 'eight'"),
         (["--lr", "fast"], "--lr must be a number, not 'fast'"),
         (["--seed"], "--seed must be a whole number, not nothing"),
-        (["--backend", "olama"], "--backend must be one of auto, embedded, ollama, not 'olama'"),
+        (["--backend", "olama"], "--backend must be one of auto, embedded, ollama, openai, not 'olama'"),
         (["--use-batching=yes"], "--use-batching takes no value; write --use-batching alone"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1; the usual value is 8"),
         (["--num-mini-batch", "5"], "num_mini_batch=5 must divide num_processes*num_steps=512; try 4 or 8"),

@@ -18,6 +18,13 @@ def test_faults_depend_on_the_request_and_how_often_it_came() -> None:
     assert sum(kind is not None for kind in retried) / len(retried) == pytest.approx(0.25, abs=0.08)
 
 
+def test_an_attempt_that_is_told_always_has_the_same_fault() -> None:
+    plan = FaultPlan(0.5, seed=1)
+    first = [plan.pick(b"body", attempt=attempt) for attempt in range(20)]
+    assert [plan.pick(b"body", attempt=attempt) for attempt in range(20)] == first
+    assert len(set(first)) > 2
+
+
 def test_all_kinds_strike_equally_often() -> None:
     plan = FaultPlan(1.0)
     drawn = [plan.pick(b"%d" % i) for i in range(7000)]

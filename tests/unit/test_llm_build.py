@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.callstats import CountedClient
 from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.build import build_client, ollama_url, resolve_backend
-from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest
 
 
@@ -109,7 +107,7 @@ def test_every_layer_that_is_asked_for_is_printed(server: EmbeddedServer, tmp_pa
     )
     servers = f"Pool([EarlyStop(Ollama('{server.url}')), EarlyStop(Ollama('http://127.0.0.1:1'))])"
     assert repr(stack.whole) == f"Cache(Coalesce(Retry(AdaptiveLimit({servers}))))"
-    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(AdaptiveLimit({servers})))"
+    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(Counted(AdaptiveLimit({servers}))))"
     stack.close()
 
 
@@ -127,19 +125,27 @@ def test_the_mode_says_whose_calls_are_cached(
     stack.close()
 
 
-def test_what_is_wrapped_around_calls_sees_attempts_and_no_shared_reply(server: EmbeddedServer, tmp_path: Path) -> None:
-    seen: list[CountedClient] = []
-
-    def count(client: Client) -> Client:
-        seen.append(CountedClient(client))
-        return seen[-1]
-
-    stack = build_client(server.url, cache="all", cache_path=tmp_path / "c", around_calls=count)
+def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: EmbeddedServer, tmp_path: Path) -> None:
+    stack = build_client(server.url, cache="eval", cache_path=tmp_path / "c")
     for _ in range(3):
-        stack.client.complete(ChatRequest.user("why?", model="echo"))
-    assert repr(stack.client) == f"Cache(Coalesce(Counted(Limit(Ollama('{server.url}')))))"
-    assert seen[0].totals.calls == 1
+        assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
+        assert stack.client.complete(ChatRequest.user("why?", model="echo")).ok
+    assert (stack.counted.totals.calls, stack.eval_counted.totals.calls, stack.cache_hits) == (3, 1, 2)
     stack.close()
+
+
+def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
+    server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    impossible = tmp_path / "file" / "c"
+    monkeypatch.setenv("QUERY_MUTATOR_REPLIES", str(impossible))
+    stack = build_client(server.url, cache="eval")
+    assert "going on without a cache" in caplog.text
+    assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
+    stack.close()
+    with pytest.raises(UsageError, match="--cache-path"):
+        build_client(server.url, cache="eval", cache_path=impossible)
 
 
 def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> None:

@@ -66,12 +66,13 @@ class Script:
         self.replies = list(replies)
         self.asked = threading.Semaphore(0)
         self.closed = False
+        self.attempts: list[int] = []
 
     def __repr__(self) -> str:
         return "Script()"
 
     def complete(self, request: ChatRequest) -> Completion:
-        assert request is REQUEST
+        self.attempts.append(request.attempt)
         self.asked.release()
         return self.replies.pop(0)
 
@@ -83,6 +84,7 @@ def test_a_failure_that_passes_is_tried_until_the_answer_comes() -> None:
     client = Script(Completion.failed("server", "x"), Completion.failed("empty", "x"), Completion(text="because"))
     reply = Retry(client).complete(REQUEST)
     assert (reply.text, reply.attempts, client.replies) == ("because", 3, [])
+    assert client.attempts == [1, 2, 3]  # the server is told
 
 
 def test_a_final_failure_is_returned_at_once() -> None:
@@ -120,7 +122,7 @@ def test_calls_of_other_kinds_are_tried_again_too() -> None:
     outcomes: list[ErrorInfo | str] = [ErrorInfo(kind="connect", message="x"), "vectors"]
     retry = Retry(Script())
     got = retry.call(
-        lambda: outcomes.pop(0), error_of=lambda reply: reply if isinstance(reply, ErrorInfo) else None, key="k"
+        lambda attempt: outcomes.pop(0), error_of=lambda reply: reply if isinstance(reply, ErrorInfo) else None, key="k"
     )
     assert got == ("vectors", 2)
 

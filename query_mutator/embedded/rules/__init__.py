@@ -14,6 +14,7 @@ from query_mutator.embedded.rules.keywords import Keywords
 from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.merge import Merge
 from query_mutator.embedded.rules.neutral import Neutral
+from query_mutator.embedded.rules.phrasebook import Phrasebook
 from query_mutator.embedded.rules.slang import Slang
 from query_mutator.embedded.rules.spelling import Spelling
 from query_mutator.embedded.rules.split import first_part
@@ -21,7 +22,7 @@ from query_mutator.embedded.rules.terms import Terms
 
 DOMAIN = "Python's standard library"
 
-__all__ = ["DOMAIN", "Lexicon", "Rule", "Task", "make_rules"]
+__all__ = ["DOMAIN", "Lexicon", "Phrasebook", "Rule", "Task", "make_rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Task:
 Rule = Callable[[Task], str]
 
 
-def make_rules(lexicon: Lexicon) -> Mapping[str, Rule]:
+def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     """Return the rule of every operator by name; a new operator's rule is added here."""
     slang, terms, neutral = Slang(lexicon), Terms(), Neutral(lexicon)
     # Glossary words are known words, however unusual: "nuke" is not a slip for "nike".
@@ -51,7 +52,7 @@ def make_rules(lexicon: Lexicon) -> Mapping[str, Rule]:
         "keywords": Keywords(),
         "first_part": first_part,
         "grammar": repair,
-        "expand": Expand(),
+        "expand": Expand(phrasebook),
     }
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)

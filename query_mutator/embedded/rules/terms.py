@@ -10,7 +10,7 @@ class Terms:
     """Rewrites everyday words by glossary."""
 
     def __init__(self) -> None:
-        self._table = PhraseTable((*load_rows("terms.tsv"), *load_rows("corpus_terms.tsv")))
+        self._table = PhraseTable(load_rows("terms.tsv"))
 
     def glossary(self) -> set[str]:
         """Return every word of the glossary."""

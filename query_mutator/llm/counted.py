@@ -18,6 +18,7 @@ class CallTotals:
     failed: int = 0
     latency_s: float = 0.0  # what the client waited
     queue_wait_s: float = 0.0  # of that, what the server held calls back
+    service_s: float = 0.0  # and what it worked on them
     tokens: int = 0  # prompts and replies together
 
     def __sub__(self, earlier: CallTotals) -> CallTotals:
@@ -27,16 +28,17 @@ class CallTotals:
             failed=self.failed - earlier.failed,
             latency_s=self.latency_s - earlier.latency_s,
             queue_wait_s=self.queue_wait_s - earlier.queue_wait_s,
+            service_s=self.service_s - earlier.service_s,
             tokens=self.tokens - earlier.tokens,
         )
 
 
-class CountedClient:
+class Counted:
     """A client that keeps totals of what the inner client did; every attempt counts as a call."""
 
-    def __init__(self, client: Client, *, totals: CallTotals | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._totals = totals or CallTotals()
+        self._totals = CallTotals()
         self.error_kinds: Counter[str] = Counter()
         self._lock = threading.Lock()  # guards the two above
 
@@ -52,6 +54,16 @@ class CountedClient:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply, counted."""
         completion = self._client.complete(request)
+        self.add(completion)
+        return completion
+
+    def go_on_from(self, totals: CallTotals) -> None:
+        """Count on from the sums of an earlier part of a run."""
+        with self._lock:
+            self._totals = totals
+
+    def add(self, completion: Completion) -> None:
+        """Count a call that was made."""
         with self._lock:
             totals = self._totals
             self._totals = replace(
@@ -60,11 +72,11 @@ class CountedClient:
                 failed=totals.failed + (not completion.ok),
                 latency_s=totals.latency_s + completion.latency_s,
                 queue_wait_s=totals.queue_wait_s + completion.queue_wait_s,
+                service_s=totals.service_s + completion.prompt_eval_s + completion.eval_s,
                 tokens=totals.tokens + completion.prompt_tokens + completion.completion_tokens,
             )
             if completion.error is not None:
                 self.error_kinds[completion.error.kind] += 1
-        return completion
 
     def close(self) -> None:
         """Close the inner client; idempotent."""

@@ -1,0 +1,129 @@
+"""The phrasebook: what a question in everyday words may mean in the field's terms, found by words and by likeness.
+
+A row is a phrase in the field's terms and everyday ways to ask for the same. A question is compared with every row twice:
+by the words they share (BM25, Robertson and Zaragoza 2009) and by the cosine of its embedding and the row's.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.embedded.corpus import embed_documents
+from query_mutator.embedded.rules.inflect import stems
+from query_mutator.embedded.rules.tables import load_rows, load_words
+from query_mutator.embedded.rules.text import words
+from query_mutator.encoder import Encoder
+
+FloatArray = NDArray[np.float32]
+
+ROWS, VECTORS = "phrasebook.tsv", "phrasebook.npz"
+#: BM25's saturation and length constants, and the weight of shared words beside the cosine.
+_K1, _B, _WORDS_WEIGHT = 1.2, 0.5, 0.2
+#: The field's phrase counts twice among the words and half as much as the everyday ones in the embedding.
+_TERM_WORDS, _TERM_VECTOR = 2, 0.5
+#: Rows that fit less say nothing about the question.
+MIN_SCORE = 0.4
+
+
+class Phrasebook:
+    """Finds what a question means in the field's terms; without an encoder by shared words alone."""
+
+    def __init__(self, encoder: Encoder | None = None, *, cache: Path | None = None) -> None:
+        self._phrases = [row[0] for row in load_rows(ROWS)]
+        self._known = frozenset(self._phrases)
+        self._index = WordIndex([_stems(" ".join((*row, *row[:1] * (_TERM_WORDS - 1)))) for row in load_rows(ROWS)])
+        self._encoder = encoder
+        self._vectors = None if encoder is None else row_vectors(encoder, cache=cache)  # [rows, D]
+
+    def __contains__(self, phrase: object) -> bool:
+        """Return whether this is one of the book's phrases in the field's terms."""
+        return phrase in self._known
+
+    def meaning(self, text: str) -> str | None:
+        """Return the phrase of the best row, None where no row fits."""
+        scores = _WORDS_WEIGHT * self._index.shares(_stems(text))
+        if self._encoder is not None and self._vectors is not None:
+            scores += self._vectors @ self._encoder.encode([text])[0]
+        else:
+            scores /= _WORDS_WEIGHT
+        best = int(np.argmax(scores))
+        return self._phrases[best] if scores[best] >= MIN_SCORE else None
+
+
+class WordIndex:
+    """BM25 over small documents, as a share of what a document with all words of the question could reach."""
+
+    def __init__(self, documents: Sequence[Sequence[str]]) -> None:
+        self._size = len(documents)
+        mean = sum(map(len, documents)) / max(1, self._size)
+        postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for place, document in enumerate(documents):
+            damp = _K1 * (1 - _B + _B * len(document) / mean)
+            for word, count in Counter(document).items():
+                postings[word].append((place, count * (_K1 + 1) / (count + damp)))
+        self._postings = {
+            word: (np.array([place for place, _ in found]), np.array([weight for _, weight in found], np.float32))
+            for word, found in postings.items()
+        }
+
+    def shares(self, asked: Sequence[str]) -> FloatArray:
+        """Return one score per document, [n]; words that no document has count against all."""
+        scores = np.zeros(self._size, np.float32)
+        total = 0.0
+        for word in sorted(set(asked)):
+            places, weights = self._postings.get(word, _NOWHERE)
+            rarity = math.log(1 + (self._size - len(places) + 0.5) / (len(places) + 0.5))
+            scores[places] += rarity * weights
+            total += rarity
+        return scores / total if total else scores
+
+
+_NOWHERE = (np.array([], np.intp), np.array([], np.float32))
+
+
+def row_vectors(encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+    """Return a unit row [D] per row of the phrasebook: the packaged ones where they are of these weights and texts."""
+    with io.BytesIO(resources.files(__package__).joinpath(VECTORS).read_bytes()) as file, np.load(file) as saved:
+        if str(saved["weights"]) == encoder.fingerprint.partition(":")[0] and str(saved["texts"]) == texts_sha256():
+            return _unit(saved["rows"].astype(np.float32))
+    return embed_rows(encoder, cache=cache)
+
+
+def embed_rows(encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+    """Return the rows' embeddings [n, D]: the mean over their phrases."""
+    rows = load_rows(ROWS)
+    vectors = iter(embed_documents([phrase for row in rows for phrase in row], encoder, cache=cache))
+    means = np.empty((len(rows), encoder.dim), np.float32)
+    for place, row in enumerate(rows):
+        term, *everyday = [next(vectors) for _ in row]
+        means[place] = _TERM_VECTOR * term + np.mean(everyday, axis=0)
+    return _unit(means)
+
+
+def texts_sha256() -> str:
+    """Return the sha256 of the phrasebook's rows."""
+    return sha256("\n".join("\t".join(row) for row in load_rows(ROWS)).encode()).hexdigest()
+
+
+def _unit(rows: FloatArray) -> FloatArray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _stems(text: str) -> list[str]:
+    stopwords = load_words("stopwords.txt")
+    return [_stem(word) for word in words(text) if word not in stopwords]
+
+
+@lru_cache(maxsize=16_384)
+def _stem(word: str) -> str:
+    return min(stems(word), key=lambda stem: (len(stem), stem), default=word)

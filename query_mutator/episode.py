@@ -1,0 +1,112 @@
+"""What has happened in one episode: the attempts at a question, and which of them would be submitted.
+
+Episodes go into checkpoints as plain types and tensors, so that a run can go on in the middle of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.types import AnswerRule, Reward
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A question text, the target's answer to it, and what they are worth; vectors are [D]."""
+
+    text: str
+    answer: str
+    text_vector: FloatArray
+    answer_vector: FloatArray
+    fit: float  # cosine of this text and the answer to it
+    closeness: float  # cosine of the question as first put and the answer
+    reward: Reward
+
+    def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
+        """Return what the rules compare, no gold in it: an answer beats "not sure" beats a refusal, then a cosine."""
+        cosine = self.closeness if rule == "closest" else self.fit
+        return not is_refusal(self.answer), not is_not_sure(self.answer), cosine
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain types and tensors."""
+        import torch
+
+        return {
+            "text": self.text,
+            "answer": self.answer,
+            "text_vector": torch.from_numpy(np.array(self.text_vector)),
+            "answer_vector": torch.from_numpy(np.array(self.answer_vector)),
+            "fit": self.fit,
+            "closeness": self.closeness,
+            "score": self.reward.score,
+            "parts": dict(self.reward.parts),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Attempt:
+        """Return the attempt that `to_state` was taken of."""
+        return cls(
+            text=state["text"],
+            answer=state["answer"],
+            text_vector=state["text_vector"].numpy(),
+            answer_vector=state["answer_vector"].numpy(),
+            fit=state["fit"],
+            closeness=state["closeness"],
+            reward=Reward(score=state["score"], parts=state["parts"]),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """What has happened since the question was drawn."""
+
+    index: int  # of the question in the task
+    first: Attempt
+    current: Attempt
+    best: Attempt
+    known: dict[str, Attempt]  # every text asked in this episode: it is not asked again
+    used: list[bool]
+    steps: int = 0
+    calls: int = 1
+    total_reward: float = 0.0
+    names: list[str] = field(default_factory=list)  # actions taken
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain types and tensors."""
+        return {
+            "index": self.index,
+            "first": self.first.text,
+            "current": self.current.text,
+            "best": self.best.text,
+            "known": [attempt.to_state() for attempt in self.known.values()],
+            "used": list(self.used),
+            "steps": self.steps,
+            "calls": self.calls,
+            "total_reward": self.total_reward,
+            "names": list(self.names),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Episode:
+        """Return the episode that `to_state` was taken of."""
+        known = {attempt["text"]: Attempt.from_state(attempt) for attempt in state["known"]}
+        return cls(
+            index=state["index"],
+            first=known[state["first"]],
+            current=known[state["current"]],
+            best=known[state["best"]],
+            known=known,
+            used=list(state["used"]),
+            steps=state["steps"],
+            calls=state["calls"],
+            total_reward=state["total_reward"],
+            names=list(state["names"]),
+        )

@@ -1,0 +1,35 @@
+"""When so many calls fail for good that going on makes no sense."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.errors import TooManyFailuresError
+
+WINDOW_STEPS = 100
+
+
+class FailureWindow:
+    """Watches the last `size` steps; more than `max_rate` of them invalid is a TooManyFailuresError.
+
+    `why` is asked for what failed most, for the message.
+    """
+
+    def __init__(self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str) -> None:
+        self._max_rate = max_rate
+        self._failed: deque[bool] = deque(maxlen=size)
+        self._why = why
+
+    def add(self, valid: NDArray[np.bool_]) -> None:
+        """Note which of some steps [n] were carried out."""
+        self._failed.extend((~valid).tolist())
+        failed, size = sum(self._failed), self._failed.maxlen or 0
+        if len(self._failed) == size and failed > self._max_rate * size:
+            raise TooManyFailuresError(
+                f"calls failed for good in {failed} of the last {size} steps{self._why()}; see to the server, "
+                f"or allow more with --max-failure-rate"
+            )

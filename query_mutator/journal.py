@@ -1,0 +1,194 @@
+"""Every completed call of a run on disk before it is used, so that a killed run goes on without paying twice.
+
+    journal/step_<n>.jsonl     what was done after the update at which the run had taken n environment steps
+
+A line is a call (who made it, the sha256 of the request, the outcome, failures included) or the action of a step. It is
+appended with one write, so it survives the death of the process; a torn last line (a power cut) is passed over. A run
+that goes on starts from a checkpoint's environments and takes from the journal every action and outcome found there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from json import JSONEncoder, loads
+from pathlib import Path
+from typing import Any
+
+from query_mutator.disk import disk_errors
+from query_mutator.llm.keys import request_key
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+logger = logging.getLogger(__name__)
+
+_SEGMENT = re.compile(r"step_(\d+)\.jsonl")
+_DEFAULTS = asdict(Completion())
+_encode = JSONEncoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """Which call of a run this is: `step` counts the environment's steps, `phase` names the call within the step."""
+
+    env: int
+    step: int
+    phase: str
+    action: int | None = None  # of the step; None for the first answer of an episode
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an attempt, and the seconds since the first attempt began: what a retry is decided by."""
+
+    completion: Completion
+    elapsed_s: float
+
+
+class Journal:
+    """The journal of one run folder, going on from `since` environment steps; safe to write from many threads.
+
+    `on_replay` hears of each call that was made before and is taken from the journal. DiskError when it cannot be
+    written.
+    """
+
+    def __init__(
+        self, folder: Path, *, since: int = 0, on_replay: Callable[[Completion], None] = lambda completion: None
+    ) -> None:
+        self._folder = folder
+        self._on_replay = on_replay
+        self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
+        self._actions: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()  # guards the file while another is begun
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+            steps = self._steps()
+            known = [step for step in steps if step >= since] if since in steps else []
+            for step in known:
+                for entry in _read(self._segment(step)):
+                    self._remember(entry)
+            self._file = self._open(known[-1] if known else since)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def action(self, env: int, step: int) -> int | None:
+        """Return the action that an environment took at a step before the run was ended, None for an unknown one."""
+        return self._actions.pop((env, step), None)
+
+    def find(self, site: CallSite, attempt: int, request: ChatRequest) -> Outcome | None:
+        """Return the outcome written for a call, None when there is none or it answered another request."""
+        sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
+        if outcome is None:
+            return None
+        if sha256 != request_key(request):
+            logger.warning("%s: %s asked something else then; it is asked again", self._folder, site)
+            return None
+        if outcome.completion.attempts:  # 0: a shared or remembered reply
+            self._on_replay(outcome.completion)
+        return outcome
+
+    def holds(self, site: CallSite, attempt: int) -> bool:
+        """Return whether an attempt at a call was written."""
+        return (site.env, site.step, site.phase, attempt) in self._outcomes
+
+    def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: Outcome) -> None:
+        """Append a completed call; it is with the operating system when this returns."""
+        self._append(
+            {
+                "env": site.env,
+                "step": site.step,
+                "phase": site.phase,
+                "attempt": attempt,
+                "request": request_key(request),
+                "action": site.action,
+                "elapsed_s": outcome.elapsed_s,
+                "outcome": _to_json(outcome.completion),
+            }
+        )
+
+    def write_action(self, env: int, step: int, action: int) -> None:
+        """Append the action of a step that begins."""
+        self._append({"env": env, "step": step, "action": action})
+
+    def begin(self, env_steps: int) -> None:
+        """Write what follows to a file of its own, after having the present one on the disk itself."""
+        with disk_errors(self._folder), self._lock:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = self._open(env_steps)
+
+    def drop_before(self, env_steps: int) -> None:
+        """Remove what happened before a checkpoint that is no longer needed to go on from."""
+        with disk_errors(self._folder):
+            for step in self._steps():
+                if step < env_steps:
+                    self._segment(step).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _steps(self) -> list[int]:
+        found = (_SEGMENT.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def _segment(self, step: int) -> Path:
+        return self._folder / f"step_{step}.jsonl"
+
+    def _open(self, step: int) -> int:
+        return os.open(self._segment(step), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        line = (_encode(entry) + "\n").encode()
+        with disk_errors(self._folder), self._lock:
+            if self._file < 0:  # the run is ending: nobody will use what came
+                return
+            while line:
+                line = line[os.write(self._file, line) :]
+
+    def _remember(self, entry: dict[str, Any]) -> None:
+        env, step = entry["env"], entry["step"]
+        if "outcome" not in entry:
+            self._actions[env, step] = entry["action"]
+            return
+        outcome = Outcome(_from_json(entry["outcome"]), entry["elapsed_s"])
+        self._outcomes[env, step, entry["phase"], entry["attempt"]] = (entry["request"], outcome)
+
+
+def _to_json(completion: Completion) -> dict[str, Any]:
+    """Return the fields that differ from their defaults."""
+    values = {name: getattr(completion, name) for name in _DEFAULTS}
+    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    return told | {"error": asdict(completion.error)} if completion.error is not None else told
+
+
+def _from_json(told: dict[str, Any]) -> Completion:
+    known = {field.name for field in fields(Completion)}
+    values = {name: value for name, value in told.items() if name in known}
+    if values.get("error") is not None:
+        values["error"] = ErrorInfo(**values["error"])
+    return Completion(**values)
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a file's entries and cut it back to the last whole one, so that what is appended begins a line."""
+    whole = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                entry = None
+            if entry is None:
+                logger.warning("%s: torn after %d bytes; what follows is asked again", path, whole)
+                break
+            whole += len(line)
+            yield entry
+    os.truncate(path, whole)

@@ -1,0 +1,80 @@
+"""Trainers in processes of their own that are killed at chosen moments, and what they leave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from query_mutator.checkpoint import read_checkpoint
+from query_mutator.console import exit_code
+from query_mutator.jsonlines import read_json_lines
+from train_query_mutator import main
+
+# A server of processes that has loaded what a trainer needs: a child begins within milliseconds.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(
+    [
+        *("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "matplotlib.figure", "tensorboard.compat.proto"),
+        *("tensorboard.summary.writer.record_writer", "query_mutator.heldout", "query_mutator.embedded.server"),
+        *("query_mutator.collector", "query_mutator.runlog", "tests.integration.killing"),
+    ]
+)
+
+
+def _train(argv: Sequence[str], output: Path) -> None:
+    sys.stdout = sys.stderr = output.open("a", encoding="utf-8")
+    torch.set_num_threads(1)
+    sys.exit(exit_code(main, argv, prog="train"))
+
+
+def start(argv: Sequence[str], folder: Path) -> BaseProcess:
+    """Return a trainer that was just started; what it says is appended to `output.txt`."""
+    process = _PROCESSES.Process(target=_train, args=(list(argv), folder / "output.txt"))
+    process.start()
+    return process
+
+
+def train(argv: Sequence[str], folder: Path) -> None:
+    """Run a trainer to its end, which must be a good one."""
+    process = start(argv, folder)
+    process.join()
+    assert process.exitcode == 0, (folder / "output.txt").read_text(encoding="utf-8")
+
+
+def kill_when(process: BaseProcess, moment: Callable[[], bool]) -> bool:
+    """Kill a trainer at a moment; False when it ended before."""
+    while process.is_alive():
+        if moment():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def weights(run: Path) -> dict[str, Any]:
+    """Return the policy in a run's newest checkpoint."""
+    policy: dict[str, Any] = read_checkpoint(run).learner["policy"]
+    return policy
+
+
+def transcript(run: Path) -> list[dict[str, Any]]:
+    """Return a run's steps by environment and step, without what depends on the clock."""
+    rows = [{**row, "timing": None} for row in read_json_lines(run / "transcripts.jsonl")]
+    return sorted(rows, key=lambda row: (row["env"], row["step"]))
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """Return a run's rows of metrics without what depends on the clock."""
+    told = ("step", "charts/episodic_length", "losses/policy_loss", "losses/value_loss", "llm/invalid_steps")
+    return [{key: row.get(key) for key in told} for row in read_json_lines(run / "metrics.jsonl")]

@@ -1,0 +1,141 @@
+"""Runs against a server that fails: every step is accounted for, nothing is made up, and enough is enough."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from query_mutator.checkpoint import read_checkpoint
+from query_mutator.console import exit_code
+from query_mutator.embedded.faults import KINDS, FaultPlan
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import FloatArray, resolve_encoder
+from query_mutator.jsonlines import read_json_lines
+from tests.conftest import Librarian, Softener
+from tests.integration.killing import kill_when, start, train, transcript, weights
+from train_query_mutator import main
+
+Serve = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers with the tiny models; all end with the test."""
+    running: list[EmbeddedServer] = []
+
+    def begin(share: float, *, kinds: Sequence[str] = KINDS, **settings: object) -> EmbeddedServer:
+        faults = FaultPlan(share, kinds=kinds, seed=2) if share else None
+        server = start_server(
+            [Librarian(), Softener()],
+            encoder=resolve_encoder("hash"),
+            num_parallel=64,
+            faults=faults,
+            **settings,  # type: ignore[arg-type]
+        )
+        running.append(server)
+        return server
+
+    yield begin
+    for server in running:
+        server.close()
+
+
+@pytest.fixture
+def flags(tiny_flags: list[str], tmp_path: Path) -> list[str]:
+    flags = [*tiny_flags[2:], "--no-evaluate", "--eval-interval", "0", "--timeout", "0.3", "--deterministic"]
+    return [*flags, "--num-processes", "16", "--batch-size", "16", "--num-env-steps", "256"]
+
+
+def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str], serve: Serve, tmp_path: Path) -> None:
+    server = serve(0.2)
+    assert exit_code(main, [*flags, "--ollama-url", server.url], prog="train") == 0
+    rows = transcript((tmp_path / "runs" / "latest").resolve())
+    assert len(rows) == 256
+    assert len(server.stats()["faults"]) >= 5  # of seven; few different questions are asked here
+    invalid = [row for row in rows if not row["valid"]]
+    assert all(row["error"] is not None and row["reward"] == 0 for row in invalid)
+    assert all(row["error"] is None for row in rows if row["valid"])
+    metrics = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))
+    assert metrics[-1]["llm/invalid_steps"] == len(invalid)
+
+
+def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: Serve, tmp_path: Path) -> None:
+    # Without stalls: a time-out long enough for a busy machine would make them long.
+    server = serve(0.2, kinds=("500", "503", "reset", "cut", "empty", "incomplete"), latency_ms=2)
+    flags = [*flags, "--ollama-url", server.url, "--save-interval", "1", "--timeout", "60"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
+    served = server.stats()["requests"]
+    argv = [*flags, "--save-dir", str(tmp_path / "killed")]
+    for share in (0.2, 0.5, 0.8):
+        moment = (1 + share) * served
+        kill_when(start(argv, tmp_path / "killed"), lambda: server.stats()["requests"] > moment)  # noqa: B023
+        argv = ["--resume", str(tmp_path / "killed" / "latest")]
+    train(argv, tmp_path / "killed")
+    whole, killed = (tmp_path / name / "latest" for name in ("whole", "killed"))
+    assert transcript(killed) == transcript(whole)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(killed).items())
+
+
+def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
+    flags: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(0.4)
+    argv = [*flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
+    assert exit_code(main, argv, prog="train") == 3
+    error = capsys.readouterr().err
+    assert "calls failed" in error or "no question could be put" in error
+    run = (tmp_path / "runs" / "latest").resolve()
+    assert f"go on with --resume {run}" in error
+    assert read_checkpoint(run).actions
+
+
+def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
+    flags: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(0.0, latency_ms=2)
+    end = threading.Thread(target=lambda: (wait_for(lambda: server.stats()["calls"] > 100), server.close()))
+    end.start()
+    argv = [*flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
+    assert exit_code(main, argv, prog="train") == 3
+    end.join()
+    assert "connect" in capsys.readouterr().err
+
+
+def test_embeddings_that_fail_for_good_make_a_step_invalid(flags: list[str], tmp_path: Path) -> None:
+    with start_server([Librarian(), Softener()], encoder=FaultyEmbeddings(), num_parallel=64) as server:
+        argv = [*flags, "--ollama-url", server.url, "--encoder", "ollama:all-minilm", "--max-retries", "0"]
+        assert exit_code(main, [*argv, "--max-failure-rate", "1"], prog="train") == 0
+    rows = transcript((tmp_path / "runs" / "latest").resolve())
+    invalid = [row for row in rows if not row["valid"]]
+    assert len(rows) == 256
+    assert invalid
+    assert all("no embeddings" in row["error"]["message"] for row in invalid)
+
+
+class FaultyEmbeddings:
+    """An encoder that cannot encode what became of "kill" questions."""
+
+    def __init__(self) -> None:
+        self._inner = resolve_encoder("hash")
+        self.name, self.dim, self.source = self._inner.name, self._inner.dim, self._inner.source
+        self.fingerprint = self._inner.fingerprint
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        if any("stop" in text for text in texts):
+            raise RuntimeError("no answer to that")
+        return self._inner.encode(texts)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.002)

@@ -1,0 +1,110 @@
+"""A run that is killed and gone on with ends as one that never was, and no call is made twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from query_mutator.checkpoint import read_checkpoint
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from tests.conftest import Librarian, Softener
+from tests.integration.killing import kill_when, metrics, start, train, transcript, weights
+
+BATCH_SIZE = 4
+KILLS = 20
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=4, latency_sigma=1.0) as running:
+        yield running
+
+
+@pytest.fixture
+def flags(tiny_flags: list[str], server: EmbeddedServer) -> list[str]:
+    """Flags of a run of eight updates, with a checkpoint after every third."""
+    return [
+        *tiny_flags,
+        *("--ollama-url", server.url, "--deterministic", "--eval-interval", "0", "--no-evaluate", "--seed", "7"),
+        *("--num-env-steps", "256", "--save-interval", "3"),
+    ]
+
+
+def only_url(flags: list[str], url: str) -> list[str]:
+    """Return the flags with one server, the last named."""
+    kept = [word for before, word in zip(["", *flags], flags, strict=False) if "--ollama-url" not in (before, word)]
+    return [*kept, "--ollama-url", url]
+
+
+def calls_of(run: Path) -> int:
+    return read_checkpoint(run).progress.llm_calls
+
+
+def test_run_killed_twenty_times_ends_as_one_that_was_not(
+    flags: list[str], server: EmbeddedServer, tmp_path: Path
+) -> None:
+    flags = only_url(flags, server.url)
+    (tmp_path / "whole").mkdir()
+    train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
+    whole = (tmp_path / "whole" / "latest").resolve()
+    served = server.stats()["calls"]
+    assert calls_of(whole) == served
+
+    save_dir = tmp_path / "killed"
+    save_dir.mkdir()
+    rng = random.Random(3)
+    moments = sorted(rng.randrange(1, served) for _ in range(KILLS))
+    kills = 0
+    argv = [*flags, "--save-dir", str(save_dir)]
+    for moment in moments:
+        kills += kill_when(start(argv, save_dir), lambda: server.stats()["calls"] - served >= moment)  # noqa: B023
+        argv = ["--resume", str(save_dir / "latest")]
+    train(argv, save_dir)
+    killed = (save_dir / "latest").resolve()
+
+    assert kills > KILLS // 2  # several moments may have passed at once
+    assert len([path for path in save_dir.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+    assert transcript(killed) == transcript(whole)
+    assert metrics(killed) == metrics(whole)
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(killed).items())
+    # A reply nobody used was in flight at a kill, or came back just then; every other call was served once.
+    unused = server.stats()["calls"] - served - calls_of(killed)
+    assert 0 <= unused <= kills * BATCH_SIZE
+
+
+def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
+    flags: list[str], server: EmbeddedServer, tmp_path: Path
+) -> None:
+    flags = [*only_url(flags, server.url), "--no-use-linear-lr-decay", "--save-interval", "1"]
+    for name, steps in (("whole", "160"), ("damaged", "128")):
+        (tmp_path / name).mkdir()
+        train([*flags, "--num-env-steps", steps, "--save-dir", str(tmp_path / name)], tmp_path / name)
+    whole, damaged = ((tmp_path / name / "latest").resolve() for name in ("whole", "damaged"))
+    assert {path.name for path in (damaged / "journal").iterdir()} == {"step_96.jsonl", "step_128.jsonl"}
+    newest, paid = damaged / "checkpoints" / "step_128.pt", calls_of(damaged)
+    newest.write_bytes(newest.read_bytes()[:1000])
+
+    served = server.stats()["calls"]
+    train(["--resume", str(damaged), "--num-env-steps", "160"], tmp_path / "damaged")
+    assert "step_128.pt" in (tmp_path / "damaged" / "output.txt").read_text(encoding="utf-8")
+    assert transcript(damaged) == transcript(whole)
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(damaged).items())
+    assert server.stats()["calls"] - served == calls_of(damaged) - paid
+
+
+def test_what_the_journal_knows_is_not_asked_again_without_deterministic_either(
+    flags: list[str], server: EmbeddedServer, tmp_path: Path
+) -> None:
+    flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
+    argv = [*flags, "--save-interval", "100", "--save-dir", str(tmp_path)]
+    assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= 150)
+    train(["--resume", str(tmp_path / "latest")], tmp_path)
+    run = (tmp_path / "latest").resolve()
+    assert len(transcript(run)) == 256
+    assert 0 <= server.stats()["calls"] - calls_of(run) <= BATCH_SIZE

@@ -1,0 +1,94 @@
+"""The journal: what is written is found again, once; a torn end and a changed request are asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from query_mutator.journal import CallSite, Journal, Outcome
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+REQUEST = ChatRequest.user("why?", model="m")
+SITE = CallSite(3, 7, "answer", 2)
+ANSWER = Outcome(Completion(text="Because é\ud800.", model="m", total_s=0.1, latency_s=0.30000000000000004), 0.5)
+FAILURE = Outcome(
+    Completion(error=ErrorInfo(kind="busy", message="later", status=503, retry_after_s=2.0), attempts=0), 1.25
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def written(folder: Path, *, since: int = 0) -> Journal:
+    journal = Journal(folder, since=since)
+    journal.write_action(3, 7, 2)
+    journal.write(SITE, 1, REQUEST, FAILURE)
+    journal.write(SITE, 2, REQUEST, ANSWER)
+    return journal
+
+
+def test_outcomes_and_actions_come_back_to_the_bit_and_once(folder: Path) -> None:
+    written(folder).close()
+    paid: list[Completion] = []
+    journal = Journal(folder, on_replay=paid.append)
+    assert journal.action(3, 7) == 2
+    assert journal.holds(SITE, 2)
+    assert [journal.find(SITE, attempt, REQUEST) for attempt in (1, 2, 3, 1)] == [FAILURE, ANSWER, None, None]
+    assert journal.action(3, 7) is None
+    assert paid == [ANSWER.completion]  # the other one was shared, it cost nothing
+    journal.close()
+
+
+def test_answer_to_another_request_is_not_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(folder).close()
+    journal = Journal(folder)
+    assert journal.find(SITE, 2, ChatRequest.user("how?", model="m")) is None
+    assert "asked something else" in caplog.text
+    journal.close()
+
+
+@pytest.mark.parametrize("torn", [b'{"env": 3, "st', b"\x00\x00\x00\n"])
+def test_torn_end_is_passed_over_and_written_behind(
+    folder: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(folder).close()
+    with (folder / "step_0.jsonl").open("ab") as file:
+        file.write(torn)
+    journal = Journal(folder)
+    assert "torn after" in caplog.text
+    journal.write_action(3, 8, 1)
+    journal.close()
+    again = Journal(folder)
+    assert (again.action(3, 7), again.action(3, 8), len(again)) == (2, 1, 2)
+    again.close()
+
+
+def test_files_before_a_checkpoint_are_left_out_and_dropped(folder: Path) -> None:
+    journal = written(folder)
+    journal.begin(32)
+    journal.write_action(0, 8, 1)
+    journal.begin(64)
+    journal.close()
+    later = Journal(folder, since=32)
+    assert (len(later), later.action(0, 8)) == (0, 1)
+    later.drop_before(64)
+    assert [path.name for path in folder.iterdir()] == ["step_64.jsonl"]
+    later.close()
+
+
+def test_files_behind_a_gap_are_not_taken(folder: Path) -> None:
+    written(folder, since=32).close()
+    journal = Journal(folder, since=0)
+    assert len(journal) == 0
+    journal.close()
+
+
+def test_what_comes_after_the_end_is_not_written(folder: Path) -> None:
+    journal = written(folder)
+    journal.close()
+    journal.write_action(9, 9, 9)
+    journal.close()
+    assert Journal(folder).action(9, 9) is None
