@@ -5,6 +5,7 @@ qm rewrite --checkpoint runs/latest "my question"     rewrite a question and sho
 qm doctor --target-model llama3.2                     look at a model server, and say what would make it faster
 qm analyze runs/a runs/b                              compare runs of any trainer
 qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
+qm size gpt --vram 12GB                               memory of a training step, and the batch that fits a card
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags
 from query_mutator.registry import nearest
+from query_mutator.sizing.command import SizeFlags, size
 from query_mutator.sweep.command import SweepFlags, sweep
 
 if TYPE_CHECKING:
@@ -268,6 +270,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any], int | None]]] = {
     "doctor": (DoctorConfig, doctor),
     "analyze": (AnalyzeFlags, compare_runs),
     "sweep": (SweepFlags, sweep),
+    "size": (SizeFlags, size),
 }
 
 
