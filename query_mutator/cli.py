@@ -6,6 +6,7 @@ qm doctor --target-model llama3.2                     look at a model server, an
 qm analyze runs/a runs/b                              compare runs of any trainer
 qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 qm size gpt --vram 12GB                               memory of a training step, and the batch that fits a card
+qm size calls --ollama-url gpu-box                    --batch-size and --num-processes that a server can use
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags
 from query_mutator.registry import nearest
+from query_mutator.sizecalls import SizeCallsFlags, size_server
 from query_mutator.sizing.command import SizeFlags, size
 from query_mutator.sweep.command import SweepFlags, sweep
 
@@ -119,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(__version__)
         return 0
-    command, rest = argv[0], argv[1:]
+    words = 2 if " ".join(argv[:2]) in COMMANDS else 1  # qm size, qm size calls
+    command, rest = " ".join(argv[:words]), argv[words:]
     if command not in COMMANDS:
         near = nearest(command, COMMANDS)
         raise UsageError(f"unknown command {command!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
@@ -271,6 +274,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any], int | None]]] = {
     "analyze": (AnalyzeFlags, compare_runs),
     "sweep": (SweepFlags, sweep),
     "size": (SizeFlags, size),
+    "size calls": (SizeCallsFlags, size_server),
 }
 
 

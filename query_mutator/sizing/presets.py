@@ -197,7 +197,8 @@ def policy() -> Workload:
     def loss(module: nn.Module, obs: Tensor) -> Tensor:
         logits, value = module(obs)
         surrogate: Tensor = -torch.log_softmax(logits, dim=-1).mean()
-        return surrogate + value.square().mean()
+        error: Tensor = value.square().mean()
+        return surrogate + error
 
     return Workload(name="policy", build=build, batch=lambda size: (torch.randn(size, 32),), loss=loss)
 

@@ -247,7 +247,7 @@ def _kind(axes: Sequence[AxisOptimum], p: float, confidence: float) -> tuple[Kin
     if any(axis.at_edge for axis in axes):
         edges = ", ".join(f"{axis.name} at its {axis.at_edge} end" for axis in axes if axis.at_edge)
         return "edge", f"the best lies at the edge of the grid ({edges}); extend it there"
-    if p < 1 - confidence:
+    if p < (1 - confidence) / 2:  # half, because the same results chose the optimum
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
     reached = ", ".join(f"{axis.name} at its {' and '.join(axis.reaches)} end" for axis in axes if axis.reaches)
     if reached:

@@ -27,7 +27,7 @@ from query_mutator.sizing.memory import (
 from query_mutator.sizing.presets import PRESETS, GPTShape, gpt, iqn_conv, resnet18
 
 CPU = Recipe(foreach=False)
-SMALL = GPTShape(layers=3, width=64, heads=2, vocabulary=64, length=32)
+SMALL = GPTShape(layers=2, width=64, heads=2, vocabulary=64, length=32)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_the_trainer_s_own_policy_is_within_ten_per_cent() -> None:
 
 
 def test_a_residual_network_is_within_three_per_cent() -> None:
-    workload = replace(resnet18(), batch=lambda size: (torch.randn(size, 3, 64, 64), torch.randint(0, 1000, (size,))))
+    workload = replace(resnet18(), batch=lambda size: (torch.randn(size, 3, 32, 32), torch.randint(0, 1000, (size,))))
     found = estimate(workload, 2, CPU, rounding=1)
     assert found.peak == pytest.approx(measured_peak(workload, 2, CPU), rel=0.03)
     assert found.parameters == 11_689_512 * 4
@@ -104,7 +104,7 @@ def test_accumulation_takes_a_gradient_buffer_and_checkpointing_saves_activation
 
 def test_the_line_through_two_batches_holds_far_beyond_and_below() -> None:
     line = fit(gpt(SMALL), CPU)
-    for batch in (1, 4, 128):
+    for batch in (1, 128):
         assert line.at(batch) == pytest.approx(estimate(gpt(SMALL), batch, CPU).peak, rel=0.02)
 
 
