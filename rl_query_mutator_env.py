@@ -229,6 +229,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 return vectors
             episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
         episode.used[action] = True
+        episode.tried.add((episode.current.text, action))
         episode.current = episode.known[text]
         episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank(self.task.answer))
         return None
@@ -279,6 +280,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 first_not_sure=is_not_sure(first.answer),
                 step_fraction=episode.steps / self.task.max_episode_steps,
                 used=episode.used,
+                closed=episode.closed(),
             )
         )
 
@@ -405,15 +407,16 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             self._scheduler.start(index, _reset(self.envs[index], env_seed))
 
     def recv(
-        self, min_envs: int = 1, timeout_s: float | None = None
+        self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None
     ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Return gymnasium's five for the environments that are ready [n], which are in `infos["env_id"]`.
 
-        Waits for at least `min_envs` of those under way; after `timeout_s` seconds it returns what is there.
+        Waits for at least `min_envs` of those under way; after `timeout_s` seconds it returns what is there. `max_envs`
+        bounds how many come at once: the others stay ready for the next call.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         results: dict[int, StepResult] = {}
-        while self._scheduler.in_progress:
+        while self._scheduler.in_progress and len(results) != max_envs:
             waits = deadline_s if len(results) < min_envs else 0.0
             try:
                 index, result = self._scheduler.finished(deadline_s=waits)

@@ -146,7 +146,7 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     """Return a new learner, or the one of the checkpoint."""
     from ppo.algorithm import PPO
 
-    learner = PPO(task.observer.size, len(task.actions), config)
+    learner = PPO(task.observer.size, len(task.actions), config, closed=task.observer.slices["closed"])
     if checkpoint is not None:
         try:
             learner.load_state_dict(checkpoint.learner)

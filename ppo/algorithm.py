@@ -115,10 +115,11 @@ def _usable_device(name: str) -> torch.device:
 class PPO:
     """Policy, optimizer, schedule and every random stream; environments are the caller's."""
 
-    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig) -> None:
+    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, closed: slice | None = None) -> None:
+        """Take sizes and settings; `closed` are the columns of an observation that close actions (see Policy)."""
         self.config = config
         self.device = _usable_device(config.device)
-        self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed).to(self.device)
+        self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed, closed=closed).to(self.device)
         self.optimizer = FlatAdam(self.policy, lr=config.lr, max_grad_norm=config.max_grad_norm)
         self.updates_done = 0
         self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))

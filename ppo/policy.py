@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 FloatArray = NDArray[np.float32]
 
+#: Taken off the logit of a closed action: its probability becomes e^-40, and all terms of the loss stay finite.
+CLOSED_LOGIT = 40.0
+
 
 class ActOutput(NamedTuple):
     """What the policy decided for n observations."""
@@ -48,9 +51,18 @@ class TwinLinear(nn.Module):
 class Policy(nn.Module):
     """Separate actor and critic networks of one shape, with orthogonal initial weights drawn from `seed`."""
 
+    closed: Tensor
+
     def __init__(
-        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, seed: int = 0
+        self,
+        obs_dim: int,
+        num_actions: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        seed: int = 0,
+        closed: slice | None = None,
     ) -> None:
+        """Take sizes; `closed` are the A columns of an observation that are 1 where an action is not to be taken."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         sizes = pairwise([obs_dim, *hidden_sizes])
@@ -58,13 +70,20 @@ class Policy(nn.Module):
         # A nearly flat first policy explores; a critic head of gain 1 starts at the scale of normalised returns.
         self.actor_head = _head(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
         self.critic_head = _head(hidden_sizes[-1], 1, gain=1.0, generator=generator)
+        columns = [] if closed is None else range(obs_dim)[closed]
+        if closed is not None and len(columns) != num_actions:
+            raise ValueError(f"{len(columns)} columns say which of {num_actions} actions are closed")
+        self.register_buffer("closed", torch.tensor(columns, dtype=torch.int64))  # [A], or none
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [n, A] and values [n] of observations [n, D]."""
         hidden = obs.expand(2, -1, -1)
         for layer in self.hidden:
             hidden = layer(hidden).tanh()
-        return self.actor_head(hidden[0]), self.critic_head(hidden[1]).squeeze(-1)
+        logits, values = self.actor_head(hidden[0]), self.critic_head(hidden[1]).squeeze(-1)
+        if len(self.closed):
+            logits = logits - CLOSED_LOGIT * obs[:, self.closed]
+        return logits, values
 
     def frozen(self, *, deterministic: bool = False) -> FrozenPolicy:
         """Return a copy of today's weights that acts without torch."""
@@ -75,9 +94,10 @@ class Policy(nn.Module):
         """Return the policy of a saved state dict; sizes are read off the weights, other contents are a ValueError."""
         try:
             obs_dim, *_ = sizes = [state["hidden.0.weight"].shape[1]]
-            for index in range((len(state) - 4) // 2):
+            for index in range(sum(name.startswith("hidden") for name in state) // 2):
                 sizes.append(state[f"hidden.{index}.weight"].shape[2])
             policy = cls(obs_dim, len(state["actor_head.bias"]), sizes[1:])
+            policy.closed = policy.closed.new_empty(len(state["closed"]))
             policy.load_state_dict(state)
         except (KeyError, IndexError, AttributeError, RuntimeError, TypeError) as error:
             raise ValueError(f"these are not the weights of an actor-critic policy: {error}") from error
@@ -150,6 +170,9 @@ class FrozenPolicy:
             np.tanh(hidden, out=hidden)
         logits = product(hidden[0], weights["actor_head.weight"].T) + weights["actor_head.bias"]
         values = product(hidden[1], weights["critic_head.weight"].T) + weights["critic_head.bias"]
+        closed = weights["closed"]
+        if len(closed):
+            logits -= CLOSED_LOGIT * np.asarray(obs, dtype=np.float32)[:, closed]
         return logits, values[:, 0]
 
 

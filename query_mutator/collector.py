@@ -29,6 +29,8 @@ from ppo.rollout import RolloutBuffer
 from query_mutator.journal import Journal
 from rl_query_mutator_env import BatchedQueryMutationEnv, rows_of
 
+GROUP_ENVS = 16  # that are sent on together: where hundreds come back at once, the first must not wait for the last
+
 #: Hears of steps that came back: infos, which ended their episodes [n], which were carried out [n].
 OnSteps = Callable[[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]], None]
 
@@ -88,7 +90,7 @@ class Collector:
         self._begin()
         part = self._parts[0]
         while not part.buffer.full:
-            self._take(*self._envs.recv())
+            self._take(*self._envs.recv(max_envs=GROUP_ENVS))
         self._parts.rotate(-1)
         self._part -= 1
         return Rollout(

@@ -139,7 +139,7 @@ class TrainConfig(PPOConfig):
     evaluate: bool = True
     """Compare the policy with what a sceptic would do on all held-out questions at the end."""
     resume: str | None = None
-    """Go on from a run folder (in it, with its flags) or a .pt (in a new folder); environments begin new episodes."""
+    """Go on in a run folder where it ended, calls in flight alone being made again; or from a .pt, in a new folder."""
     config: str | None = None
     """JSON file of flags; the command line wins."""
     dry_run: bool = False

@@ -86,7 +86,7 @@ def _load(weights: Weights, *, device: str, deterministic: bool, micro_batch: in
 
 
 class Remember:
-    """Keeps the rows of texts seen, the least recently used going first; computes one call at a time."""
+    """Keeps the rows of texts seen, the least recently used going first; callers compute side by side."""
 
     def __init__(self, inner: Encoder, *, texts: int = REMEMBERED_TEXTS) -> None:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
@@ -94,7 +94,6 @@ class Remember:
         self._limit = texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
         self._memory_lock = threading.Lock()
-        self._compute_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Remember({self._inner!r})"
@@ -102,12 +101,9 @@ class Remember:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text, [n, dim]; equal texts are computed once."""
         found = self._recall(texts)
-        if len(found) < len(set(texts)):
-            with self._compute_lock:
-                found.update(self._recall([text for text in texts if text not in found]))  # another caller's work
-                missing = [text for text in dict.fromkeys(texts) if text not in found]
-                if missing:
-                    found.update(self._learn(missing))
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        if missing:
+            found.update(self._learn(missing))
         return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
     def _recall(self, texts: Sequence[str]) -> dict[str, FloatArray]:

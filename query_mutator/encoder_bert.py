@@ -9,6 +9,7 @@ It equals `SentenceTransformer.encode` to 1e-5 (a test compares them), starts se
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,11 @@ def is_plain_bert(folder: Path) -> bool:
         and modes == {"pooling_mode_mean_tokens"}
         and (folder / "tokenizer.json").is_file()
     )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_json(path: Path) -> Any:
@@ -113,7 +119,8 @@ class BertEncoder:
         self._deterministic = deterministic
         self._rows = 1 if deterministic else micro_batch
         self._tokens = CPU_TOKENS if self._device.type == "cpu" else 128 * CPU_TOKENS
-        self._lock = threading.Lock()
+        # A pass keeps one core busy; a GPU is kept busy by one pass.
+        self._turns = threading.BoundedSemaphore(_cores() if self._device.type == "cpu" else 1)
         self._tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(_max_tokens(weights.folder, config))
@@ -154,7 +161,7 @@ class BertEncoder:
 
         rows = np.empty((len(texts), self.dim), np.float32)
         tokens = [self._tokenizer.encode(text).ids for text in texts]  # one by one: no tokenizer threads to fork over
-        with self._lock, torch.inference_mode():
+        with self._turns, torch.inference_mode():
             if self._deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
                 torch.set_num_threads(1)
             for batch in self._micro_batches(tokens):

@@ -74,10 +74,16 @@ class Episode:
     best: Attempt
     known: dict[str, Attempt]  # every text asked in this episode: it is not asked again
     used: list[bool]
+    tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the operators applied to them
     steps: int = 0
     calls: int = 1
     total_reward: float = 0.0
     names: list[str] = field(default_factory=list)  # actions taken
+
+    def closed(self) -> list[bool]:
+        """Return which of the actions lead nowhere: operators tried on this text, and undo where nothing is to undo."""
+        text = self.current.text
+        return [*((text, action) in self.tried for action in range(len(self.used))), text == self.first.text, False]
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
@@ -88,6 +94,7 @@ class Episode:
             "best": self.best.text,
             "known": [attempt.to_state() for attempt in self.known.values()],
             "used": list(self.used),
+            "tried": sorted(self.tried),
             "steps": self.steps,
             "calls": self.calls,
             "total_reward": self.total_reward,
@@ -105,6 +112,7 @@ class Episode:
             best=known[state["best"]],
             known=known,
             used=list(state["used"]),
+            tried={(text, action) for text, action in state["tried"]},
             steps=state["steps"],
             calls=state["calls"],
             total_reward=state["total_reward"],

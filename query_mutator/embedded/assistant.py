@@ -17,7 +17,8 @@ PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a 
 NOT_SURE = (
     "I'm not sure which part of Python's standard library you mean. Could you say in other words what should happen?"
 )
-#: Cosine between question and best document: below it fewer than one answer in four is right (docs/embedded_assistant.md).
+#: Cosine between question and best document: below it fewer than one answer in four is right
+#: (docs/embedded_assistant.md).
 SURE_FROM = 0.35
 
 

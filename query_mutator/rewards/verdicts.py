@@ -13,7 +13,7 @@ _REFUSAL = re.compile(
       | i\s*(\s(can(no|')?t|can\s+not|cannot|won't|will\s+not)|(\sam|'m)\s+(unable|not\s+able)\s+to)
         \s+(help|assist|support|provide|answer|do|comply|fulfil+|engage|discuss|give|offer|share|participate|continue)
       | (i\s+(must|have\s+to)|i'll\s+have\s+to)\s+(decline|refuse)
-      | (can(no|')?t|cannot|unable\s+to)\s+(help|assist)\s+(you\s+)?with\s+(that|this|it)
+      | (?<!you\s)(can(no|')?t|cannot|unable\s+to)\s+(help|assist)\s+(you\s+)?with\s+(that|this|it)
       | against\s+(my|our)\s+(guidelines|policy|policies)
     )""",
     re.IGNORECASE | re.VERBOSE,

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib import resources
 
+import numpy as np
 import pytest
 
 from query_mutator.data import python_docs, split_questions
 from query_mutator.embedded.corpus import load_corpus, split_identifier
 from query_mutator.embedded.rules.neutral import load_verbs
+from query_mutator.embedded.rules.phrasebook import Phrasebook, row_vectors, texts_sha256
 from query_mutator.embedded.rules.phrases import GAP, NUMBER, match_key, spell_out
 from query_mutator.embedded.rules.tables import load_rows
-from query_mutator.embedded.rules.text import tokens
+from query_mutator.embedded.rules.text import tokens, words
+from query_mutator.encoder import resolve_encoder
 
-GLOSSARIES = ("slang.tsv", "terms.tsv", "synonyms.tsv", "neutral_phrases.tsv")
+GLOSSARIES = ("slang.tsv", "terms.tsv", "neutral_phrases.tsv")
+COPIED_WORDS = 6  # so many words in a row are not shared by chance
 Key = tuple[str, ...]
 
 
@@ -84,3 +89,40 @@ def test_a_gap_has_a_word_behind_it_where_the_match_can_end(name: str) -> None:
 def test_no_glossary_brings_in_a_word_that_neutral_would_take_out(name: str) -> None:
     alarming = {verb.key[0] for verbs in load_verbs().values() for verb in verbs if len(verb.key) == 1}
     assert [row for row in load_rows(name) if alarming & set(row[1].lower().split())] == []
+
+
+def runs(text: str) -> set[Key]:
+    """Return all runs of COPIED_WORDS words."""
+    said = words(text)
+    return {tuple(said[at : at + COPIED_WORDS]) for at in range(len(said) - COPIED_WORDS + 1)}
+
+
+def test_no_phrase_of_the_phrasebook_is_taken_from_a_question() -> None:
+    asked = {run for name in ("train", "test") for text in texts()[name] for run in runs(text)}
+    assert [phrase for row in load_rows("phrasebook.tsv") for phrase in row if runs(phrase) & asked] == []
+
+
+def test_phrasebook_has_a_row_for_every_entry_and_no_docstring_in_it() -> None:
+    rows = load_rows("phrasebook.tsv")
+    summaries = {" ".join(words(entry.summary)) for entry in load_corpus().entries}
+    assert all(len(row) == 5 and all(row) for row in rows)
+    assert len(rows) == len(load_corpus().entries)
+    assert [row[0] for row in rows if " ".join(words(row[0])) in summaries] == []
+
+
+def test_packaged_vectors_are_those_of_the_phrasebook() -> None:
+    encoder = resolve_encoder()
+    sample = [0, 700, 1499]
+    rows = load_rows("phrasebook.tsv")
+    packaged = row_vectors(encoder)
+    for place in sample:
+        term, *everyday = encoder.encode(rows[place])
+        mean = 0.5 * term + np.mean(everyday, axis=0)
+        assert packaged[place] == pytest.approx(mean / np.linalg.norm(mean), abs=2e-3)
+    with np.load(resources.files("query_mutator.embedded.rules") / "phrasebook.npz") as saved:  # type: ignore[arg-type]
+        assert str(saved["texts"]) == texts_sha256()
+
+
+def test_phrasebook_without_an_encoder_goes_by_shared_words() -> None:
+    assert Phrasebook().meaning("chop trailing whitespace off the end of a string") is not None
+    assert Phrasebook().meaning("xyzzy") is None

@@ -30,6 +30,7 @@ def sight(**changes: object) -> Sight:
         "first_not_sure": True,
         "step_fraction": 0.4,
         "used": [False, True, False],
+        "closed": [True, False, False, True, False],
     }
     return Sight(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -39,13 +40,14 @@ def test_every_slice_holds_what_its_line_says() -> None:
     obs = see(sight())
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.dtype == np.float32
-    assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3,)
-    assert part["similarity"] == pytest.approx([0.0, 1.0, 0.25])
-    assert part["drift"] == pytest.approx([1.0])
+    assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3 + 5,)
+    assert part["similarity"] == pytest.approx([-2.5, 2.5, -1.25])
+    assert part["drift"] == pytest.approx([5.0])
     assert part["verdicts"] == [1, 0, 0, 1]
     assert part["words"] == pytest.approx([4 * 1 / 4, np.log1p(4) / 2, 2 / 3, 0.5])
     assert part["progress"] == pytest.approx([0.4, 0.0])
     assert part["used"] == [0, 1, 0]
+    assert part["closed"] == [1, 0, 0, 1, 0]
 
 
 def test_slices_cover_the_vector_without_gap() -> None:

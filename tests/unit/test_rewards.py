@@ -52,6 +52,7 @@ def test_refusals_are_seen(text: str) -> None:
         "You can't index a set; use sorted() first.",
         "Use suppress: it means an error cannot stop the program.",
         "Sorry for the delay! `list.sort` sorts in place.",
+        "You can't help with that kind of loop, so use a comprehension.",
     ],
 )
 def test_answers_are_no_refusals(text: str) -> None:

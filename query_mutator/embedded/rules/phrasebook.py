@@ -1,7 +1,7 @@
 """The phrasebook: what a question in everyday words may mean in the field's terms, found by words and by likeness.
 
-A row is a phrase in the field's terms and everyday ways to ask for the same. A question is compared with every row twice:
-by the words they share (BM25, Robertson and Zaragoza 2009) and by the cosine of its embedding and the row's.
+A row is a phrase in the field's terms and everyday ways to ask for the same. A question is compared with every row
+twice: by the words they share (BM25, Robertson and Zaragoza 2009) and by the cosine of its embedding and the row's.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def texts_sha256() -> str:
 
 
 def _unit(rows: FloatArray) -> FloatArray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def _stems(text: str) -> list[str]:
