@@ -51,8 +51,8 @@ def main() -> None:
     assert found == points, (found, points)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     ten_million = seconds / points * 1e7
-    print(f"{points:,} points in {seconds:.1f} s ({ten_million:.1f} s for ten million), {cpu_s:.1f} s of processor time")
-    print(f"peak {peak_mib:,.0f} MiB")
+    print(f"{points:,} points in {seconds:.1f} s ({ten_million:.1f} s for ten million)")
+    print(f"{cpu_s:.1f} s of processor time, peak {peak_mib:,.0f} MiB")
 
 
 if __name__ == "__main__":
