@@ -1,9 +1,13 @@
-"""`qm`: what can be done beside training a policy.
+"""`qm`: what can be done with a trained policy, with the runs that made it, and with the server that is to answer.
 
 qm eval --checkpoint runs/latest                      compare with what a sceptic would do, on held-out questions
 qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
 qm doctor --target-model llama3.2                     look at a model server, and say what would make it faster
 qm data ..., qm gym ..., qm train sft, qm bench       the batching toolkit: query_mutator/commands/
+qm analyze runs/a runs/b                              compare runs of any trainer
+qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
+qm size gpt --vram 12GB                               memory of a training step, and the batch that fits a card
+qm size calls --ollama-url gpu-box                    --batch-size and --num-processes that a server can use
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from query_mutator import __version__
+from query_mutator.analysis.command import AnalyzeFlags, compare_runs
 from query_mutator.commands import COMMANDS as TOOLKIT
 from query_mutator.commands import CarryOut
 from query_mutator.console import closing_on_interrupt, progress, run_cli
@@ -31,6 +36,9 @@ from query_mutator.doctor import DoctorConfig, doctor
 from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
+from query_mutator.sizecalls import SizeCallsFlags, size_server
+from query_mutator.sizing.command import SizeFlags, size
+from query_mutator.sweep.command import SweepFlags, sweep
 
 if TYPE_CHECKING:
     from query_mutator.assemble import System
@@ -137,9 +145,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Return the command and its flags; None and the first words where help on a group of commands is asked for."""
-    for size in range(min(len(argv), 3), 0, -1):
-        if " ".join(argv[:size]) in COMMANDS:
-            return " ".join(argv[:size]), argv[size:]
+    for count in range(min(len(argv), 3), 0, -1):
+        if " ".join(argv[:count]) in COMMANDS:
+            return " ".join(argv[:count]), argv[count:]
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
     group = words
     while group and not _within(group):
@@ -328,12 +336,21 @@ COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "rewrite": (RewriteFlags, rewrite),
     "doctor": (DoctorConfig, doctor),
     **TOOLKIT,
+    "analyze": (AnalyzeFlags, compare_runs),
+    "sweep": (SweepFlags, sweep),
+    "size": (SizeFlags, size),
+    "size calls": (SizeCallsFlags, size_server),
 }
+
+
+def _first_paragraph(flags: type[Any]) -> str:
+    """Return what a command does, in a line."""
+    return " ".join((inspect.getdoc(flags) or "").partition("\n\n")[0].split())
 
 
 def _usage(group: Sequence[str] = ()) -> str:
     """Return the commands that begin with the words of `group`, with what they do."""
     shown = {name: flags for name, (flags, _) in COMMANDS.items() if name.split()[: len(group)] == list(group)}
     width = max(map(len, shown))
-    commands = [f"  {name.ljust(width)}  {inspect.getdoc(flags)}" for name, flags in shown.items()]
+    commands = [f"  {name.ljust(width)}  {_first_paragraph(flags)}" for name, flags in shown.items()]
     return "\n".join(["usage: qm COMMAND [flags]", "", *commands, "", "qm COMMAND --help shows its flags"])

@@ -3,8 +3,8 @@
     a field       its flag            its other names
     batch_size    --batch-size        arg(aliases=[...]) in its annotation; `_` may stand for `-`
     a bool        --x and --no-x      takes no value
-    a tuple       --x a b c           takes all values up to the next flag; --x a --x b adds up
-    Positional    no flag             takes what no flag took
+    a tuple       --x a b c           takes all values up to the next flag; given again, it takes more
+    Positional    no flag             takes what no flag took; a tuple all of it, and what follows a bare --
 
 Values come from the command line, else from a base (a JSON file, a checkpoint), else from the dataclass.
 """
@@ -129,19 +129,26 @@ def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
         word = words.pop(0)
         name, equals, attached = word.partition("=")
         name = name.replace("_", "-")
+        if word == "--" and positional and positional[-1].is_tuple:
+            _add(given, positional[-1], words, positional[-1].field)
+            break
         if name not in written:
             if word.startswith("--") or not positional:
                 raise UsageError(_unknown(word, name, written))
-            flag = positional.pop(0)
-            given[flag.field] = (flag, [word], flag.field)
+            _add(given, positional[0], [word], positional[0].field)
+            positional = positional if positional[0].is_tuple else positional[1:]
             continue
         flag, value = written[name]
         if value and equals:
             raise UsageError(f"{name} takes no value; write {name} alone")
-        values = [value] if value else [attached] if equals else list(_following(words, flag))
-        before = given[flag.field][1] if flag.is_tuple and flag.field in given else []
-        given[flag.field] = (flag, [*before, *values], name)
+        _add(given, flag, [value] if value else [attached] if equals else list(_following(words, flag)), name)
     return given
+
+
+def _add(given: Given, flag: Flag, values: list[str], written: str) -> None:
+    """Note the values of a flag, behind those it had when it takes several."""
+    before = given[flag.field][1] if flag.is_tuple and flag.field in given else []
+    given[flag.field] = (flag, [*before, *values], written)
 
 
 def _following(words: list[str], flag: Flag) -> Iterator[str]:
@@ -182,6 +189,8 @@ def _value(flag: Flag, values: list[str], written: str) -> Any:
 
     if flag.type is bool and values[0] in ("True", "False"):
         return values[0] == "True"
+    if flag.type == tuple[str, ...]:  # may hold what looks like flags, behind a bare --
+        return tuple(values)
     one = dataclasses.make_dataclass("One", [("value", flag.type)], kw_only=True)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # tyro draws a box around what went wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,6 +36,7 @@ def paired_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     return mean_interval(np.subtract(ours, theirs).tolist())
 
 
+@lru_cache(maxsize=64)
 def student_t95(degrees: int) -> float:
     """Return the two-sided 95 % quantile of Student's t."""
     from scipy.stats import t

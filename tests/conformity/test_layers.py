@@ -33,6 +33,8 @@ ALLOWED = {
     "report": BASE | {"metrics", "rundir", "console"},
     "metrics": BASE,
     "rundir": BASE | {"metrics"},
+    "analysis": BASE | {"console", "flags"},
+    "sweep": BASE | {"console", "flags", "analysis"},
     "console": BASE,
     "flags": BASE,
     "config": BASE | {"flags"},
@@ -92,7 +94,8 @@ def test_environment_stands_on_its_layers() -> None:
 @pytest.mark.parametrize(
     "module",
     ["query_mutator", "query_mutator.llm", "query_mutator.operators", "query_mutator.rewards", "query_mutator.data",
-     "query_mutator.config", "query_mutator.embedded.server", "ollama_utils", "train_query_mutator"],
+     "query_mutator.config", "query_mutator.embedded.server", "query_mutator.analysis.command",
+     "query_mutator.analysis.pages", "query_mutator.cli", "ollama_utils", "train_query_mutator"],
 )  # fmt: skip
 def test_import_loads_no_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"

@@ -1,0 +1,236 @@
+"""A metric of a run drawn against an axis, and the one number a curve is reduced to.
+
+axis        step | time | active | gpu_hours | any counter of the metric file (updates, samples, calls ...)
+time        seconds since the run's t0; `active` leaves out the gaps in which nothing was logged
+a counter   known between its own first and last point only, by interpolation over time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from query_mutator.analysis.events import Floats
+from query_mutator.analysis.runs import Run
+from query_mutator.analysis.series import Series
+from query_mutator.analysis.spec import Direction, MetricSpec, Spec, TagPattern
+from query_mutator.errors import UsageError
+
+AXES = ("step", "time", "active", "gpu_hours")
+UNITS = {
+    "step": "environment steps",
+    "time": "time since the start",
+    "active": "time of activity",
+    "gpu_hours": "GPU hours",
+}
+_IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it is longer than both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One metric of one run: `x` rising [n], `y` [n] in the metric's unit, and where it was read."""
+
+    x: Floats
+    y: Floats
+    run: str
+    tag: str
+    axis: str
+    divided_by: str = ""  # the setting and its value, where values were normalised
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def finite(self) -> Curve:
+        """Return the curve without values that are not finite."""
+        sound = np.isfinite(self.y) & np.isfinite(self.x)
+        return self if sound.all() else self._with(self.x[sound], self.y[sound])
+
+    def until(self, end: float) -> Curve:
+        """Return the part up to `end`."""
+        return self._with(self.x[: (n := int(np.searchsorted(self.x, end, side="right")))], self.y[:n])
+
+    def best_so_far(self, direction: Direction) -> Curve:
+        """Return the running maximum, the running minimum where down is better."""
+        running = np.minimum if direction == "down" else np.maximum
+        return self._with(self.x, running.accumulate(self.y))
+
+    def _with(self, x: Floats, y: Floats) -> Curve:
+        return Curve(x=x, y=y, run=self.run, tag=self.tag, axis=self.axis, divided_by=self.divided_by)
+
+
+class UnknownDivisorError(UsageError):
+    """A sum cannot be divided, because the run does not tell by what."""
+
+
+class Reading(NamedTuple):
+    """A number and where on its curve it was read; NaN where there is none."""
+
+    value: float
+    x: float
+
+
+NOTHING = Reading(float("nan"), float("nan"))
+
+
+def setting(run: Run, spec: Spec, name: str) -> object | None:
+    """Return a setting of a run by any of its names, from its config or where it was logged as a number."""
+    for alias in spec.field_names(name):
+        if alias in run.config:
+            value: object = run.config[alias]
+            return value
+        for tag in spec.field_tags.get(alias, ()):
+            if tag in run.series:
+                return float(run.series[tag].value[-1])
+    return None
+
+
+def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -> dict[str, Curve]:
+    """Return task -> curve of a metric; empty when the run did not log it, or the axis is not known for the run.
+
+    UnknownDivisorError where a sum cannot be divided by a setting that is not known.
+    """
+    found = {}
+    for task, (tag, pattern) in metric.tags_of(run.series).items():
+        series = run.series[tag]
+        x = axis_of(run, series, spec, axis)
+        if x is None:
+            continue
+        factor, divided_by = _factor(run, pattern, spec)
+        known = np.isfinite(x)
+        order = np.argsort(x[known], kind="stable")
+        found[task] = Curve(
+            x=x[known][order],
+            y=series.value[known][order] * factor,
+            run=run.name,
+            tag=tag,
+            axis=axis,
+            divided_by=divided_by,
+        )
+    return found
+
+
+def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
+    """Return where each point of a series lies on an axis, None when the run does not tell."""
+    if axis == "step":
+        return series.step.astype(np.float64)
+    if axis == "time":
+        return series.wall
+    if axis == "active":
+        return _active_s(run, series.wall)
+    if axis == "gpu_hours":
+        gpus = setting(run, spec, "gpus") or len(run.hardware.get("gpus") or ())
+        return _active_s(run, series.wall) * float(str(gpus)) / 3600 if gpus else None
+    counter = counter_of(run, spec, axis)
+    if counter is None:
+        return None
+    return np.asarray(np.interp(series.wall, counter.wall, counter.value, left=np.nan, right=np.nan))
+
+
+def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
+    """Return the series of a counter, None when the run has none; UsageError for an axis that is not known."""
+    if axis not in spec.axes:
+        known = ", ".join([*AXES, *spec.axes])
+        raise UsageError(f"unknown axis {axis!r}; known: {known}")
+    return next((run.series[tag] for tag in spec.axes[axis] if tag in run.series), None)
+
+
+def _active_s(run: Run, wall: Floats) -> Floats:
+    """Return seconds of activity: a gap far longer than usual counts as a usual one."""
+    logged = np.concatenate([[0.0], run.walls[run.walls > 0]])
+    gaps = np.diff(logged)
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    active = np.where(gaps > max(_IDLE_S, _IDLE_MEDIANS * usual), usual, gaps)
+    return np.asarray(np.interp(wall, logged, np.concatenate([[0.0], np.cumsum(active)])))
+
+
+def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
+    if not pattern.normalise_by:
+        return pattern.scale, ""
+    value = next((found for name in pattern.normalise_by if (found := setting(run, spec, name)) is not None), None)
+    name = pattern.normalise_by[0]
+    if value is None:
+        raise UnknownDivisorError(
+            f"{pattern.tag} is a sum over {name}, not told by {run.name}; give it with --set {run.name}:{name}=8"
+        )
+    try:
+        return pattern.scale / float(str(value)), f"{name} {value}"
+    except (ValueError, ZeroDivisionError):
+        raise UnknownDivisorError(f"{pattern.tag} of {run.name} cannot be divided by {name} {value!r}") from None
+
+
+# --- one number of a curve --------------------------------------------------------------------------------------------
+
+
+def reduced(curve: Curve, metric: MetricSpec, *, reducer: str | None = None) -> Reading:
+    """Return the number a curve is reduced to; NaN for an empty curve, and for a threshold that was not reached."""
+    curve = curve.finite()
+    if not len(curve):
+        return NOTHING
+    return _REDUCERS[reducer or metric.reducer](curve, metric)
+
+
+def value_at(curve: Curve, x: float, metric: MetricSpec) -> Reading:
+    """Return the value at `x` without leaving the curve: a best so far as of the last point before, else linear."""
+    curve = curve.finite()
+    if not len(curve) or not curve.x[0] <= x <= curve.x[-1]:
+        return NOTHING
+    if metric.reducer == "best_so_far":
+        at = int(np.searchsorted(curve.x, x, side="right")) - 1
+        return Reading(float(curve.best_so_far(metric.direction).y[at]), float(curve.x[at]))
+    return Reading(float(np.interp(x, curve.x, curve.y)), x)
+
+
+def _last(curve: Curve, metric: MetricSpec) -> Reading:
+    return Reading(float(curve.y[-1]), float(curve.x[-1]))
+
+
+def _best(curve: Curve, metric: MetricSpec) -> Reading:
+    at = int(np.argmin(curve.y) if metric.direction == "down" else np.argmax(curve.y))
+    return Reading(float(curve.y[at]), float(curve.x[at]))
+
+
+def _mean_last(curve: Curve, metric: MetricSpec) -> Reading:
+    return Reading(float(curve.y[-metric.k :].mean()), float(curve.x[-1]))
+
+
+def _area(curve: Curve, metric: MetricSpec) -> Reading:
+    """Return the area under the curve over its width, which is in the metric's unit."""
+    width = curve.x[-1] - curve.x[0]
+    if width == 0:
+        return _last(curve, metric)
+    return Reading(float(np.trapezoid(curve.y, curve.x) / width), float(curve.x[-1]))
+
+
+def _time_to_threshold(curve: Curve, metric: MetricSpec) -> Reading:
+    assert metric.threshold is not None
+    reached = curve.y <= metric.threshold if metric.direction == "down" else curve.y >= metric.threshold
+    if not reached.any():
+        return NOTHING
+    x = float(curve.x[int(np.argmax(reached))])
+    return Reading(x, x)
+
+
+def _rate(curve: Curve, metric: MetricSpec) -> Reading:
+    width = curve.x[-1] - curve.x[0]
+    return Reading(float((curve.y[-1] - curve.y[0]) / width), float(curve.x[-1])) if width else NOTHING
+
+
+def _over_all(function: Callable[[Floats], Any]) -> Callable[[Curve, MetricSpec], Reading]:
+    return lambda curve, metric: Reading(float(function(curve.y)), float(curve.x[-1]))
+
+
+_REDUCERS: Mapping[str, Callable[[Curve, MetricSpec], Reading]] = {
+    "last": _last,
+    "best_so_far": _best,
+    "mean_last_k": _mean_last,
+    "auc": _area,
+    "time_to_threshold": _time_to_threshold,
+    "rate": _rate,
+    "mean": _over_all(np.mean),
+    "median": _over_all(np.median),
+    "max": _over_all(np.max),
+    "min": _over_all(np.min),
+}

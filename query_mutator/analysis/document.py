@@ -1,0 +1,165 @@
+"""A report as paragraphs, lists, tables and figures, and the same as terminal text, Markdown and reStructuredText."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from query_mutator.console import table
+
+Format = Literal["text", "markdown", "rst"]
+
+_RST_RULES = "=-~^"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a table shows, and where the number comes from."""
+
+    text: str
+    trace: str = ""  # run, tag and x
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under a header; the first column is what the row is about."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture: SVG source, and the file it is to be written to."""
+
+    caption: str
+    file: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bullets:
+    """A list of remarks."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A block of code or commands."""
+
+    text: str
+    language: str = "bash"
+
+
+Block = str | Table | Figure | Bullets | Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A title with what stands under it; `level` 0 is the page's own title."""
+
+    title: str
+    blocks: tuple[Block, ...] = ()
+    level: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report."""
+
+    sections: tuple[Section, ...] = field(default_factory=tuple)
+
+    def render(self, format: Format) -> str:
+        """Return the report as text, Markdown or reStructuredText."""
+        lines = [line for section in self.sections for line in _section(section, format)]
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Return all pictures."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+def _section(section: Section, format: Format) -> Iterator[str]:
+    if format == "markdown":
+        yield from (f"{'#' * (section.level + 1)} {section.title}", "")
+    elif format == "rst":
+        title = escape_rst(section.title)
+        yield from (title, _RST_RULES[section.level] * len(title), "")
+    elif section.blocks:
+        yield from (section.title.upper() if section.level < 2 else section.title, "")
+    for block in section.blocks:
+        yield from _WRITERS[format](block)
+        yield ""
+
+
+# --- terminal ---------------------------------------------------------------------------------------------------------
+
+
+def _as_text(block: Block) -> Iterator[str]:
+    if isinstance(block, str):
+        yield block
+    elif isinstance(block, Bullets):
+        yield from (f"- {item}" for item in block.items)
+    elif isinstance(block, Code):
+        yield from (f"    {line}" for line in block.text.splitlines())
+    elif isinstance(block, Table):
+        yield table(block.title, block.header, [[str(cell) for cell in row] for row in block.rows])
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def _as_markdown(block: Block) -> Iterator[str]:
+    if isinstance(block, str):
+        yield block
+    elif isinstance(block, Bullets):
+        yield from (f"- {item}" for item in block.items)
+    elif isinstance(block, Code):
+        yield from (f"```{block.language}", block.text, "```")
+    elif isinstance(block, Figure):
+        yield f"![{block.caption}]({block.file})"
+    elif isinstance(block, Table):
+        yield from (f"*{block.title}*", "")
+        yield _markdown_row(block.header)
+        yield "|" + "|".join(["---", *["---:"] * (len(block.header) - 1)]) + "|"
+        yield from (_markdown_row(row) for row in block.rows)
+
+
+def _markdown_row(row: Sequence[str | Cell]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+
+
+# --- reStructuredText -------------------------------------------------------------------------------------------------
+
+
+def escape_rst(text: str) -> str:
+    """Return text in which nothing is taken for markup."""
+    return re.sub(r"([\\*`|_])", r"\\\1", text)
+
+
+def _as_rst(block: Block) -> Iterator[str]:
+    if isinstance(block, str):
+        yield escape_rst(block)
+    elif isinstance(block, Bullets):
+        yield from (f"- {escape_rst(item)}" for item in block.items)
+    elif isinstance(block, Code):
+        yield from (f".. code-block:: {block.language}", "")
+        yield from (f"   {line}" for line in block.text.splitlines())
+    elif isinstance(block, Figure):
+        yield from (f".. figure:: {block.file}", "", f"   {escape_rst(block.caption)}")
+    elif isinstance(block, Table):
+        yield from (f".. list-table:: {escape_rst(block.title)}", "   :header-rows: 1", "")
+        for row in (block.header, *block.rows):
+            yield from (f"   {'-' if place else '* -'} {escape_rst(str(cell))}".rstrip() if not place
+                        else f"     - {escape_rst(str(cell))}".rstrip() for place, cell in enumerate(row))  # fmt: skip
+
+
+_WRITERS = {"text": _as_text, "markdown": _as_markdown, "rst": _as_rst}

@@ -1,0 +1,160 @@
+"""TensorBoard event files as columns: every scalar, in either style, and the texts a run was described with.
+
+    Event    1 wall_time double   2 step varint   5 summary   7 session_log {1 status}
+    Summary  1 value, repeated
+    Value    1 tag   2 simple_value float   8 tensor   9 metadata {1 plugin_data {1 plugin_name}}
+
+A scalar is a `simple_value`, or a tensor of one number whose plugin is "scalars" or not told.
+
+    B events of a block, V values in them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.analysis.records import BLOCK_BYTES, Block, Bytes, Ints, read_blocks, words
+from query_mutator.analysis.tensors import Tensors
+from query_mutator.analysis.wire import FIXED32, FIXED64, LENGTH, VARINT, Fields, read_fields
+
+Floats = NDArray[np.float64]
+
+_SESSION_START = 1
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Points(NamedTuple):
+    """Points of one tag in the order of the file."""
+
+    step: Ints
+    wall: Floats  # seconds since 1970
+    value: Floats
+
+    @classmethod
+    def joined(cls, parts: Iterable[Points]) -> Points:
+        """Return several parts as one."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Points:
+        """Return some of the points."""
+        return Points(self.step[rows], self.wall[rows], self.value[rows])
+
+
+@dataclass(slots=True)
+class EventFile:
+    """What an event file says; from the steps in `restarts` on, earlier files no longer count."""
+
+    path: Path
+    scalars: dict[str, Points] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # tag -> its last text
+    restarts: list[int] = field(default_factory=list)
+    first_wall: float = np.inf  # seconds since 1970 of the earliest event, whatever it holds
+    last_wall: float = -np.inf
+
+
+def read_event_file(path: Path, *, block_bytes: int = BLOCK_BYTES) -> EventFile:
+    """Return all points of an event file; a torn last record is left out."""
+    file, tags = EventFile(path), _Tags()
+    parts: dict[str, list[Points]] = {}
+    for block in read_blocks(path, block_bytes=block_bytes):
+        for tag, points in _read_block(block, file, tags):
+            parts.setdefault(tag, []).append(points)
+    file.scalars = {tag: Points.joined(of_tag) for tag, of_tag in parts.items()}
+    return file
+
+
+class _Tags:
+    """Numbers for tags, and the plugins their first values name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.plugins: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}
+
+    def numbers(self, data: Bytes, names: Fields) -> Ints:
+        """Return the number of each tag; texts are compared by a 64-bit hash."""
+        hashes, first, inverse = np.unique(_hashes(data, names), return_index=True, return_inverse=True)
+        known = np.empty(len(hashes), dtype=np.int64)
+        for place, hashed in enumerate(hashes.tolist()):
+            if hashed not in self._numbers:
+                start, end = names.start[first[place]], names.end[first[place]]
+                self._numbers[hashed] = len(self.names)
+                self.names.append(bytes(data[start:end]).decode(errors="replace"))
+            known[place] = self._numbers[hashed]
+        return known[inverse]
+
+    def learn_plugins(self, data: Bytes, metadata: Fields, tag: Ints) -> None:
+        """Keep the plugin that the first value of a tag names; `tag` [V] is the tag of each value."""
+        for number, first in zip(*np.unique(tag[metadata.owner], return_index=True), strict=True):
+            if int(number) not in self.plugins:
+                plugin = read_fields(data, metadata.start[[first]], metadata.end[[first]]).of(1, LENGTH)
+                name = read_fields(data, plugin.start, plugin.end).of(1, LENGTH)
+                text = bytes(data[name.start[0] : name.end[0]]).decode(errors="replace") if len(name.start) else ""
+                self.plugins[int(number)] = text
+
+    def may_be_scalar(self) -> NDArray[np.bool_]:
+        """Return, for each tag, whether its tensors are scalars if they hold one number."""
+        return np.array([self.plugins.get(number, "") in ("", "scalars") for number in range(len(self.names))])
+
+
+def _hashes(data: Bytes, names: Fields) -> NDArray[np.uint64]:
+    length = names.value
+    hashed = length * _HASH
+    for offset in range(0, int(length.max(initial=0)), 8):
+        bits = np.clip(length.astype(np.int64) - offset, 0, 8).astype(np.uint64) * np.uint64(8)
+        mask = np.where(bits >= 64, ~np.uint64(0), (np.uint64(1) << np.minimum(bits, 63)) - np.uint64(1))
+        inside = np.minimum(names.start + offset, len(data) - 8)
+        hashed = (hashed ^ (words(data, "<u8")[inside] & mask)) * _HASH
+        hashed ^= hashed >> np.uint64(29)
+    return np.asarray(hashed)
+
+
+def _read_block(block: Block, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Points]]:
+    data, count = block.data, len(block.starts)
+    events = read_fields(data, block.starts, block.ends)
+    wall, step = np.zeros(count), np.zeros(count, dtype=np.int64)
+    walls, steps = events.of(1, FIXED64), events.of(2, VARINT)
+    wall[walls.owner] = words(data, "<f8")[walls.start]
+    step[steps.owner] = steps.value.astype(np.int64)
+    if len(walls.owner):
+        file.first_wall = min(file.first_wall, float(wall[walls.owner].min()))
+        file.last_wall = max(file.last_wall, float(wall[walls.owner].max()))
+    logs = events.of(7, LENGTH)
+    status = read_fields(data, logs.start, logs.end).of(1, VARINT)
+    file.restarts += step[logs.owner[status.owner[status.value == _SESSION_START]]].tolist()
+    summaries = events.of(5, LENGTH)
+    values = read_fields(data, summaries.start, summaries.end).of(1, LENGTH)
+    event = summaries.owner[values.owner]
+    for tag, found, numbers in _scalars(data, values, file, tags):
+        yield tag, Points(step[event[found]], wall[event[found]], numbers)
+
+
+def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Ints, Floats]]:
+    """Yield, for each tag in the block, which of the values are its scalars, and their numbers."""
+    inside = read_fields(data, values.start, values.end)
+    names = inside.of(1, LENGTH)
+    tag = np.full(len(values.owner), -1, dtype=np.int64)
+    tag[names.owner] = tags.numbers(data, names)
+    number, is_scalar = np.full(len(tag), np.nan), np.zeros(len(tag), dtype=bool)
+    simple = inside.of(2, FIXED32)
+    number[simple.owner], is_scalar[simple.owner] = words(data, "<f4")[simple.start], True
+    messages = inside.of(8, LENGTH)
+    if len(messages.owner):
+        tags.learn_plugins(data, inside.of(9, LENGTH), tag)
+        tensors = Tensors.of(data, messages)
+        row, numbers = tensors.scalars(data)
+        allowed = tags.may_be_scalar()[tag[messages.owner[row]]]
+        kept = messages.owner[row[allowed]]
+        number[kept], is_scalar[kept] = numbers[allowed], True
+        file.texts |= {tags.names[tag[messages.owner[row]]]: text for row, text in tensors.texts(data)}
+    rows = np.flatnonzero(is_scalar & (tag >= 0))
+    rows = rows[np.argsort(tag[rows], kind="stable")]
+    for found in np.split(rows, np.flatnonzero(np.diff(tag[rows])) + 1):
+        if len(found):
+            yield tags.names[tag[found[0]]], found, number[found]

@@ -1,0 +1,98 @@
+"""A comparison as data: one JSON object, and one CSV row for each number with the run, tag and x it was read at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from query_mutator.analysis.compare import Analysis, MetricResult, at_checkpoints, checkpoints
+
+COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
+
+
+def as_json(analysis: Analysis) -> str:
+    """Return everything that is said about the runs, curves left out; numbers that are not finite are null."""
+    data = {
+        "axis": analysis.axis,
+        "baseline": analysis.baseline,
+        "groups": [
+            {
+                "name": group.name,
+                "seeds": list(group.seeds),
+                "runs": [
+                    {
+                        "name": run.name,
+                        "folders": [str(folder) for folder in run.folders],
+                        "last_step": run.last_step,
+                        "duration_s": run.duration_s,
+                    }
+                    for run in group.runs
+                ],
+            }
+            for group in analysis.groups
+        ],
+        "metrics": [_metric(result) for result in analysis.results],
+        "over_tasks": [asdict(row) for row in analysis.over_tasks],
+        "settings": [asdict(row) for row in analysis.diff],
+        "confounders": [asdict(row) for row in analysis.confounders],
+        "findings": [asdict(row) for row in analysis.findings],
+        "remarks": list(analysis.remarks),
+    }
+    return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
+    """Return every number of the comparison, those at checkpoints included, one a row."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for result in analysis.results:
+        writer.writerows(_csv_rows(result, analysis.axis, interval))
+    return out.getvalue()
+
+
+def _metric(result: MetricResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "task": result.task,
+        "role": result.metric.role,
+        "direction": result.metric.direction,
+        "reducer": result.metric.reducer,
+        "unit": result.metric.unit,
+        "window": result.window,
+        "groups": [asdict(value) for value in result.groups],
+        "comparisons": [asdict(comparison) for comparison in result.comparisons],
+    }
+
+
+def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterator[tuple[Any, ...]]:
+    about = (result.metric.name, result.task, result.metric.role)
+    for group in result.groups:
+        readings = {result.metric.reducer: group.values} | {"best_so_far": group.best}
+        for name, values in readings.items():
+            for traced in values:
+                if math.isfinite(traced.value):
+                    place = (traced.run, traced.tag, name, axis, traced.x, traced.value, traced.divided_by)
+                    yield (*about, group.group, *place)
+    for group_name, rows in at_checkpoints(result, checkpoints(result, interval=interval)).items():
+        curves = [curve for of_group, curve in result.curves if of_group == group_name]
+        for row in rows:
+            for curve, found in zip(curves, row, strict=True):
+                if math.isfinite(found.value):
+                    yield (*about, group_name, curve.run, curve.tag, "at", axis, found.x, found.value, curve.divided_by)
+
+
+def plain(data: Any) -> Any:
+    """Return data that JSON can hold; numbers that are not finite are None."""
+    if isinstance(data, dict):
+        return {key: plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [plain(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data if isinstance(data, (str, int, float, bool, type(None))) else str(data)

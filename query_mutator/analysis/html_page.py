@@ -1,0 +1,82 @@
+"""A report as one HTML page that needs nothing else: numbers tell their origin in tooltips, curves are SVG."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+
+from query_mutator.analysis.document import Block, Bullets, Cell, Code, Document, Figure, Table
+
+_STYLE = """
+:root { --ink: #1d2a35; --dim: #5c6b77; --line: #d5dce1; --paper: #fff; --stripe: #f5f7f9; --accent: #1b4965; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { color: var(--accent); line-height: 1.25; margin: 1.8em 0 .5em; }
+h1 { margin-top: 0; }
+.scroll { overflow-x: auto; margin: .8rem 0 1.4rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--dim); padding-bottom: .3rem; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+tbody tr:nth-child(even) { background: var(--stripe); }
+td[title] { text-decoration: underline dotted var(--dim); cursor: help; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figcaption { color: var(--dim); }
+pre { background: var(--stripe); padding: .7rem; overflow-x: auto; }
+.better { color: #1a7f37; font-weight: 600; } .worse { color: #b42318; font-weight: 600; }
+.equivalent, .inconclusive { color: var(--dim); }
+""".strip()
+_VERDICTS = ("better", "worse", "equivalent", "inconclusive")
+
+
+def html_page(document: Document) -> str:
+    """Return the page."""
+    title = html.escape(document.sections[0].title if document.sections else "Report")
+    body = "\n".join(
+        line for section in document.sections for line in _section(section.title, section.level, section.blocks)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_STYLE}\n</style>\n</head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(title: str, level: int, blocks: tuple[Block, ...]) -> Iterator[str]:
+    yield f"<h{level + 1}>{html.escape(title)}</h{level + 1}>"
+    for block in blocks:
+        yield _block(block)
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, str):
+        return f"<p>{html.escape(block)}</p>"
+    if isinstance(block, Bullets):
+        return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in block.items) + "</ul>"
+    if isinstance(block, Code):
+        return f"<pre><code>{html.escape(block.text)}</code></pre>"
+    if isinstance(block, Figure):
+        return f"<figure>{_inline(block.svg)}<figcaption>{html.escape(block.caption)}</figcaption></figure>"
+    return _table(block)
+
+
+def _table(block: Table) -> str:
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in block.header)
+    rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in block.rows)
+    caption = f"<caption>{html.escape(block.title)}</caption>"
+    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _cell(cell: str | Cell) -> str:
+    text = html.escape(str(cell))
+    if str(cell) in _VERDICTS:
+        return f'<td class="{text}">{text}</td>'
+    if isinstance(cell, Cell) and cell.trace:
+        return f'<td title="{html.escape(cell.trace)}">{text}</td>'
+    return f"<td>{text}</td>"
+
+
+def _inline(svg: str) -> str:
+    """Return the picture without the declarations that only a file of its own may have."""
+    return re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)

@@ -1,0 +1,233 @@
+"""A run: where it lies, what it was told, and every series it logged, however many files and folders hold them.
+
+RUN                a path, or a name under --logdir, then under runs/
+RUN_2, RUN-3 ...   beside it: taken as its continuation when the first step there comes after the first one here
+t0                 the earliest event of all files, whatever it holds
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.analysis.events import EventFile, Floats, read_event_file
+from query_mutator.analysis.series import Part, Series, merged
+from query_mutator.analysis.tables import read_mapping, read_table
+from query_mutator.errors import UsageError
+
+EVENTS = "*tfevents*"
+TABLES = ("metrics.jsonl", "progress.csv", "progress.json", "metrics.csv", "log.csv")
+CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
+_EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One training run: `config` is flat (`flags.lr` is `lr`), series by tag."""
+
+    name: str
+    path: Path
+    folders: tuple[Path, ...]  # its own and those of its continuations
+    series: Mapping[str, Series]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    t0: float = 0.0  # seconds since 1970
+
+    @cached_property
+    def last_step(self) -> int:
+        """Return the last step of any series."""
+        return max((int(series.step[-1]) for series in self.series.values()), default=0)
+
+    @cached_property
+    def duration_s(self) -> float:
+        """Return the seconds from t0 to the last point."""
+        return max((float(series.wall.max()) for series in self.series.values()), default=0.0)
+
+    @cached_property
+    def walls(self) -> Floats:
+        """Return every time at which something was logged, rising, in seconds since t0."""
+        return np.unique(np.concatenate([series.wall for series in self.series.values()] or [np.zeros(1)]))
+
+
+def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
+    """Return the folders or files that `names` mean, `*` allowed; UsageError for one that is not there."""
+    found: dict[Path, Path] = {}  # where it really lies -> as it was named; `latest` points to another
+    for name in names:
+        paths = next(filter(None, (_matches(place, name) for place in _places(logdir))), [])
+        if not paths:
+            raise UsageError(_not_there(name, logdir))
+        for path in paths:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def load_runs(paths: Sequence[Path], *, merge_suffixed: bool = True) -> list[Run]:
+    """Return the runs; a folder that was named itself is no continuation of another."""
+    named = {path.resolve() for path in paths}
+    return [load_run(path, merge_suffixed=merge_suffixed, not_these=named) for path in paths]
+
+
+def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = frozenset()) -> Run:
+    """Return the run in a folder or a single file; UsageError when nothing was logged there."""
+    event_files = [read_event_file(file) for file in _event_files(path)]
+    folders = [path]
+    for folder in _suffixed(path) if merge_suffixed else ():
+        more = [read_event_file(file) for file in _event_files(folder)] if folder.resolve() not in not_these else []
+        if _continues(event_files, more):
+            event_files += more
+            folders.append(folder)
+    tables = [file for folder in folders for file in _table_files(folder)]
+    t0 = min((file.first_wall for file in event_files), default=0.0)
+    series = _from_tables(tables, t0) | _from_events(event_files, t0, source=str(path))
+    if not series:
+        raise UsageError(_nothing_in(path))
+    config, hardware = _config(folders[0], event_files)
+    return Run(
+        name=path.resolve().name if path.is_dir() else path.stem,
+        path=path,
+        folders=tuple(folders),
+        series=series,
+        config=config,
+        hardware=hardware,
+        t0=t0,
+    )
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def _places(logdir: str | None) -> list[Path]:
+    return [Path(), *([Path(logdir)] if logdir else []), Path("runs")]
+
+
+def _matches(place: Path, name: str) -> list[Path]:
+    if glob.has_magic(name):
+        found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
+        return [path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path))]
+    return [place / name] if (place / name).exists() else []
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _not_there(name: str, logdir: str | None) -> str:
+    tried = ", ".join(str(place) for place in _places(logdir))
+    return f"run {name!r} is not there (looked in {tried}); give a path, or the folder of runs with --logdir"
+
+
+def _nothing_in(path: Path) -> str:
+    inside = sorted({file.parent.name for file in path.rglob(EVENTS)})[:4] if path.is_dir() else []
+    if inside:
+        return f"{path}: a folder of runs, not a run; name them, or write '{path}/*' (there are {', '.join(inside)})"
+    return f"{path}: no numbers here; a run has TensorBoard event files, {TABLES[0]} or {TABLES[1]}"
+
+
+def _event_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if "tfevents" in path.name else []
+    return sorted([*path.glob(EVENTS), *(path / "tensorboard").glob(EVENTS)])
+
+
+def _table_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix in (".jsonl", ".json", ".csv") else []
+    return [path / name for name in TABLES if (path / name).is_file()]
+
+
+def _suffixed(path: Path) -> list[Path]:
+    """Return the folders named as this one with a number behind it, in the order of the numbers."""
+    if not path.is_dir():
+        return []
+    name = re.compile(re.escape(path.resolve().name) + r"[_-](\d+)")
+    beside = [
+        (int(match[1]), other) for other in path.resolve().parent.iterdir() if (match := name.fullmatch(other.name))
+    ]
+    return [other for _, other in sorted(beside) if _event_files(other)]
+
+
+def _continues(before: Sequence[EventFile], after: Sequence[EventFile]) -> bool:
+    """Return whether the later files go on where the earlier ones were, rather than begin anew."""
+    if not before or not any(file.scalars for file in after):
+        return False
+    later = min(file.first_wall for file in after) >= min(file.first_wall for file in before)
+    return later and _first_step(after) > _first_step(before)
+
+
+def _first_step(files: Sequence[EventFile]) -> int:
+    return min((int(points.step.min()) for file in files for points in file.scalars.values()), default=0)
+
+
+# --- what ------------------------------------------------------------------------------------------------------------
+
+
+def _from_events(files: Sequence[EventFile], t0: float, *, source: str) -> dict[str, Series]:
+    series = {}
+    for tag in dict.fromkeys(tag for file in files for tag in file.scalars):
+        parts = [
+            Part(points=file.scalars[tag], first_wall=file.first_wall, last_wall=file.last_wall, restarts=file.restarts)
+            for file in files
+            if tag in file.scalars
+        ]
+        points = merged(parts)
+        series[tag] = Series(tag=tag, step=points.step, wall=points.wall - t0, value=points.value, source=source)
+    return series
+
+
+def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
+    series: dict[str, Series] = {}
+    for path in files:
+        for tag, points in read_table(path).items():
+            if not len(points.step):
+                continue
+            begins = float(np.nanmin(points.wall))
+            points = merged([Part(points=points, first_wall=begins, last_wall=float(np.nanmax(points.wall)))])
+            wall = points.wall - (t0 or begins) if begins > _EPOCH_S else points.wall
+            series.setdefault(tag, Series(tag=tag, step=points.step, wall=wall, value=points.value, source=str(path)))
+    return series
+
+
+def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings and hardware: from a config file beside the numbers, else from a table logged as text."""
+    path = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    if path is not None:
+        data = read_mapping(path)
+        hardware = data.get("hardware")
+        flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
+        return dict(_flat(flags)), dict(hardware) if isinstance(hardware, Mapping) else {}
+    texts = (text for file in files for tag, text in file.texts.items() if "hyperparameters" in tag or "config" in tag)
+    return {name: value for text in texts for name, value in _rows_of_table(text)}, {}
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping) and set(value) == {"value", "desc"}:  # as Weights & Biases writes it
+            yield f"{prefix}{name}", value["value"]
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each row of a Markdown table, as CleanRL logs its hyperparameters."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == 2 and not set(cells[1]) <= set("-: ") and cells != ["param", "value"]:
+            yield cells[0], _value(cells[1])
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False, "None": None}.get(text, text)

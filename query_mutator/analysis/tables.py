@@ -1,0 +1,100 @@
+"""Rows of numbers as columns: `metrics.jsonl` and other files of JSON objects, and CSV files of any trainer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.analysis.events import Points
+from query_mutator.errors import UsageError
+from query_mutator.jsonlines import read_json_lines
+
+#: names of the column that counts environment steps, the first that is there is taken
+STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timesteps", "total_timesteps", "timesteps",
+                "Step", "steps")  # fmt: skip
+#: names of the column of seconds since the run began
+TIME_COLUMNS = ("wall_s", "time/time_elapsed", "time_elapsed", "_runtime", "relative_time", "Relative Time (Wall)")
+#: names of the column of seconds since 1970
+CLOCK_COLUMNS = ("wall_time", "_timestamp", "timestamp", "Wall time")
+
+
+def read_table(path: Path) -> dict[str, Points]:
+    """Return the numbers of a .jsonl, .json or .csv file by column; walls are seconds since the run began, or since
+    1970 where the file has those, or the row's number."""
+    rows = list(_csv_rows(path) if path.suffix == ".csv" else _json_rows(path))
+    step_name = _first(STEP_COLUMNS, rows)
+    clock_name = _first(CLOCK_COLUMNS, rows) or _first(TIME_COLUMNS, rows)
+    columns: dict[str, list[tuple[float, float, float]]] = {}
+    for number, row in enumerate(rows):
+        step = row.get(step_name, math.nan) if step_name else float(number)
+        clock = row.get(clock_name, math.nan) if clock_name else float(number)
+        if math.isnan(step):
+            continue
+        for name, value in row.items():
+            if name not in (step_name, clock_name):
+                columns.setdefault(name, []).append((step, clock, value))
+    return {name: _points(found) for name, found in columns.items()}
+
+
+def _points(found: list[tuple[float, float, float]]) -> Points:
+    array = np.array(found, dtype=np.float64)
+    return Points(array[:, 0].astype(np.int64), array[:, 1], array[:, 2])
+
+
+def _first(names: Iterable[str], rows: list[dict[str, float]]) -> str | None:
+    present = {name for row in rows for name in row}
+    return next((name for name in names if name in present), None)
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, float]]:
+    for row in read_json_lines(path):
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}: a row is no JSON object; each line should be one, as {{'step': 1, 'loss': 0.5}}")
+        yield dict(_numbers(row))
+
+
+def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a row; those of a nested object under `outer/inner`."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{name}", float(value)
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                yield {name: number for name, text in row.items() if (number := _as_number(text)) is not None}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: not a CSV file ({error})") from None
+
+
+def _as_number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:
+        return None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: a {type(data).__name__} where an object with names is needed")
+    return data

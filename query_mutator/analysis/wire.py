@@ -1,0 +1,123 @@
+"""Protocol-buffer messages, many at once: every step of the loop reads one field of each message that has another.
+
+M messages, F fields found
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.analysis.records import Bytes, Ints, words
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+U64 = NDArray[np.uint64]
+_MSB = np.uint64(0x8080808080808080)
+_ONE = np.uint64(1)
+_TOO_LONG = 1 << 40  # bytes; no message is
+
+
+class Fields(NamedTuple):
+    """Fields of messages, in the order of their messages and within them.
+
+    `value` is the number itself for VARINT, the payload's bytes for LENGTH, 0 for the others, whose payload is read at
+    `start`.
+    """
+
+    owner: Ints  # [F] index of the message
+    number: Ints  # [F]
+    kind: Ints  # [F] VARINT, FIXED64, LENGTH or FIXED32
+    start: Ints  # [F] first byte of the payload
+    value: U64  # [F]
+
+    def of(self, number: int, kind: int) -> Fields:
+        """Return the fields of one number and kind."""
+        return self.take(np.flatnonzero((self.number == number) & (self.kind == kind)))
+
+    def take(self, rows: Ints) -> Fields:
+        """Return some of the fields."""
+        return Fields(self.owner[rows], self.number[rows], self.kind[rows], self.start[rows], self.value[rows])
+
+    @property
+    def end(self) -> Ints:
+        """Return where the payloads of LENGTH fields end."""
+        return self.start + self.value.astype(np.int64)
+
+
+def read_fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
+    """Return the fields of the messages at `starts` [M] to `ends` [M]; what follows a damaged field is left out."""
+    owner, place, end = np.arange(len(starts)), starts, ends
+    found: list[Fields] = []
+    while True:
+        more = place < end
+        if not more.all():
+            owner, place, end = owner[more], place[more], end[more]
+        if not len(owner):
+            break
+        fields, place = _next_field(data, owner, place)
+        sound = (place <= end) & np.isin(fields.kind, (VARINT, FIXED64, LENGTH, FIXED32))
+        if not sound.all():
+            fields, owner, place, end = fields.take(np.flatnonzero(sound)), owner[sound], place[sound], end[sound]
+        found.append(fields)
+    return _in_order(found)
+
+
+def read_varints(data: Bytes, places: Ints) -> tuple[U64, Ints]:
+    """Return the numbers at `places`, and where each ends."""
+    first = data[places]
+    if not (first & 0x80).any():
+        return first.astype(np.uint64), places + 1
+    word = words(data, "<u8")[places].astype(np.uint64)
+    stop = ~word & _MSB
+    lowest = stop & (~stop + _ONE)
+    width = (np.bitwise_count(lowest - _ONE).astype(np.int64) + 1) >> 3
+    numbers = _without_gaps(word & (lowest ^ (lowest - _ONE)))
+    for row in np.flatnonzero(stop == 0):  # nine or ten bytes: a negative number
+        numbers[row], width[row] = _long_varint(data, int(places[row]))
+    return numbers, places + width
+
+
+def _next_field(data: Bytes, owner: Ints, place: Ints) -> tuple[Fields, Ints]:
+    """Return the field at each `place`, and where the next begins."""
+    key, start = read_varints(data, place)
+    number, kind = (key >> np.uint64(3)).astype(np.int64), (key & np.uint64(7)).astype(np.int64)
+    value = np.zeros(len(owner), dtype=np.uint64)
+    after = start + np.where(kind == FIXED64, 8, np.where(kind == FIXED32, 4, 0))
+    rows = np.flatnonzero((kind == VARINT) | (kind == LENGTH))
+    if len(rows):
+        value[rows], begin = read_varints(data, start[rows])
+        is_length = kind[rows] == LENGTH
+        start[rows] = np.where(is_length, begin, start[rows])
+        length = np.minimum(value[rows], np.uint64(_TOO_LONG)).astype(np.int64)
+        after[rows] = begin + np.where(is_length, length, 0)
+    return Fields(owner, number, kind, start, value), after
+
+
+def _in_order(found: list[Fields]) -> Fields:
+    if not found:
+        nothing = np.empty(0, dtype=np.int64)
+        return Fields(nothing, nothing, nothing, nothing, nothing.astype(np.uint64))
+    together = Fields(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+    return together if len(found) == 1 else together.take(np.argsort(together.owner, kind="stable"))
+
+
+def _without_gaps(word: U64) -> U64:
+    """Return the numbers made of the low seven bits of each byte."""
+    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+        keep, shift = np.uint64(low), np.uint64(width)
+        word = (word & keep) | ((word & ~keep) >> shift)
+    return word
+
+
+def _long_varint(data: Bytes, place: int) -> tuple[int, int]:
+    number = 0
+    for width in range(10):
+        byte = int(data[place + width])
+        number |= (byte & 0x7F) << (7 * width)
+        if byte < 0x80:
+            return number & (2**64 - 1), width + 1
+    return 0, _TOO_LONG  # no number: its message ends here

@@ -1,0 +1,48 @@
+"""Numbers as text, the same in every output."""
+
+from __future__ import annotations
+
+import math
+
+from query_mutator.analysis.compare import Comparison, Traced
+from query_mutator.intervals import Interval
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    """Return a number with four digits that count."""
+    if math.isnan(value):
+        return "-"
+    if value and abs(value) >= 1e4:
+        return f"{value:+,.0f}" if signed else f"{value:,.0f}"
+    return f"{value:+.4g}" if signed else f"{value:.4g}"
+
+
+def interval(bounds: Interval, *, signed: bool = False) -> str:
+    """Return an interval as [low, high]; nothing for the whole line."""
+    if not all(map(math.isfinite, bounds)):
+        return ""
+    return f"[{number(bounds[0], signed=signed)}, {number(bounds[1], signed=signed)}]"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def at(x: float, axis: str) -> str:
+    """Return a place on an axis as text."""
+    if axis in ("time", "active") and math.isfinite(x):
+        return clock(x)
+    return f"{x:,.0f}" if math.isfinite(x) and abs(x) >= 100 else number(x)
+
+
+def trace_of(traced: Traced) -> str:
+    """Return run, tag and x of a number."""
+    divided = f", divided by {traced.divided_by}" if traced.divided_by else ""
+    return f"{traced.run} {traced.tag} x={traced.x:g}{divided}"
+
+
+def percent(comparison: Comparison) -> str:
+    """Return the share of the baseline that a difference is, in brackets."""
+    return f" ({100 * comparison.share:+.1f} %)" if math.isfinite(comparison.share) else ""

@@ -1,0 +1,1 @@
+"""Sizes before a run: memory of a training step without a GPU, calls in flight, environments."""

@@ -1,0 +1,101 @@
+"""Follows every storage that tensors of a training step take and give back, without any memory being taken.
+
+Under FakeTensorMode tensors have shapes and no data. This mode sees each operation's results, counts a storage when it
+first appears and takes it off when the last tensor that uses it is gone, as an allocator would.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+logger = logging.getLogger(__name__)
+
+#: CUDA's allocator hands out multiples of this
+BLOCK_BYTES = 512
+_GUESSES = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Live bytes now and at most, by phase, and every block taken (+) and given back (-), in order."""
+
+    rounding: int = BLOCK_BYTES
+    live: int = 0
+    phase: str = "build"
+    peaks: dict[str, int] = field(default_factory=dict)
+    trace: list[tuple[int, int]] = field(default_factory=list)  # number of the block, its bytes; -bytes when given back
+    blocks: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Return the most bytes that were live at once."""
+        return max(self.peaks.values(), default=0)
+
+    def take(self, size: int) -> int:
+        """Count a block; return its number."""
+        size = -(-size // self.rounding) * self.rounding
+        self.blocks += 1
+        self.live += size
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live)
+        self.trace.append((self.blocks, size))
+        return self.blocks
+
+    def give_back(self, number: int, size: int) -> None:
+        """Take a block off."""
+        size = -(-size // self.rounding) * self.rounding
+        self.live -= size
+        self.trace.append((number, -size))
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts storages in a ledger while it is active; enter it inside FakeTensorMode."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self._seen = WeakIdKeyDictionary()
+        self._warned = False
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """While inside, peaks count for this phase."""
+        before, self.ledger.phase = self.ledger.phase, name
+        self.ledger.peaks[name] = max(self.ledger.peaks.get(name, 0), self.ledger.live)
+        yield
+        self.ledger.phase = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry the operation out and count the storages of its results."""
+        if func is torch.ops.aten._local_scalar_dense.default:  # a number is asked for, and there is none
+            return self._guess(args[0])
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf)
+        return result
+
+    def _guess(self, tensor: Tensor) -> float | int | bool:
+        if not self._warned:
+            logger.warning("the model's code asks for a number of a tensor; sized as if it were 1")
+            self._warned = True
+        return _GUESSES.get(tensor.dtype, 1)
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        size = storage.nbytes()
+        number = self.ledger.take(size)
+        self._seen[storage] = number
+        weakref.finalize(storage, self.ledger.give_back, number, size)

@@ -1,0 +1,129 @@
+"""From `--grid` and `--random` to trials: one setting and seed each, with a name, a folder and a command line.
+
+--grid train_batch_size=64,128,256     the flag --train-batch-size takes each value
+--random lr=1e-4:1e-2                  drawn evenly in the logarithm; whole numbers where both ends are whole
+{train_batch_size} {seed} {dir}        in the command stand for the value, and then no flag is added
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from query_mutator.errors import UsageError
+
+Value = int | float | str
+Setting = Mapping[str, Value]
+
+OUR_TRAINER = "train_query_mutator.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of the command."""
+
+    setting: Setting
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return a name that is usable as a folder's."""
+        parts = [f"{name}={value}" for name, value in self.setting.items()]
+        return re.sub(r"[^\w=.,+-]", "_", ",".join([*parts, f"seed={self.seed}"]))
+
+
+def parse_grid(items: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each name; UsageError for what is not NAME=VALUE,VALUE."""
+    grid = {}
+    for item in items:
+        name, equals, values = item.partition("=")
+        found = tuple(dict.fromkeys(_value(text) for text in values.split(",") if text))
+        if not (name and equals and found):
+            raise UsageError(f"--grid {item}: write NAME=VALUE,VALUE, as train_batch_size=64,512")
+        grid[_plain(name)] = found
+    return grid
+
+
+def parse_ranges(items: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return low and high of each name; UsageError for what is not NAME=LOW:HIGH above 0."""
+    ranges = {}
+    for item in items:
+        match = re.fullmatch(r"([^=]+)=([^:]+):([^:]+)", item)
+        ends = [_value(text) for text in match.groups()[1:]] if match else []
+        if match is None or not all(isinstance(end, (int, float)) and end > 0 for end in ends) or ends[0] >= ends[1]:  # type: ignore[operator]
+            raise UsageError(f"--random {item}: write NAME=LOW:HIGH with numbers above 0, as lr=1e-4:1e-2")
+        ranges[_plain(match[1])] = (ends[0], ends[1])
+    return ranges  # type: ignore[return-value]
+
+
+def grid_settings(grid: Mapping[str, Sequence[Value]]) -> list[Setting]:
+    """Return every combination of the values."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def random_settings(ranges: Mapping[str, tuple[float, float]], *, count: int, seed: int = 0) -> list[Setting]:
+    """Return settings drawn evenly in the logarithm; a larger count only adds to the same ones."""
+    rng = np.random.default_rng(seed)
+    return [{name: draw(low, high, float(rng.random())) for name, (low, high) in ranges.items()} for _ in range(count)]
+
+
+def draw(low: float, high: float, at: float) -> Value:
+    """Return the value `at` (0 to 1) of the way from low to high in the logarithm, whole where both ends are."""
+    value = math.exp(math.log(low) + at * (math.log(high) - math.log(low)))
+    return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.4g}")
+
+
+def trials_of(settings: Sequence[Setting], *, seeds: int, first_seed: int = 1) -> list[Trial]:
+    """Return all trials, each once, the first seed of every setting before the second of any."""
+    trials = [Trial(setting=setting, seed=first_seed + seed) for seed in range(seeds) for setting in settings]
+    return list({trial.name: trial for trial in trials}.values())
+
+
+def command_of(trial: Trial, command: Sequence[str], folder: Path) -> list[str]:
+    """Return the command line of a trial; our own trainer is also told where to write."""
+    values = {**trial.setting, "seed": trial.seed, "dir": str(folder)}
+    words = [_filled(word, values) for word in command]
+    named = {name for word in command for name in re.findall(r"\{(\w+)\}", word)}
+    for name, value in values.items():
+        if name == "dir":
+            continue
+        if name not in named:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if "dir" not in named and any(Path(word).name == OUR_TRAINER for word in command):
+        words += ["--save-dir", str(folder)]
+    return words
+
+
+def extended(values: Sequence[Value], end: str) -> Value | None:
+    """Return the value beyond an end of a grid, as far from it as its neighbour is; None where there is none."""
+    numbers = sorted(value for value in values if isinstance(value, (int, float)))
+    if len(numbers) < 2:
+        return None
+    last, before = (numbers[-1], numbers[-2]) if end == "high" else (numbers[0], numbers[1])
+    beyond = last * last / before
+    whole = all(isinstance(value, int) for value in numbers)
+    value: Value = max(1, round(beyond)) if whole else float(f"{beyond:.4g}")
+    return None if value in values else value
+
+
+def _filled(word: str, values: Mapping[str, object]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), word)
+
+
+def _plain(name: str) -> str:
+    return name.strip().removeprefix("--").replace("-", "_")
+
+
+def _value(text: str) -> Value:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

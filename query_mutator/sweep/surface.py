@@ -1,0 +1,270 @@
+"""The golden middle: a response surface in log space, where its optimum lies, and how sure that is.
+
+    N results, C cells (settings), D axes, M mesh points over the grid, B simulated surfaces, P terms of the trend
+
+The surface is a quadratic in log2 of each axis, and a Gaussian process for what a quadratic leaves over; how rough that
+is follows from the cells' means by restricted likelihood, how noisy they are from the spread of the seeds within cells.
+Surfaces simulated under it (parametric bootstrap) give a region for the optimum, simultaneous over the axes, and the p
+value of "the middle beats this end" for both ends of every axis. An optimum counts as interior only when the largest of
+these is small (intersection-union test), as an edge optimum when the best lies at the end of an axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Kind = Literal["interior", "edge", "undecided"]
+
+CONFIDENCE = 0.95
+SURFACES = 800
+MESH_POINTS = 500
+_LENGTHS = (0.2, 0.4)  # of the process, in widths of the grid
+_ROUGHNESS = (1.0, 2.0, 4.0)  # its standard deviation, in what a quadratic leaves over
+_LEVELS = 3  # an axis needs as many for a quadratic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisOptimum:
+    """Where the optimum lies on one axis, in the axis' own unit."""
+
+    name: str
+    best: float
+    low: float
+    high: float
+    at_edge: Literal["", "low", "high"]  # the estimate lies at that end of the grid
+    reaches: tuple[str, ...]  # ends that the region reaches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The optimum of a surface; `p` is the largest p value of the optimum against the ends of the axes."""
+
+    kind: Kind
+    axes: tuple[AxisOptimum, ...]
+    predicted: float
+    p: float
+    confidence: float
+    why: str
+
+
+def find_optimum(
+    x: Floats, y: Floats, *, names: Sequence[str], maximise: bool = True, confidence: float = CONFIDENCE, seed: int = 0
+) -> Optimum:
+    """Return the optimum of `y` [N] over settings `x` [N, D], all above 0; ValueError when the grid is too small."""
+    sign = 1.0 if maximise else -1.0
+    logs, values = np.log2(np.asarray(x, dtype=np.float64)), sign * np.asarray(y, dtype=np.float64)
+    _check(logs, values, names)
+    surface = _Surface(logs, values, np.random.default_rng(seed))
+    best, tail = surface.mesh[surface.top], (1 - confidence) / 2 / logs.shape[1]
+    low, high = np.quantile(surface.optima(), [tail, 1 - tail], axis=0)
+    ends = logs.min(axis=0), logs.max(axis=0)
+    axes = tuple(
+        _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), _step(surface.mesh[:, d]))
+        for d, name in enumerate(names)
+    )
+    p = surface.interior_p()
+    kind, why = _kind(axes, p, confidence)
+    predicted = sign * float(surface.mean[surface.top])
+    return Optimum(kind=kind, axes=axes, predicted=predicted, p=p, confidence=confidence, why=why)
+
+
+def pareto_front(performance: Sequence[float], throughput: Sequence[float]) -> list[int]:
+    """Return the settings that no other beats in both, the fastest last; more is better in both."""
+    points = list(enumerate(zip(performance, throughput, strict=True)))
+    front = [
+        at
+        for at, (p, t) in points
+        if not any(q >= p and u >= t and (q > p or u > t) for other, (q, u) in points if other != at)
+    ]
+    return sorted(front, key=lambda at: throughput[at])
+
+
+# --- the surface ------------------------------------------------------------------------------------------------------
+
+
+class _Surface:
+    """Surfaces over a mesh that agree with the results: their mean [M], and B of them simulated [M, B]."""
+
+    def __init__(self, logs: Floats, values: Floats, rng: np.random.Generator) -> None:
+        self.mesh = _mesh(logs)
+        settings, cell = np.unique(logs, axis=0, return_inverse=True)
+        count = np.bincount(cell.ravel()).astype(np.float64)
+        means = np.bincount(cell.ravel(), values) / count
+        trend, left_over = _trend(settings, logs), values - means[cell.ravel()]
+        rough = means - trend @ np.linalg.lstsq(trend, means, rcond=None)[0]
+        degrees = len(values) - len(settings)
+        free = max(1, len(settings) - np.linalg.matrix_rank(trend))
+        noise = float((left_over**2).sum() / degrees) if degrees else float((rough**2).sum() / free)
+        noise = max(noise, 1e-12 * float(values.var()) + 1e-300)
+        size = math.sqrt(float((rough**2).sum()) / free)
+        self._models = [
+            _Process(settings, self.mesh, trend, _trend(self.mesh, logs), length, amplitude, noise / count, means)
+            for amplitude in dict.fromkeys(share * size for share in _ROUGHNESS)
+            for length in (_LENGTHS if amplitude else _LENGTHS[:1])
+        ]
+        self._simulate(_prior(settings.tobytes(), settings.shape, self.mesh.tobytes(), self.mesh.shape), rng, degrees)
+
+    @property
+    def top(self) -> int:
+        """Return the mesh point at which the mean is highest."""
+        return int(np.argmax(self.mean))
+
+    def optima(self) -> Floats:
+        """Return where each simulated surface is highest [B, D]."""
+        return np.asarray(self.mesh[np.argmax(self.simulated, axis=0)])
+
+    def interior_p(self) -> float:
+        """Return the share of surfaces not higher at the top than at an end of an axis, the largest over the ends."""
+        top, largest = self.mesh[self.top], 0.0
+        for d in range(self.mesh.shape[1]):
+            for end in (self.mesh[:, d].min(), self.mesh[:, d].max()):
+                there = top.copy()
+                there[d] = end
+                at = int(np.argmin(((self.mesh - there) ** 2).sum(axis=1)))
+                hits = int((self.simulated[self.top] <= self.simulated[at]).sum())
+                largest = max(largest, (hits + 1) / (self.simulated.shape[1] + 1))
+        return largest
+
+    def _simulate(self, prior: dict[float, Floats], rng: np.random.Generator, degrees: int) -> None:
+        likelihood = np.array([model.log_likelihood for model in self._models])
+        share = np.exp(likelihood - likelihood.max())
+        share /= share.sum()
+        self.mean = np.asarray(sum(w * model.mean for w, model in zip(share, self._models, strict=True)))
+        counts = rng.multinomial(SURFACES, share)
+        parts, first = [], 0
+        for count, model in zip(counts, self._models, strict=True):
+            drawn = prior[model.length][:, first : first + count]
+            noise = rng.normal(size=(len(model.noise), count))
+            if degrees:  # the noise is itself estimated
+                noise *= np.sqrt(degrees / rng.chisquare(degrees, count))
+            parts.append(model.conditioned(drawn, noise))
+            first += count
+        self.simulated = np.concatenate(parts, axis=1)
+
+
+class _Process:
+    """Universal kriging of cells' means [C] onto the mesh [M], with a flat prior on the trend."""
+
+    def __init__(
+        self,
+        settings: Floats,
+        mesh: Floats,
+        trend: Floats,
+        mesh_trend: Floats,
+        length: float,
+        amplitude: float,
+        noise: Floats,
+        means: Floats,
+    ) -> None:
+        self.length, self.amplitude, self.noise, self.values = length, amplitude, noise, means
+        covariance = amplitude**2 * _kernel(settings, settings, mesh, length) + np.diag(noise)
+        inverse = np.linalg.inv(covariance)
+        basis = np.linalg.qr(trend)[0][:, : np.linalg.matrix_rank(trend)]
+        through = np.linalg.lstsq(trend, basis, rcond=None)[0]  # the basis in terms of the trend
+        gram = basis.T @ inverse @ basis
+        weights = np.linalg.solve(gram, basis.T @ inverse)  # [P, C]
+        near = amplitude**2 * _kernel(mesh, settings, mesh, length) @ inverse
+        self._onto_mesh = near + (mesh_trend @ through - near @ basis) @ weights  # [M, C]
+        self.mean = np.asarray(self._onto_mesh @ means)
+        rest = means - basis @ (weights @ means)
+        self.log_likelihood = -0.5 * float(
+            np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(gram)[1] + rest @ inverse @ rest
+        )
+
+    def conditioned(self, drawn: Floats, noise: Floats) -> Floats:
+        """Return surfaces [M, B] that agree with the results, made of unconditional ones [M + C, B] of unit size."""
+        m = len(self.mean)
+        seen = self.amplitude * drawn[m:] + np.sqrt(self.noise)[:, None] * noise
+        return np.asarray(self.amplitude * drawn[:m] + self._onto_mesh @ (self.values[:, None] - seen))
+
+
+@lru_cache(maxsize=4)
+def _prior(settings: bytes, shape: tuple[int, ...], mesh: bytes, mesh_shape: tuple[int, ...]) -> dict[float, Floats]:
+    """Return, by length, surfaces [M + C, B] of unit size before anything is known; the same grid has the same."""
+    places = np.frombuffer(mesh).reshape(mesh_shape)
+    points = np.concatenate([places, np.frombuffer(settings).reshape(shape)])
+    rng, found = np.random.default_rng(0), {}
+    for length in _LENGTHS:
+        values, vectors = np.linalg.eigh(_kernel(points, points, places, length))
+        root = vectors * np.sqrt(np.maximum(values, 0))
+        found[length] = np.asarray(root @ rng.normal(size=(len(points), SURFACES)))
+    return found
+
+
+def _kernel(a: Floats, b: Floats, mesh: Floats, length: float) -> Floats:
+    """Return the squared-exponential correlation [A, B] of places; `length` is in widths of the mesh."""
+    width = (mesh.max(axis=0) - mesh.min(axis=0)) * length
+    squares = (((a[:, None] - b[None]) / width) ** 2).sum(axis=2)
+    return np.asarray(np.exp(-squares / 2))
+
+
+def _trend(logs: Floats, all_logs: Floats) -> Floats:
+    """Return the terms of a quadratic [., P] in centred and scaled logarithms."""
+    z = (logs - all_logs.mean(axis=0)) / all_logs.std(axis=0)
+    pairs = itertools.combinations_with_replacement(range(z.shape[1]), 2)
+    return np.stack([np.ones(len(z)), *z.T, *(z[:, d] * z[:, e] for d, e in pairs)], axis=1)
+
+
+def _mesh(logs: Floats) -> Floats:
+    dims = logs.shape[1]
+    points = max(5, int(MESH_POINTS ** (1 / dims))) if dims > 1 else 201
+    axes = [np.linspace(logs[:, d].min(), logs[:, d].max(), points) for d in range(dims)]
+    return np.stack([grid.ravel() for grid in np.meshgrid(*axes, indexing="ij")], axis=1)
+
+
+def _step(column: Floats) -> float:
+    levels = np.unique(column)
+    return float(levels[1] - levels[0]) if len(levels) > 1 else 0.0
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _axis(name: str, best: float, low: float, high: float, ends: tuple[float, float], step: float) -> AxisOptimum:
+    """Return an axis' optimum; the region is widened by a mesh step, within which nothing is told apart."""
+    low, high = max(ends[0], min(low, best) - step), min(ends[1], max(high, best) + step)
+    at_edge: Literal["", "low", "high"] = ""
+    if best <= ends[0] + step / 2:
+        at_edge = "low"
+    elif best >= ends[1] - step / 2:
+        at_edge = "high"
+    reaches = tuple(end for end, there in (("low", low <= ends[0]), ("high", high >= ends[1])) if there)
+    return AxisOptimum(
+        name=name, best=float(2**best), low=float(2**low), high=float(2**high), at_edge=at_edge, reaches=reaches
+    )
+
+
+def _kind(axes: Sequence[AxisOptimum], p: float, confidence: float) -> tuple[Kind, str]:
+    if any(axis.at_edge for axis in axes):
+        edges = ", ".join(f"{axis.name} at its {axis.at_edge} end" for axis in axes if axis.at_edge)
+        return "edge", f"the best lies at the edge of the grid ({edges}); extend it there"
+    if p < (1 - confidence) / 2:  # half, because the same results chose the optimum
+        return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
+    reached = ", ".join(f"{axis.name} at its {' and '.join(axis.reaches)} end" for axis in axes if axis.reaches)
+    if reached:
+        return "edge", f"the best may lie at the edge of the grid ({reached}); extend it there, or add seeds"
+    return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); more seeds would tell"
+
+
+def _check(logs: Floats, values: Floats, names: Sequence[str]) -> None:
+    if not np.isfinite(logs).all():
+        raise ValueError("a response surface in log space needs settings above 0")
+    for d, name in enumerate(names):
+        levels = len(np.unique(logs[:, d]))
+        if levels < _LEVELS:
+            raise ValueError(f"{name} has {levels} values, a surface needs at least {_LEVELS}; add some to --grid")
+    needed = 1 + 2 * len(names) + math.comb(len(names), 2)
+    needed += 0 if len(values) > len(np.unique(logs, axis=0)) else _LEVELS  # without seeds, noise has to be guessed
+    if len(values) <= needed:
+        raise ValueError(
+            f"{len(values)} results are too few for a surface, which needs more than {needed}; add seeds or values"
+        )

@@ -1,0 +1,285 @@
+"""Groups of seeds against a baseline: verdicts, what moved along, and the page of the racing project's experiment."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from query_mutator.analysis.compare import Analysis, analyze, checkpoints
+from query_mutator.analysis.groups import group_runs
+from query_mutator.analysis.runs import find_runs, load_runs
+from query_mutator.analysis.spec import read_spec
+from query_mutator.cli import main
+from query_mutator.errors import UsageError
+from tests.unit.analysis.writing import write_run
+
+ROOT = Path(__file__).resolve().parents[3]
+SPEC = read_spec()
+
+
+def write_group(folder: Path, name: str, finals: list[float], **config: object) -> None:
+    """Write a run for each final value, success rising to it."""
+    for seed, final in enumerate(finals):
+        path = write_run(
+            folder / f"{name}-s{seed}", {"eval/success": np.linspace(0, final, 20), "llm/calls": range(20)}
+        )
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, **config}}))
+
+
+def compared(folder: Path, **options: object) -> Analysis:
+    groups = group_runs(load_runs(find_runs(["*"], logdir=str(folder))), SPEC)
+    return analyze(groups, SPEC, **options)  # type: ignore[arg-type]
+
+
+def verdict(folder: Path, **options: object) -> str:
+    (comparison,) = compared(folder, **options).of_role("performance")[0].comparisons
+    return comparison.verdict
+
+
+def test_seeds_are_grouped_and_a_clear_difference_is_called(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.50, 0.51, 0.52, 0.50], batch=64)
+    write_group(tmp_path, "b", [0.70, 0.71, 0.72, 0.71], batch=128)
+    analysis = compared(tmp_path)
+    assert [(group.name, group.num_seeds) for group in analysis.groups] == [("batch=64", 4), ("batch=128", 4)]
+    (comparison,) = analysis.of_role("performance")[0].comparisons
+    assert comparison.verdict == "better"
+    assert comparison.difference == pytest.approx((0.71 - 0.5075) * 17 / 19, abs=1e-6)  # mean of the last five points
+    assert comparison.permutation is not None
+    assert (comparison.permutation.p, comparison.permutation.smallest) == (2 / 70, 2 / 70)
+    assert [(row.field, row.values) for row in analysis.diff] == [("batch", ("64", "128"))]
+    assert verdict(tmp_path, baseline="batch=128") == "worse"
+    assert verdict(tmp_path, baseline="b-s0") == "worse"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], "equivalent"),
+        ([0.4, 0.6, 0.5], [0.45, 0.7, 0.5], "inconclusive"),
+        ([0.9], [0.1], "inconclusive"),
+        ([0.9], [0.1, 0.11, 0.12], "inconclusive"),
+    ],
+)
+def test_verdicts(tmp_path: Path, ours: list[float], theirs: list[float], expected: str) -> None:
+    write_group(tmp_path, "a", theirs, batch=64)
+    write_group(tmp_path, "b", ours, batch=128)
+    assert verdict(tmp_path) == expected
+
+
+def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.50, 0.51, 0.52], batch=64)
+    for copy in range(3):
+        path = write_run(tmp_path / f"b-s{copy}", {"eval/success": np.linspace(0, 0.9 + copy / 1000, 20)})
+        (path / "config.json").write_text('{"flags": {"seed": 1, "batch": 128}}')
+    analysis = compared(tmp_path)
+    assert analysis.of_role("performance")[0].comparisons[0].verdict == "inconclusive"
+    assert "batch=128" in analysis.remarks[0]
+
+
+def test_only_the_common_window_counts(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"long-s{seed}", {"eval/success": np.linspace(0, 1, 20)})
+        write_run(tmp_path / f"short-s{seed}", {"eval/success": np.linspace(0, 1, 20)[:10]})
+    (result,) = compared(tmp_path).results
+    assert result.window == (100, 1000)
+    assert {value.mean for value in result.groups} == {result.groups[0].mean}
+    assert checkpoints(result, interval=300) == [300, 600, 900]
+
+
+def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path) -> None:
+    write_group(tmp_path, "ppo", [0.5, 0.5], batch=64, lr=0.1)
+    write_group(tmp_path, "iqn", [0.5, 0.5], batch=64, lr=0.2)
+    runs = load_runs(find_runs(["*"], logdir=str(tmp_path)))
+    names = {
+        by: [group.name for group in group_runs(runs, SPEC, by=by)] for by in ("batch", "ppo-*,iqn-*", "{group}-s{n}")
+    }
+    assert names == {"batch": ["batch=64"], "ppo-*,iqn-*": ["iqn-*", "ppo-*"], "{group}-s{n}": ["iqn", "ppo"]}
+    for by, words in (
+        ("bach", "did you mean 'batch'"),
+        ("x-*", "matches no pattern"),
+        ("{group}_{n}", "does not match"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            group_runs(runs, SPEC, by=by)
+
+
+def test_several_tasks_are_also_judged_together(tmp_path: Path) -> None:
+    for name, shift in (("a", 0.0), ("b", -2.0)):
+        for seed in range(3):
+            tags = {f"Race/eval_race_time_robust_trained_{track}": [50.0, 30 + seed / 10 + shift] for track in "wxyz"}
+            write_run(tmp_path / f"{name}-s{seed}", tags)
+    analysis = compared(tmp_path)
+    assert [(row.group, row.improvement) for row in analysis.over_tasks] == [("a", None), ("b", 1.0)]
+    assert len(analysis.of_role("performance")) == 4
+    assert {c.verdict for result in analysis.of_role("performance") for c in result.comparisons} == {"better"}
+
+
+# --- the racing project's experiment ----------------------------------------------------------------------------------
+
+#: run -> batch size, game speed, summed loss, record (s), as its page tells them
+RACING = {
+    "uni_5": (2048, 160, 300.96, 24.56),
+    "uni_6": (8192, 160, 2962.12, 24.77),
+    "uni_7": (512, 512, 77.72, 24.63),
+    "uni_9": (64, 1024, 29.07, 25.10),
+}
+
+
+@pytest.fixture
+def racing(tmp_path: Path) -> Path:
+    for name, (batch, speed, loss, record) in RACING.items():
+        frames = 1e5 * np.arange(1, 31)
+        uses = 32 * frames
+        tags = {
+            "Training/loss": np.linspace(3 * loss, loss, 30),
+            "alltime_min_ms_hock": np.linspace(60_000, 1000 * record, 30),
+            "Race/eval_race_time_robust_trained_hock": np.linspace(60, record, 30),
+            "Performance/learner_percentage_training": np.full(30, 0.538),
+            "Gradients/norm_before_clip_max": [40.0] * 29 + [120.0],
+            "cumul_number_frames_played": frames,
+            "cumul_number_single_memories_used": uses,
+            "cumul_number_batches_done": uses / batch,
+            "cumul_number_target_network_updates": uses / max(batch, 2048),
+        }
+        folder = write_run(tmp_path / "tensorboard" / name, tags, every=100_000)
+        (folder / "config.json").write_text(json.dumps({"batch_size": batch, "running_speed": speed, "seed": 444}))
+    return tmp_path
+
+
+def test_74_per_cent_lower_loss_is_3_per_cent_more_per_sample_and_inconclusive(racing: Path) -> None:
+    runs = load_runs(find_runs(list(RACING), logdir=str(racing / "tensorboard")))
+    analysis = analyze(group_runs(runs, SPEC), SPEC, baseline="uni_5")
+    (loss,) = [result for result in analysis.results if result.name == "loss"]
+    assert [round(value.mean, 3) for value in loss.groups] == [0.147, 0.362, 0.152, 0.454]
+    found = {comparison.group: comparison for comparison in loss.comparisons}
+    assert round(100 * found["uni_7"].share) == 3
+    assert round(found["uni_6"].share + 1, 2) == 2.46
+    assert {comparison.verdict for comparison in found.values()} == {"inconclusive"}
+    assert loss.metric.role == "diagnostic"
+    moved = {row.name for row in analysis.confounders if row.moved}
+    assert moved == {
+        "updates per environment step",
+        "updates per sample learned",
+        "target updates per sample learned",
+    }
+    (replay,) = [row for row in analysis.confounders if "replay ratio" in row.name]
+    assert replay.values == pytest.approx((32.0,) * 4)
+    assert {finding.run for finding in analysis.findings if finding.rule == "above"} == set(RACING)
+
+
+def test_the_script_writes_every_output(racing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: str(racing / f"out.{name}") for name in ("json", "csv", "markdown", "rst", "html", "svg")}
+    outputs = [word for name, path in files.items() for word in (f"--{'figure' if name == 'svg' else name}", path)]
+    command = ["analyze", *RACING, "--logdir", str(racing / "tensorboard"), "--template", "experiment", *outputs]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "+3.3 %" in printed
+    assert "inconclusive" in printed
+    data = json.loads((racing / "out.json").read_text())
+    (loss,) = [metric for metric in data["metrics"] if metric["name"] == "loss"]
+    assert loss["groups"][2]["values"][0]["tag"] == "Training/loss"
+    with (racing / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows if row["metric"] == "loss"} == set(RACING)
+    assert any(row["reading"] == "at" and row["tag"] == "Training/loss" and row["divided_by"] for row in rows)
+    page = (racing / "out.rst").read_text()
+    for title in ("Experiment Overview", "Results", "Run Analysis", "Detailed Metrics Analysis", "By time", "By step",
+                  "Configuration Changes", "Hardware", "Conclusions", "Recommendations"):  # fmt: skip
+        assert f"\n{title}\n" in page
+    assert (racing / "out.svg").read_text().count("<svg") == 1
+
+
+def test_the_rst_page_is_valid(racing: Path) -> None:
+    from docutils.core import publish_string
+
+    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--rst", str(racing / "a.rst"), "--json", "-"]) == 0
+    settings = {"report_level": 2, "halt_level": 2, "warning_stream": ""}
+    source = (racing / "a.rst").read_text()
+    assert "uni\\_7" in source
+    publish_string(source, writer="null", settings_overrides=settings)
+
+
+class Outline(html.parser.HTMLParser):
+    """Notes headings, how many cells each table row has, and that every tag is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[int]] = []
+        self.titles = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append(0)
+        elif tag in ("td", "th"):
+            self.rows[-1][-1] += 1
+            self.titles += any(name == "title" and value and "x=" in value for name, value in attrs)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_html_page_stands_alone_and_its_tables_are_whole(racing: Path) -> None:
+    path = racing / "a.html"
+    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--html", str(path), "--json", "-"]) == 0
+    page, outline = path.read_text(), Outline()
+    outline.feed(page)
+    assert not outline.open
+    assert all(len(set(rows)) == 1 for rows in outline.rows)
+    assert outline.titles > 20
+    assert "<svg" in page
+    assert not re.search(r"(src|href)=.https?:|url\(.?http|@import", page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no run is named"),
+        (["uni_5", "--metric", "los"], "did you mean 'loss'"),
+        (["uni_5", "--baseline", "uni_8"], "neither a group nor a run"),
+        (["uni_5", "--axis", "calls"], "no run tells enough"),
+        (["uni_5", "--set", "uni_7:a=1"], "with a run of these: uni_5"),
+        (["uni_5", "--figure", "a.gif"], ".png or .svg"),
+        (["uni_5", "--margin", "loss=few"], "write METRIC=NUMBER"),
+        (["uni_5", "--interval", "0"], "must be above 0"),
+        (["uni_55"], "is not there"),
+    ],
+)
+def test_a_mistake_is_one_line(racing: Path, arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        main(["analyze", *arguments, "--logdir", str(racing / "tensorboard")])
+
+
+def test_points_of_chosen_tags_as_csv(racing: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "extract_tensorboard_data.py")]
+    runs = ["uni_5", "uni_7", "--logdir", str(racing / "tensorboard")]
+    done = subprocess.run(
+        [*script, *runs, "--tag", "Gradients/*"], capture_output=True, text=True, check=True, cwd=racing
+    )
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert len(rows) == 60
+    assert rows[29] == {"run": "uni_5", "tag": "Gradients/norm_before_clip_max", "step": "3000000", "time_s": "300.0",
+                        "value": "120.0"}  # fmt: skip
+    listing = subprocess.run([*script, *runs], capture_output=True, text=True, check=True, cwd=racing).stdout
+    assert "alltime_min_ms_hock" in listing
+    wrong = subprocess.run([*script, *runs, "--tag", "Training/los"], capture_output=True, text=True, cwd=racing)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'Training/loss'" in wrong.stderr
+
+
+def test_the_script_with_the_name_of_the_racing_project_s(racing: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "analyze_experiment.py"), "uni_5", "uni_7"]
+    done = subprocess.run([*script, "--logdir", "tensorboard"], capture_output=True, text=True, check=True, cwd=racing)
+    assert "race_time[hock]: uni_7 against uni_5" in done.stdout

@@ -1,0 +1,170 @@
+"""`qm sweep` with real commands: settings, seeds, failures, going on, extending the grid, confirming the best."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from query_mutator.cli import main
+from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.sweep.plan import (
+    Trial,
+    command_of,
+    extended,
+    grid_settings,
+    parse_grid,
+    parse_ranges,
+    random_settings,
+    trials_of,
+)
+
+#: A trainer of one line: success is best at batch 512, throughput grows with the batch.
+TRAINER = """
+import json, math, os, sys
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+batch, seed = float(flags["--train-batch-size"]), int(flags["--seed"])
+if (os.environ.get("BROKEN"), seed) == ("yes", 2):
+    sys.exit("no memory left")
+noise = 0.01 * math.sin(7 * seed + batch)
+print("training ...")
+print(json.dumps({"success": 0.7 - 0.03 * (math.log2(batch) - 9) ** 2 + noise, "steps_per_s": batch}))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> list[str]:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINER)
+    return ["--", sys.executable, str(path)]
+
+
+def run_sweep(folder: Path, trainer: list[str], values: str, *options: str) -> dict[str, object]:
+    grid = ["--grid", f"train_batch_size={values}", "--jobs", "2", "--dir", str(folder)]
+    assert main(["sweep", *grid, *options, *trainer]) == 0
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_golden_middle_of_a_command(tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_sweep(tmp_path / "s", trainer, "64,128,512,2048,8192", "--confirm", "2")
+    said = capsys.readouterr().out
+    assert "The golden middle is at train_batch_size about" in said
+    assert "Confirmed with 2 fresh seeds: train_batch_size=512 has success 0.7" in said
+    assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
+    settings = {row["setting"]["train_batch_size"]: row for row in found["settings"]}  # type: ignore[attr-defined]
+    assert [batch for batch, row in settings.items() if row["on_front"]] == [512, 2048, 8192]
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
+    fresh = (tmp_path / "s" / "trials" / "train_batch_size=512,seed=5" / "command.txt").read_text()
+    assert fresh.strip().endswith("--train-batch-size 512 --seed 5")
+
+
+def test_an_edge_optimum_extends_the_grid(tmp_path: Path, trainer: list[str]) -> None:
+    found = run_sweep(tmp_path / "s", trainer, "32,64,128", "--extend", "4")
+    batches = [row["setting"]["train_batch_size"] for row in found["settings"]]  # type: ignore[attr-defined]
+    assert batches[:4] == [32, 64, 128, 256]
+    assert max(batches) >= 1024
+    assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
+
+
+def test_failures_are_seen_and_a_sweep_is_gone_on_with(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKEN", "yes")
+    with pytest.raises(TooManyFailuresError, match="3 of 9 trials failed; --retry-failed"):
+        run_sweep(tmp_path / "s", trainer, "128,512,2048")
+    told = capsys.readouterr()
+    assert told.err.count("failed (exit code 1): no memory left") == 3
+    assert "2 of 3" in told.out
+    monkeypatch.delenv("BROKEN")
+    before = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
+    run_sweep(tmp_path / "s", trainer, "128,512,2048", "--retry-failed")
+    after = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
+    assert after[: len(before)] == before
+    assert {json.loads(row)["seed"] for row in after[len(before) :]} == {2}
+    with pytest.raises(UsageError, match="another --dir"):
+        main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
+
+
+def test_a_trial_whose_time_runs_out_is_ended_with_all_it_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
+    command = ["sweep", "--grid", "x=1", "--seeds", "1", "--timeout-min", "0.02", "--dir", str(tmp_path / "s")]
+    with pytest.raises(UsageError, match="no trial has a number"):
+        main([*command, "--", sys.executable, "-c", child])
+    assert "timed out" in capsys.readouterr().err
+    grandchild = int((tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt").read_text())
+    state = Path(f"/proc/{grandchild}/stat")  # a process that ended may wait for someone to take note of it: Z
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grids = ["--grid", "train_batch_size=64,128", "--grid", "running-speed=160", "--seeds", "2"]
+    trainer = ["--", "python", "train_query_mutator.py", "--algo", "iqn"]
+    assert main(["sweep", *grids, "--dry-run", "--dir", str(tmp_path), *trainer]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "--algo iqn --train-batch-size 64 --running-speed 160 --seed 1 --save-dir" in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path) -> None:
+    code = (
+        f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
+        "from query_mutator.metrics import MetricsWriter\n"
+        "folder = Path(sys.argv[1]) / 'a-run'; folder.mkdir(); writer = MetricsWriter(folder)\n"
+        "last = 1000 * int(sys.argv[3])\n"
+        "for step in range(100, last + 1, 100):\n"
+        "    numbers = {'eval/success': step / 10_000 * float(sys.argv[2]), 'charts/SPS': 5.0}\n"
+        "    writer.write(numbers, step=step, wall_s=1)\n"
+    )
+    grid = ["--grid", "x=1,2,4", "--seeds", "2", "--dir", str(tmp_path / "s"), "--jobs", "2"]
+    assert main(["sweep", *grid, "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]) == 0
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [row["throughput"] for row in found["settings"]] == [5, 5, 5]
+    values = [row["values"] for row in found["settings"]]  # all read up to step 1000, where the shortest ended
+    assert values == [pytest.approx([0.08 * x] * 2) for x in (1, 2, 4)]
+
+
+def test_settings_of_grids_and_of_chance() -> None:
+    grid = parse_grid(["lr=1e-3,1e-2", "--train-batch-size=64"])
+    assert grid == {"lr": (1e-3, 1e-2), "train_batch_size": (64,)}
+    assert [trial.name for trial in trials_of(grid_settings(grid), seeds=2)][1:3] == [
+        "lr=0.01,train_batch_size=64,seed=1",
+        "lr=0.001,train_batch_size=64,seed=2",
+    ]
+    ranges = parse_ranges(["lr=1e-4:1e-2", "batch=8:512"])
+    drawn = random_settings(ranges, count=200)
+    assert drawn[:5] == random_settings(ranges, count=5)
+    assert all(1e-4 <= one["lr"] <= 1e-2 and one["batch"] in range(8, 513) for one in drawn)  # type: ignore[operator]
+    assert 80 < sum(one["lr"] < 1e-3 for one in drawn) < 120  # type: ignore[operator]
+    assert (extended((64, 512), "high"), extended((64, 512), "low"), extended(("a", "b"), "low")) == (4096, 8, None)
+    filled = command_of(Trial(setting={"x": 2}, seed=1), ["run", "--n={x}", "{dir}/{seed}"], Path("d"))
+    assert filled == ["run", "--n=2", "d/1"]
+
+
+def test_optuna_finds_the_neighbourhood_and_goes_on_where_it_was(tmp_path: Path, trainer: list[str]) -> None:
+    search = ["sweep", "--random", "train_batch_size=8:65536", "--sampler", "optuna", "--seeds", "1", "--jobs", "2"]
+    place = ["--dir", str(tmp_path / "s")]
+    for trials, rows in ((4, 4), (10, 10)):
+        assert main([*search, *place, "--trials", str(trials), *trainer]) == 0
+        assert len((tmp_path / "s" / "trials.jsonl").read_text().splitlines()) == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--grid", "x=1"], "no command is given"),
+        (["--", "run"], "either --grid"),
+        (["--grid", "x", "--", "run"], "write NAME=VALUE,VALUE"),
+        (["--random", "x=2:1", "--", "run"], "write NAME=LOW:HIGH"),
+        (["--grid", "x=1", "--metric", "succes", "--", "run"], "did you mean 'success'"),
+        (["--grid", "x=1", "--jobs", "0", "--", "run"], "at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        main(["sweep", *arguments])
