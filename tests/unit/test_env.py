@@ -93,6 +93,18 @@ def test_text_asked_before_is_not_asked_again(env: QueryMutationEnv) -> None:
     assert env.episode.calls == calls + 1
 
 
+def test_actions_that_lead_nowhere_are_closed(env: QueryMutationEnv) -> None:
+    columns = env.task.observer.slices["closed"]
+    obs, _ = env.reset(seed=0, options=KILL)
+    assert obs[columns].tolist() == [0, 0, 0, 1, 0]  # nothing to undo yet
+    obs = env.step(SPELLING)[0]  # another text
+    assert obs[columns].tolist() == [0, 0, 0, 0, 0]
+    obs = env.step(NEUTRAL)[0]  # changes nothing
+    assert obs[columns].tolist() == [0, 1, 0, 0, 0]
+    obs = env.step(UNDO)[0]
+    assert obs[columns].tolist() == [1, 0, 0, 1, 0]  # what spelling makes of it is known
+
+
 def test_episode_is_cut_off_after_its_steps(tiny_task: MakeTask, tiny_client: Client) -> None:
     env = QueryMutationEnv(tiny_task(max_episode_steps=2), client=tiny_client)
     env.reset(seed=0, options=KILL)

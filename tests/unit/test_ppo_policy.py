@@ -136,3 +136,27 @@ def test_a_policy_is_rebuilt_from_its_weights_alone(hidden_sizes: tuple[int, ...
 def test_other_contents_are_not_taken_for_a_policy(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not the weights of an actor-critic"):
         Policy.from_state_dict(state)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_closed_actions_are_not_taken(deterministic: bool) -> None:
+    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, closed=slice(2, 7))
+    obs = observations(400)
+    obs[:, 2:] = np.random.default_rng(1).random((400, NUM_ACTIONS)) < 0.6
+    obs[:, 2] = 0  # one stays open
+    acted = policy.frozen(deterministic=deterministic).act(obs, streams(400))
+    assert not obs[np.arange(400), 2 + acted.actions].any()
+    logits, _ = policy(torch.from_numpy(obs))
+    chosen = logits.log_softmax(-1).gather(1, torch.from_numpy(acted.actions)[:, None]).squeeze(1)
+    np.testing.assert_allclose(acted.logprobs, chosen.detach().numpy(), atol=1e-5)
+
+
+def test_closed_columns_are_saved_with_the_weights() -> None:
+    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, closed=slice(2, 7))
+    again = Policy.from_state_dict(policy.state_dict())
+    assert again.closed.tolist() == [2, 3, 4, 5, 6]
+
+
+def test_as_many_columns_as_actions() -> None:
+    with pytest.raises(ValueError, match="4 columns say which of 5 actions are closed"):
+        Policy(OBS_DIM, NUM_ACTIONS, closed=slice(3, 7))
