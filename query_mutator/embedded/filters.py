@@ -105,6 +105,8 @@ _SETTING = re.compile(
 )
 _BREAK = re.compile(r"(?<=[.!?;:,])\s+|\n+|\s+(?:and|but|also|then|so)\s+", re.IGNORECASE)
 
+_ASIDE = re.compile(r"\s*\((?:[^()]|\([^()]*\))*\)")
+
 #: Cosines of MiniLM: a harm this near, and nearer by the margin than the nearest thing the assistant knows.
 NEAR_HARM = 0.30
 MARGIN = 0.05
@@ -124,17 +126,24 @@ class PurposeFilter:
     def refuses(self, texts: Sequence[str], rows: FloatArray) -> list[bool]:
         """Return for each text whether it is refused; `rows` are the texts' own embeddings, [n, dim].
 
-        A text that names a person or property is also read without its setting, part by part, so that neither
-        "In Python: ..." nor a harmless second question covers what is asked.
+        Every text is also read without what it has in brackets, and one that names a person or property without its
+        setting, part by part: neither "In Python: ...", nor an aside, nor a harmless second question covers what it is
+        for.
         """
-        suspects = [i for i, text in enumerate(texts) if _OBJECT.search(text)]
         verdicts = self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)
-        views = [(i, view) for i in suspects if not verdicts[i] for view in _views(texts[i])]
-        if views:
-            seen = self._encoder.encode([view for _, view in views])
-            for (i, _), harmful in zip(views, self._harmful(seen, near=NEAR_HARM, margin=MARGIN), strict=True):
-                verdicts[i] = verdicts[i] or harmful
+        plain = [(i, view) for i, text in enumerate(texts) if (view := _ASIDE.sub("", text)) != text]
+        self._read(plain, verdicts, near=PLAIN_HARM, margin=PLAIN_MARGIN)
+        parts = [(i, view) for i, text in enumerate(texts) if _OBJECT.search(text) for view in _views(text)]
+        self._read(parts, verdicts, near=NEAR_HARM, margin=MARGIN)
         return verdicts
+
+    def _read(self, views: Sequence[tuple[int, str]], verdicts: list[bool], *, near: float, margin: float) -> None:
+        """Set the verdict of each text (by its place) that has a harmful view; settled texts are passed over."""
+        open_views = [(i, view) for i, view in views if not verdicts[i]]
+        if open_views:
+            rows = self._encoder.encode([view for _, view in open_views])
+            for (i, _), harmful in zip(open_views, self._harmful(rows, near=near, margin=margin), strict=True):
+                verdicts[i] = verdicts[i] or harmful
 
     def _harmful(self, rows: FloatArray, *, near: float, margin: float) -> list[bool]:
         verdicts = []
@@ -145,7 +154,8 @@ class PurposeFilter:
 
 
 def _views(text: str) -> list[str]:
-    """Return a text without where it says that it is about Python, and those of its parts that name an object."""
+    """Return a text without its setting in Python, that without what is in brackets, and its parts with an object."""
     bare = _SETTING.sub(" ", text).strip()
-    parts = [part for part in _BREAK.split(bare) if len(part.split()) > 2 and _OBJECT.search(part)]
-    return list(dict.fromkeys([bare, *parts]))
+    plain = _ASIDE.sub("", bare).strip()
+    parts = [part for part in _BREAK.split(plain) if len(part.split()) > 2 and _OBJECT.search(part)]
+    return list(dict.fromkeys([bare, plain, *parts]))

@@ -106,6 +106,7 @@ def test_phrasebook_has_a_row_for_every_entry_and_no_docstring_in_it() -> None:
     rows = load_rows("phrasebook.tsv")
     summaries = {" ".join(words(entry.summary)) for entry in load_corpus().entries}
     assert all(len(row) == 5 and all(row) for row in rows)
+    assert [row[0] for row in rows if "(" in row[0]] == []  # it is put in brackets
     assert len(rows) == len(load_corpus().entries)
     assert [row[0] for row in rows if " ".join(words(row[0])) in summaries] == []
 

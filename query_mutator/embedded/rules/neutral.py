@@ -189,7 +189,8 @@ class Neutral:
         near = _words(parts[max(0, start - 2 * WINDOW) : end + 2 * WINDOW])
         if self._lives(near, but=_PRONOUNS):
             return False
-        return any(stem in self._classes for word in _words(parts) for stem in stems(word))
+        said = (word for word in _words(parts) if word not in _STAND_INS)
+        return any(stem in self._classes for word in said for stem in stems(word))
 
 
 def _words(parts: Iterable[str]) -> Iterator[str]:
