@@ -6,6 +6,7 @@ python benchmarks/rollout_efficiency.py                                  sigma 0
 python benchmarks/rollout_efficiency.py --encoder all-MiniLM-L6-v2       the same, every text new to the encoder
 python benchmarks/rollout_efficiency.py --sigmas 1 --max-policy-lag 1    no wait for the update
 python benchmarks/rollout_efficiency.py --sigmas 1 --modes async,phase   against the phase-batched design
+python benchmarks/rollout_efficiency.py --sigmas 0 --slots 8 --modes async,sequential   against --no-batching
 python benchmarks/rollout_efficiency.py --ceiling                        calls a second at zero latency, model echo
 python benchmarks/rollout_efficiency.py --width                          512 environments, a second a call
 python benchmarks/rollout_efficiency.py --servers                        two servers of 8 slots; one dies half-way
@@ -61,7 +62,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sigmas", default="0,0.5,1", help="spreads of the latency, with commas")
-    add("--modes", default="async", help="async, phase, or both with a comma")
+    add("--modes", default="async", help="async, phase, sequential (--no-batching), several with commas")
     add("--encoder", default="hash", help="hash, or the sentence encoder's name")
     add("--max-policy-lag", type=int, default=0)
     add("--seeds", type=int, default=5, help="runs of each kind")
@@ -177,6 +178,7 @@ def train(arguments: argparse.Namespace, urls: Sequence[str], *, model: str, see
         flags += ["--batch-size", arguments.batch_size, "--num-processes", arguments.num_processes]
         flags += ["--num-steps", arguments.num_steps, "--num-env-steps", arguments.num_env_steps]
         flags += ["--no-evaluate", "--eval-interval", 0, "--cache", "off"]
+        flags += ["--no-batching"] if mode == "sequential" else []
         flags += ["--max-policy-lag", arguments.max_policy_lag] if arguments.max_policy_lag else []
         command = [sys.executable, __file__, "--child", mode, *map(str, flags)]
         done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=False)

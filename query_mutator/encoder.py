@@ -117,7 +117,10 @@ class Remember:
         return found
 
     def _learn(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        rows = self._inner.encode(texts)
+        return self.remember(texts, self._inner.encode(texts))
+
+    def remember(self, texts: Sequence[str], rows: FloatArray) -> dict[str, FloatArray]:
+        """Take rows [n, dim] computed before with these weights; return them by text."""
         learned = {text: row.copy() for text, row in zip(texts, rows, strict=True)}  # a view would keep its batch alive
         with self._memory_lock:
             self._rows.update(learned)

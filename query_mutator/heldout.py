@@ -9,14 +9,13 @@ import numpy as np
 
 from ppo.policy import FrozenPolicy
 from query_mutator.assemble import System
-from query_mutator.console import progress
 from query_mutator.data import guard_questions
-from query_mutator.encoder import Encoder
+from query_mutator.embedded.corpus import embed_documents
+from query_mutator.encoder import Encoder, Remember
 from query_mutator.evaluation import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
 from query_mutator.task import SUBMIT, Task
 from query_mutator.types import Question
 
-EMBED_CHUNK = 32  # texts between two updates of the progress bar
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
@@ -33,14 +32,10 @@ def greedy(policy: FrozenPolicy) -> MakeChooser:
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
-    """Have the encoder learn questions and references under a progress bar; it remembers them for later."""
-    texts = [text for question in questions for text in (question.text, question.reference) if text]
-    texts.sort(key=len)  # alike in length, so little padding
-    with progress("embedding questions", len(texts), unit="text", terminal_only=True) as bar:
-        for start in range(0, len(texts), EMBED_CHUNK):
-            chunk = texts[start : start + EMBED_CHUNK]
-            encoder.encode(chunk)
-            bar.update(len(chunk))
+    """Have the encoder remember questions and references, from the cache folder where they were embedded before."""
+    texts = sorted({text for question in questions for text in (question.text, question.reference) if text})
+    if isinstance(encoder, Remember) and texts:
+        encoder.remember(texts, embed_documents(texts, encoder, what="embedding questions"))
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:

@@ -136,7 +136,9 @@ def _dump() -> str:
     return done.stdout
 
 
-def embed_documents(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+def embed_documents(
+    texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None, what: str = "reading the standard library"
+) -> FloatArray:
     """Return one unit row per document, [n, dim], from the cache when these texts met these weights before."""
     key = _sha256(encoder.fingerprint, *texts)
     path = (cache or cache_dir()) / f"embeddings-{key[:24]}.npz"
@@ -146,7 +148,7 @@ def embed_documents(texts: Sequence[str], encoder: Encoder, *, cache: Path | Non
         pass
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         logger.warning("cached embeddings %s are damaged and are made again: %s", path, error)
-    rows = _encode_with_bar(texts, encoder)
+    rows = _encode_with_bar(texts, encoder, what)
     _write(path, lambda file: np.savez(file, rows=rows))
     return rows
 
@@ -159,12 +161,12 @@ def _read_rows(path: Path, *, shape: tuple[int, int]) -> FloatArray:
     return rows
 
 
-def _encode_with_bar(texts: Sequence[str], encoder: Encoder) -> FloatArray:
+def _encode_with_bar(texts: Sequence[str], encoder: Encoder, what: str) -> FloatArray:
     from tqdm import tqdm
 
     rows = np.empty((len(texts), encoder.dim), np.float32)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike in length, so little padding
-    with tqdm(total=len(texts), desc="reading the standard library", unit="doc", disable=None) as bar:
+    with tqdm(total=len(texts), desc=what, unit="text", disable=None) as bar:
         for start in range(0, len(order), _ENCODE_CHUNK):
             chunk = order[start : start + _ENCODE_CHUNK]
             rows[chunk] = encoder.encode([texts[i] for i in chunk])

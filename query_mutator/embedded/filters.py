@@ -112,6 +112,8 @@ NEAR_HARM = 0.30
 MARGIN = 0.05
 #: Without a person or property in sight the likeness must be plain.
 PLAIN_HARM = 0.50
+#: Below this nothing in a text is harmful, whatever else is in it.
+HINT_OF_HARM = 0.20
 PLAIN_MARGIN = 0.15
 
 
@@ -126,12 +128,15 @@ class PurposeFilter:
     def refuses(self, texts: Sequence[str], rows: FloatArray) -> list[bool]:
         """Return for each text whether it is refused; `rows` are the texts' own embeddings, [n, dim].
 
-        Every text is also read without what it has in brackets, and one that names a person or property without its
-        setting, part by part: neither "In Python: ...", nor an aside, nor a harmless second question covers what it is
-        for.
+        A text with a hint of harm is also read without what it has in brackets, and one that names a person or property
+        without its setting, part by part: neither "In Python: ...", nor an aside, nor a harmless second question covers
+        what it is for.
         """
         verdicts = self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)
-        plain = [(i, view) for i, text in enumerate(texts) if (view := _ASIDE.sub("", text)) != text]
+        hinted = [
+            i for i, row in enumerate(rows) if not verdicts[i] and float((self._harms @ row).max()) >= HINT_OF_HARM
+        ]
+        plain = [(i, view) for i in hinted if (view := _ASIDE.sub("", texts[i])) != texts[i]]
         self._read(plain, verdicts, near=PLAIN_HARM, margin=PLAIN_MARGIN)
         parts = [(i, view) for i, text in enumerate(texts) if _OBJECT.search(text) for view in _views(text)]
         self._read(parts, verdicts, near=NEAR_HARM, margin=MARGIN)
