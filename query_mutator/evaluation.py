@@ -36,7 +36,7 @@ from rl_query_mutator_env import QueryMutationEnv
 
 FloatArray = NDArray[np.float32]
 
-BEST_SINGLE_SAMPLE = 200  # training questions on which operators are compared
+BEST_SINGLE_SAMPLE = 120  # training questions on which operators are compared
 
 
 class Chooser(Protocol):
