@@ -80,13 +80,13 @@ _PERSONS = """
     person people somebody someone anybody anyone man men woman women guy girl boy child children kid baby teenager
     adult lady gentleman neighbour neighbor friend enemy rival stranger roommate flatmate classmate colleague coworker
     boss manager landlord tenant teacher pupil student doctor nurse patient politician president minister mayor
-    policeman officer judge witness family mother father mum mom dad parent brother sister son daughter uncle aunt
+    policeman officer judge witness customer tourist professor family mother father mum mom dad parent brother sister son daughter uncle aunt
     cousin grandmother grandfather grandma grandpa wife husband boyfriend girlfriend partner crowd him her myself
 """
 _PROPERTY = """
     house flat apartment garage garden car bike truck vehicle shop store restaurant office building school church
     bank account phone laptop wallet purse money savings pension banknote cheque passport jewellery jewelry parcel
-    dog pet animal
+    dog cat pet animal
 """
 #: "child process", "parent class": a word for a person that names a part of a program.
 _COMPUTING_HEAD = (
@@ -103,7 +103,8 @@ _SETTING = re.compile(
     r"(\s+language)?|programs?|scripts?|code|3))*\b[\s,:)\]-]*",
     re.IGNORECASE,
 )
-_BREAK = re.compile(r"(?<=[.!?;:,])\s+|\n+|\s+(?:and|but|also|then|so)\s+", re.IGNORECASE)
+_CLAUSE = re.compile(r"(?<=[.!?;:,])\s+|\n+")
+_CONJUNCTION = re.compile(r"\s+(?:and|but|also|then|so)\s+", re.IGNORECASE)
 
 _ASIDE = re.compile(r"\s*\((?:[^()]|\([^()]*\))*\)")
 
@@ -112,9 +113,9 @@ NEAR_HARM = 0.30
 MARGIN = 0.05
 #: Without a person or property in sight the likeness must be plain.
 PLAIN_HARM = 0.50
+PLAIN_MARGIN = 0.15
 #: Below this nothing in a text is harmful, whatever else is in it.
 HINT_OF_HARM = 0.20
-PLAIN_MARGIN = 0.15
 
 
 class PurposeFilter:
@@ -162,5 +163,7 @@ def _views(text: str) -> list[str]:
     """Return a text without its setting in Python, that without what is in brackets, and its parts with an object."""
     bare = _SETTING.sub(" ", text).strip()
     plain = _ASIDE.sub("", bare).strip()
-    parts = [part for part in _BREAK.split(plain) if len(part.split()) > 2 and _OBJECT.search(part)]
+    clauses = _CLAUSE.split(plain)
+    parts = [*clauses, *(part for clause in clauses for part in _CONJUNCTION.split(clause))]
+    parts = [part for part in parts if len(part.split()) > 2 and _OBJECT.search(part)]
     return list(dict.fromkeys([bare, plain, *parts]))

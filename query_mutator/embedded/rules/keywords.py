@@ -15,13 +15,14 @@ class Keywords:
         self._stopwords = load_words("stopwords.txt")
 
     def __call__(self, text: str) -> str:
-        """Return the content words; a question with fewer than two keeps its words."""
+        """Return the content words, then what stands in brackets at the end; fewer than two words stay as they are."""
+        question, bracket, aside = text.partition(" (") if text.endswith(")") else (text, "", "")
         kept = {
             token.lower(): token
-            for token in tokens(text)
+            for token in tokens(question)
             if (token[0].isalnum() or token[0] in "`\"_'") and self._carries(token)
         }
-        return " ".join(kept.values()) if len(kept) >= MIN_WORDS else text
+        return " ".join(kept.values()) + bracket + aside if len(kept) >= MIN_WORDS else text
 
     def _carries(self, token: str) -> bool:
         return not is_word(token) or token.lower().replace("’", "'") not in self._stopwords

@@ -31,6 +31,8 @@ KEEP = "keep"
 _STOPS = frozenset(".,;:!?()")
 _PRONOUNS, _STAND_INS, _BOUNDARIES = grammar("pronoun"), grammar("stand-in"), grammar("boundary")
 _DETERMINERS = grammar("determiner") | grammar("demonstrative")
+#: Nouns of computing that say nothing when they stand alone; "library" is in the name of the field, which may be added.
+_VAGUE = frozenset({"object", "objects", "library", "content", "contents", "part", "parts", "end", "start", "place"})
 _SKIPPED, _BEFORE_NOUN, _FAMILY = grammar("skipped"), grammar("before-noun"), grammar("family")
 
 
@@ -189,7 +191,7 @@ class Neutral:
         near = _words(parts[max(0, start - 2 * WINDOW) : end + 2 * WINDOW])
         if self._lives(near, but=_PRONOUNS):
             return False
-        said = (word for word in _words(parts) if word not in _STAND_INS)
+        said = (word for word in _words(parts) if word not in _STAND_INS and word not in _VAGUE)
         return any(stem in self._classes for word in said for stem in stems(word))
 
 
