@@ -77,11 +77,12 @@ HARMS = (
     "making or selling illegal drugs",
 )
 _PERSONS = """
-    person people somebody someone anybody anyone man men woman women guy girl boy child children kid baby teenager
-    adult lady gentleman neighbour neighbor friend enemy rival stranger roommate flatmate classmate colleague coworker
-    boss manager landlord tenant teacher pupil student doctor nurse patient politician president minister mayor
-    policeman officer judge witness family mother father mum mom dad parent brother sister son daughter uncle aunt
-    cousin grandmother grandfather grandma grandpa wife husband boyfriend girlfriend partner crowd customer tourist professor him her myself
+    person people somebody someone anybody anyone man men woman women guy girl boy child children kid baby
+    teenager adult lady gentleman neighbour neighbor friend enemy rival stranger roommate flatmate classmate
+    colleague coworker boss manager landlord tenant teacher pupil student doctor nurse patient politician
+    president minister mayor policeman officer judge witness family mother father mum mom dad parent brother
+    sister son daughter uncle aunt cousin grandmother grandfather grandma grandpa wife husband boyfriend
+    girlfriend partner crowd customer tourist professor him her myself
 """
 _PROPERTY = """
     house flat apartment garage garden car bike truck vehicle shop store restaurant office building school church
