@@ -10,6 +10,7 @@ from query_mutator.embedded.rules.expand import Expand
 from query_mutator.embedded.rules.filler import Filler
 from query_mutator.embedded.rules.grammar import repair
 from query_mutator.embedded.rules.imperative import Imperative
+from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.keywords import Keywords
 from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.merge import Merge
@@ -18,7 +19,9 @@ from query_mutator.embedded.rules.phrasebook import Phrasebook
 from query_mutator.embedded.rules.slang import Slang
 from query_mutator.embedded.rules.spelling import Spelling
 from query_mutator.embedded.rules.split import first_part
+from query_mutator.embedded.rules.tables import load_words
 from query_mutator.embedded.rules.terms import Terms
+from query_mutator.embedded.rules.text import words
 
 DOMAIN = "Python's standard library"
 
@@ -49,7 +52,7 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
         "neutral": neutral,
         "filler": Filler(lexicon),
         "imperative": Imperative(lexicon),
-        "keywords": Keywords(),
+        "keywords": _unless_about_people(Keywords()),
         "first_part": first_part,
         "grammar": repair,
         "expand": Expand(phrasebook),
@@ -57,8 +60,18 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)
     merge = Merge(clean=lambda text: neutral(spelling(text)))
-    rules["merge"] = lambda task: merge(task.question, task.neighbour)
+    rules["merge"] = lambda task: _unless_about_people(lambda text: merge(text, task.neighbour))(task.question)
     return rules
+
+
+def _unless_about_people(rule: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a rule that leaves a text alone that names a person, an animal or property: whom it is about must stay."""
+    living = load_words("living.txt")
+
+    def carry_out(text: str) -> str:
+        return text if any(stem in living for word in words(text) for stem in stems(word)) else rule(text)
+
+    return carry_out
 
 
 def _on_question(rule: Callable[[str], str]) -> Rule:
