@@ -30,7 +30,7 @@ VOCABULARY = 1200
 LAYERS, WIDTH, HEADS = 2, 128, 2
 POSITIONS = 320
 LOOKED_UP = "expand,merge,keywords,first_part"  # operators that add what the question does not say, or take it away
-LONGEST_COPY = 150  # characters of a document
+LONGEST_COPY = 30  # words
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="runs/latest", help="run folder to distil")
     parser.add_argument("--out", default="runs/rewriter", help="folder for everything made on the way")
-    parser.add_argument("--copies", type=int, default=16_000, help="rows to repeat")
+    parser.add_argument("--copies", type=int, default=12_000, help="rows to repeat")
     parser.add_argument("--repeats", type=int, default=16, help="how often each exported row comes")
     flags = parser.parse_args()
     out = Path(flags.out)
@@ -73,17 +73,18 @@ def make_model(texts: list[str], folder: Path) -> None:
 
 
 def write_mixture(rows: list[dict[str, Any]], documents: list[str], path: Path, *, copies: int, repeats: int) -> None:
-    """Write each exported row `repeats` times, and rows whose answer is the question: words, documents, questions."""
+    """Write each exported row `repeats` times, and rows whose answer is the question: documents, and words at random.
+
+    What is repeated comes from documents and rewrites alone: a question's own words may be those to replace.
+    """
     rng = np.random.default_rng(0)
-    questions = [row["instruction"] for row in rows]
-    words = sorted({word for text in [*questions, *documents] for word in text.split()})
+    words = sorted({word for text in [*documents, *(row["response"] for row in rows)] for word in text.split()})
     pairs = [(row["instruction"], row["response"]) for row in rows for _ in range(repeats)]
     for kind in rng.random(copies):
-        if kind < 0.4:
-            text = " ".join(rng.choice(words, size=int(rng.integers(3, 20))))
+        if kind < 0.5:
+            text = " ".join(rng.choice(words, size=int(rng.integers(3, LONGEST_COPY))))
         else:
-            texts = documents if kind < 0.7 else questions
-            text = texts[int(rng.integers(len(texts)))][:LONGEST_COPY]
+            text = " ".join(" ".join(rng.choice(documents, size=2)).split()[:LONGEST_COPY])
         pairs.append((text, text))
     with path.open("w", encoding="utf-8") as file:
         for number, (asked, answer) in enumerate(pairs):
