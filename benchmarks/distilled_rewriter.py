@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="runs/latest", help="run folder to distil")
     parser.add_argument("--out", default="runs/rewriter", help="folder for everything made on the way")
-    parser.add_argument("--copies", type=int, default=12_000, help="rows to repeat")
+    parser.add_argument("--copies", type=int, default=8_000, help="rows to repeat")
     parser.add_argument("--repeats", type=int, default=16, help="how often each exported row comes")
     flags = parser.parse_args()
     out = Path(flags.out)
