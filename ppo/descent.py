@@ -7,10 +7,17 @@ A small network has many small parameters, and what clipping and Adam cost is ca
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class GradNorms(NamedTuple):
+    """Norms of one gradient, each measured on what it names."""
+
+    before: Tensor  # as the loss gave it
+    after: Tensor  # as Adam got it
 
 
 class FlatAdam:
@@ -26,14 +33,15 @@ class FlatAdam:
             parameter.data = piece.view_as(parameter)
         self._adam = torch.optim.Adam([self._flat], lr=lr, eps=eps, fused=True)
 
-    def descend(self, loss: Tensor) -> Tensor:
-        """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norm before clipping."""
+    def descend(self, loss: Tensor) -> GradNorms:
+        """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norms."""
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([piece.flatten() for piece in gradients])  # [P]
         norm: Tensor = torch.linalg.vector_norm(gradient)
         self._flat.grad = gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        after: Tensor = torch.linalg.vector_norm(gradient)
         self._adam.step()
-        return norm
+        return GradNorms(norm, after)
 
     def set_lr(self, lr: float) -> None:
         """Use step size `lr` from here on."""
