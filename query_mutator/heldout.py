@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ppo.policy import Acting
 from query_mutator.assemble import System
 from query_mutator.data import guard_questions
 from query_mutator.embedded.corpus import embed_documents
 from query_mutator.encoder import Encoder, Remember
 from query_mutator.evaluation import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
-from query_mutator.learners import Acting
 from query_mutator.task import SUBMIT, Task
 from query_mutator.types import Question
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from query_mutator.config import settings_of
 from query_mutator.errors import CheckpointError
@@ -15,6 +12,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from ppo.algorithm import PPO
+    from ppo.policy import Acting
     from query_mutator.bandit import Bandit
     from query_mutator.checkpoint import Checkpoint
     from query_mutator.config import TrainConfig
@@ -22,23 +20,6 @@ if TYPE_CHECKING:
     from query_mutator.task import Task
 
     AnyLearner: TypeAlias = PPO | IQN | Bandit
-
-FloatArray = NDArray[np.float32]
-
-
-class Chosen(Protocol):
-    """What was decided for n observations."""
-
-    @property
-    def actions(self) -> NDArray[np.int64]:
-        """Return the actions [n]."""
-
-
-class Acting(Protocol):
-    """A policy as it stood: all that evaluation and rewriting need."""
-
-    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Chosen:
-        """Return actions for observations [n, O]; `greedy` draws nothing."""
 
 
 def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> AnyLearner:

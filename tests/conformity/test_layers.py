@@ -38,7 +38,7 @@ ALLOWED = {
     "console": BASE,
     "flags": BASE,
     "config": BASE | {"flags", "iqn"},
-    "iqn": BASE | {"iqn"},
+    "iqn": BASE | {"iqn", "console", "flags"},
 }
 TOP_LEVEL = {
     "train_query_mutator",
