@@ -133,8 +133,9 @@ class Collector:
         self._send(ready[self._part[ready] < len(self._parts)])
 
     def _store(self, envs: NDArray[np.int64], next_obs: FloatArray, columns: dict[str, Any]) -> None:
-        for number in np.unique(self._part[envs]).tolist():
-            rows = self._part[envs] == number
+        numbers = self._part[envs]  # as they were: an environment that fills its part must not be stored in the next
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
             part, chosen = self._parts[number], envs[rows]
             part.buffer.add(
                 chosen,

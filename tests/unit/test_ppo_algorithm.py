@@ -96,7 +96,7 @@ def test_a_reached_target_kl_ends_the_passes() -> None:
     def passes(target_kl: float | None) -> float:
         ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, ppo_epoch=5, lr=0.1, target_kl=target_kl))
         ppo.update(*bandit_rollout(ppo))
-        return float(ppo.optimizer.state_dict()["state"][0]["step"]) / CONFIG.num_mini_batch
+        return float(ppo.optimizer.state_dict()["steps"]) / CONFIG.num_mini_batch
 
     assert passes(None) == 5
     assert passes(1e-4) == 1
