@@ -8,10 +8,17 @@ because torch's class loads its compiler when it is made, which takes seconds.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class GradNorms(NamedTuple):
+    """Norms of one gradient, each measured on what it names."""
+
+    before: Tensor  # as the loss gave it
+    after: Tensor  # as Adam got it
 
 
 class FlatAdam:
@@ -38,13 +45,15 @@ class FlatAdam:
         self._steps = 0
         self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)  # [P] of gradients
 
-    def descend(self, loss: Tensor) -> Tensor:
-        """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norm before clipping."""
+    def descend(self, loss: Tensor) -> GradNorms:
+        """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norms."""
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([piece.flatten() for piece in gradients])  # [P]
         norm: Tensor = torch.linalg.vector_norm(gradient)
-        self._adam(gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)))
-        return norm
+        gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        after: Tensor = torch.linalg.vector_norm(gradient)
+        self._adam(gradient)
+        return GradNorms(norm, after)
 
     @torch.no_grad()
     def _adam(self, gradient: Tensor) -> None:
