@@ -163,15 +163,13 @@ class Collector:
 
     def _journaled(self, acted: ActOutput, envs: NDArray[np.int64], journal: Journal) -> ActOutput:
         """Return what was done here before the run was ended, and write down what was not."""
-        actions = acted.actions.copy()
-        for row, env in enumerate(envs.tolist()):
-            step = self._envs.envs[env].total_steps
-            known = journal.action(env, step)
-            if known is None:
-                journal.write_action(env, step, int(actions[row]))
-            else:
-                actions[row] = known
-        if (actions == acted.actions).all():
+        chosen = acted.actions.tolist()
+        steps = [(env, self._envs.envs[env].total_steps) for env in envs.tolist()]
+        known = [journal.action(*step) for step in steps]
+        new = [(*step, action) for step, action, before in zip(steps, chosen, known, strict=True) if before is None]
+        journal.write_actions(new)
+        actions = np.array([old if old is not None else action for old, action in zip(known, chosen, strict=True)])
+        if len(new) == len(steps) or (actions == acted.actions).all():
             return acted
         return acted._replace(actions=actions, logprobs=self._ppo.frozen.logprobs(self._obs[envs], actions))
 

@@ -106,6 +106,11 @@ class Remember:
             found.update(self._learn(missing))
         return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
+    def recall(self, texts: Sequence[str]) -> FloatArray | None:
+        """Return the rows [n, dim] of texts seen before, None when one of them is new."""
+        found = self._recall(texts) if texts else {}
+        return np.stack([found[text] for text in texts]) if found and all(text in found for text in texts) else None
+
     def _recall(self, texts: Sequence[str]) -> dict[str, FloatArray]:
         found: dict[str, FloatArray] = {}
         with self._memory_lock:
