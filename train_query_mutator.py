@@ -332,9 +332,11 @@ class Trainer:
         """Say once when the server works on fewer calls at once than it is sent."""
         from query_mutator.llm.probe import slots_advice, slots_under_load
 
+        if self.has_advised:
+            return
         in_flight = min(self.config.calls_in_flight, self.config.num_processes)
         calls = self.runlog.calls
-        if self.has_advised or calls.calls < ADVICE_AFTER_CALLS * in_flight:
+        if calls.calls < ADVICE_AFTER_CALLS * in_flight:
             return
         self.has_advised = True
         kind = self.system.choice.kind
