@@ -324,6 +324,7 @@ class Trainer:
         return None
 
     def _add_steps(self, infos: dict[str, Any], ended: BoolArray, valid: BoolArray) -> None:
+        self.run_dir.write_records()
         self.runlog.add_steps(infos, ended)
         self.failures.add(valid)
         self._advise()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from json import JSONEncoder, loads
@@ -62,7 +61,6 @@ class Journal:
         self._on_replay = on_replay
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
-        self._lock = threading.Lock()  # guards the file while another is begun
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             steps = self._steps()
@@ -111,14 +109,17 @@ class Journal:
 
     def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
         """Append environment, step and action of steps that begin."""
-        self._append("".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions))
+        self._append(
+            "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
+        )
 
     def begin(self, env_steps: int) -> None:
         """Write what follows to a file of its own, after having the present one on the disk itself."""
-        with disk_errors(self._folder), self._lock:
+        with disk_errors(self._folder):
             os.fsync(self._file)
-            os.close(self._file)
-            self._file = self._open(env_steps)
+            following = self._open(env_steps)
+            os.dup2(following, self._file, inheritable=False)  # in one go: nobody who writes has to wait
+            os.close(following)
 
     def drop_before(self, env_steps: int) -> None:
         """Remove what happened before a checkpoint that is no longer needed to go on from."""
@@ -129,10 +130,9 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def _steps(self) -> list[int]:
         found = (_SEGMENT.fullmatch(path.name) for path in self._folder.iterdir())
@@ -146,11 +146,12 @@ class Journal:
 
     def _append(self, lines: str) -> None:
         left = lines.encode()
-        with disk_errors(self._folder), self._lock:
-            if self._file < 0:  # the run is ending: nobody will use what came
-                return
-            while left:
+        try:
+            while left and self._file >= 0:  # below: the run is ending, nobody will use what came
                 left = left[os.write(self._file, left) :]
+        except OSError as error:
+            with disk_errors(self._folder):
+                raise error from None
 
     def _remember(self, entry: dict[str, Any]) -> None:
         env, step = entry["env"], entry["step"]

@@ -101,7 +101,7 @@ class Observer:
         self._best = self.slices["similarity"].stop - 1
 
     def draw(self, sight: Sight) -> FloatArray:
-        """Return an observation [O] to which `Moment` is missing: zeros stand there. An attempt is seen several times."""
+        """Return an observation [O] with zeros for what a `Moment` says; an attempt is seen several times."""
         obs = np.zeros(self.size, dtype=np.float32)
         put = self.slices
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)

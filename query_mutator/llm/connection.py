@@ -15,13 +15,13 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 from query_mutator.llm.address import Route
 from query_mutator.llm.replies import IncomingReply, Reply
 
 CONNECT_TIMEOUT_S = 10.0
-#: A wait on a plain socket ends after this long and is begun again until the deadline: the timeout of the socket stays as
+#: A wait on a plain socket ends after this long and is begun again until the deadline: so the socket's timeout stays as
 #: it is from call to call, which spares a short call half of its system calls.
 TICK_S = 1.0
 
@@ -54,12 +54,15 @@ class Connection:
         Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException
         for a reply that is cut or unreadable.
         """
-        with self._closing_on_failure():
+        is_whole = False
+        try:
             incoming = self._ask(method, path, body, deadline, retry_count)
             reply = Reply(incoming.status, incoming.headers, incoming.read())
-            if incoming.will_close:
-                self.close()
+            is_whole = not incoming.will_close
             return reply
+        finally:
+            if not is_whole:
+                self.close()
 
     def stream(
         self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
@@ -93,14 +96,6 @@ class Connection:
         sock, self._sock, self._wire, self._reader = self._sock, None, None, None
         if sock is not None:
             sock.close()
-
-    @contextlib.contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def _ask(
         self, method: str, path: str, body: bytes | None, deadline: float, retry_count: int | None

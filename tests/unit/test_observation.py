@@ -29,9 +29,7 @@ SIGHT = Sight(
     first_refused=False,
     first_not_sure=True,
 )
-MOMENT = Moment(
-    best_fit=0.25, step_fraction=0.4, used=[False, True, False], closed=[True, False, False, True, False]
-)
+MOMENT = Moment(best_fit=0.25, step_fraction=0.4, used=[False, True, False], closed=[True, False, False, True, False])
 
 
 def test_every_slice_holds_what_its_line_says() -> None:
