@@ -90,7 +90,8 @@ class OffPolicyFlags(ReplayFlags):
     """What the trainer's off-policy learners take besides: collectors, and the bandit's two knobs."""
 
     num_collectors: int = 8
-    """Threads that collect for the one off-policy learner; they share the environments evenly."""
+    """Threads that collect for the one off-policy learner; they share the environments evenly, and are no more than
+    those."""
     max_update_debt: int = 8
     """Gradient steps the learner may be behind before collectors wait for it; large numbers let the achieved
     replay ratio fall below the one asked for."""
