@@ -41,8 +41,6 @@ class Args(IQNConfig):
     """Times a transition is learned from on average."""
     learning_starts: int = 1000
     """Transitions to gather before the first gradient step."""
-    use_linear_lr_decay: bool = True
-    """Lower the step size linearly towards 0 over the run."""
     torch_threads: int = 1
     """Threads torch computes with; networks this small are fastest with one."""
     eval_episodes: int = 100
