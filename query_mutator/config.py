@@ -54,7 +54,7 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
     algo: Literal["ppo", "iqn", "bandit"] = "ppo"
     """Who learns: PPO from each rollout once, IQN from a replay many times, or a contextual bandit (LinUCB)."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
-    """Step size of Adam at the start of the run; IQN keeps it, PPO lowers it with --use-linear-lr-decay."""
+    """Step size of Adam at the start of the run."""
     gamma: float = 0.9
     """Discount of a reward one step later; episodes are a few steps long."""
     max_policy_lag: int = 0

@@ -121,7 +121,9 @@ class IQNConfig(ReplayFlags):
     num_processes: Annotated[int, arg(aliases=["--num-envs"])] = 8
     """Environments; each has a random stream of its own."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 1e-3
-    """Adam's step size, the same throughout: what is learned first is learned again and again."""
+    """Adam's step size at the start."""
+    use_linear_lr_decay: Annotated[bool, arg(aliases=["--anneal-lr"])] = True
+    """Lower the step size linearly towards 0 over the run."""
     gamma: float = 0.99
     """Discount of a reward one step later."""
     max_grad_norm: float = 10.0

@@ -118,6 +118,7 @@ class IQN:
         beta = config.per_beta + (1.0 - config.per_beta) * self._progress
         sample = self.replay.sample(config.train_batch_size, beta=beta)
         step = self._loss(sample)
+        self.optimizer.set_lr(self._lr)
         norms = self.optimizer.descend((sample.weights.to(self.device) * step.losses).mean())
         self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
         self._move_target()
@@ -132,6 +133,10 @@ class IQN:
     @property
     def _progress(self) -> float:
         return min(1.0, self.env_steps / max(1, self.config.total_steps))
+
+    @property
+    def _lr(self) -> float:
+        return self.config.lr * (1.0 - self._progress if self.config.use_linear_lr_decay else 1.0)
 
     def _taus(self) -> Tensor:
         """Return quantiles [K], drawn in pairs tau and 1 - tau, whose mean is a half; all samples of a step share them.
@@ -161,7 +166,7 @@ class IQN:
         return {
             **learned,
             "rl/epsilon": self.epsilon,
-            "charts/learning_rate": config.lr,
+            "charts/learning_rate": self._lr,
             "perf/replay_ratio_requested": config.replay_ratio,
             "perf/replay_ratio_achieved": self.samples_learned / max(1, self.replay.added),
             "perf/updates_per_sample": self.gradient_steps / max(1, self.replay.added),
@@ -206,7 +211,6 @@ class IQN:
         except RuntimeError as error:
             raise ValueError(f"the checkpoint's network has other sizes: {error}") from error
         self.optimizer.load_state_dict(state["optimizer"])
-        self.optimizer.set_lr(self.config.lr)
         self.replay.load_state_dict(state["replay"])
         self.replay.rng.bit_generator.state = state["rng"]["replay"]
         self.nstep.load_state_dict(state["pending"])
