@@ -24,7 +24,7 @@ _SHARES = {
     "per_beta": 0.4,
     "epsilon_start": 1.0,
     "epsilon_end": 0.05,
-    "epsilon_fraction": 0.5,
+    "epsilon_fraction": 1.0,
 }
 
 
@@ -35,7 +35,7 @@ class ReplayFlags:
     train_batch_size: int = 512
     """Transitions in one gradient step of the off-policy learner; has nothing to do with --batch-size, which is the
     number of model calls in flight."""
-    replay_ratio: float = 128.0
+    replay_ratio: float = 64.0
     """Times a transition is learned from on average; what was really achieved is logged beside it."""
     replay_size: int = 100_000
     """Transitions kept; the oldest make room for new ones."""
@@ -55,7 +55,7 @@ class ReplayFlags:
     """Share of actions drawn at random (among those open) at the start."""
     epsilon_end: float = 0.05
     """The same from --epsilon-fraction of the run on."""
-    epsilon_fraction: float = 0.5
+    epsilon_fraction: float = 1.0
     """Share of the run over which it falls, linearly."""
     num_quantiles: int = 8
     """Quantiles drawn for each sample of a gradient step, of the prediction and of its target."""
