@@ -13,10 +13,14 @@ import torch
 
 from query_mutator.checkpoint import read_checkpoint
 from query_mutator.cli import main as qm_main
+from query_mutator.config import parse_config
 from query_mutator.console import exit_code
+from query_mutator.embedded.faults import FaultPlan
+from query_mutator.embedded.server import start_server
 from query_mutator.jsonlines import read_json_lines
 from query_mutator.metrics import METRICS
-from tests.integration.test_interrupt import started, wait_until
+from tests.conftest import Librarian, Softener
+from tests.integration.test_interrupt import ROOT, started, wait_until
 from train_query_mutator import main
 
 LEARNERS = ["iqn", "bandit"]
@@ -153,6 +157,35 @@ def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.Cap
 def test_one_call_at_a_time_whatever_the_collectors(tiny_flags: list[str], tmp_path: Path) -> None:
     assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-batching", "--no-evaluate") == 0
     assert len(rows(the_run(tmp_path), "transcripts")) == 64
+
+
+def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = FaultPlan(0.6, kinds=("500",), seed=2)
+    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
+        flags = [*SMALL, "--algo", "iqn", "--ollama-url", server.url, "--eval-interval", "0", "--max-retries", "0"]
+        assert train(*tiny_flags[2:], *flags, "--num-env-steps", "640", "--num-steps", "40") == 3
+    error = capsys.readouterr().err
+    assert "calls failed" in error or "no question could be put" in error
+    assert read_checkpoint(the_run(tmp_path)).algo == "iqn"
+
+
+def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_path: Path) -> None:
+    faults = FaultPlan(0.2, kinds=("500",), seed=2)
+    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
+        flags = [*SMALL, "--algo", "bandit", "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
+        assert train(*tiny_flags[2:], *flags, "--max-retries", "0", "--max-failure-rate", "1") == 0
+    invalid = sum(not row["valid"] for row in rows(the_run(tmp_path), "transcripts"))
+    last = rows(the_run(tmp_path), "metrics")[-1]
+    assert invalid > 0
+    assert last["llm/invalid_steps"] == invalid
+    assert last["counters/samples_learned"] == 64 - invalid
+
+
+def test_example_is_a_run_of_iqn() -> None:
+    config = parse_config(["--config", str(ROOT / "examples" / "iqn_run.json")])
+    assert (config.algo, config.total_steps) == ("iqn", 1408)
 
 
 def test_interrupted_run_leaves_a_checkpoint_to_go_on_from(tiny_flags: list[str], tmp_path: Path) -> None:
