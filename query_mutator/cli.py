@@ -291,12 +291,10 @@ class _Policy:
     """A trained policy with the models it needs, ready to play."""
 
     def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
-        from ppo.policy import Policy
+        from query_mutator.learners import frozen_policy
 
         self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
-        self.frozen = Policy.from_state_dict(checkpoint.learner["policy"]).frozen(
-            deterministic=bool(checkpoint.system.deterministic)
-        )
+        self.frozen = frozen_policy(checkpoint)
 
 
 @contextmanager

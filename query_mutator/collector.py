@@ -119,7 +119,7 @@ class Collector:
         if stepped.any():
             infos = rows_of(infos, stepped)
             ended = (terminations[stepped], truncations[stepped])
-            valid = _valid(infos)
+            valid = carried_out(infos)
             columns = {
                 "rewards": rewards[stepped],
                 "terminations": ended[0],
@@ -133,8 +133,9 @@ class Collector:
         self._send(ready[self._part[ready] < len(self._parts)])
 
     def _store(self, envs: NDArray[np.int64], next_obs: FloatArray, columns: dict[str, Any]) -> None:
-        for number in np.unique(self._part[envs]).tolist():
-            rows = self._part[envs] == number
+        numbers = self._part[envs]  # as they were: an environment that fills its part must not be stored in the next
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
             part, chosen = self._parts[number], envs[rows]
             part.buffer.add(
                 chosen,
@@ -182,7 +183,7 @@ class Collector:
         return values
 
 
-def _valid(infos: dict[str, Any]) -> NDArray[np.bool_]:
+def carried_out(infos: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which steps [n] were carried out; that of a step which ended an episode is in `final_info`."""
     going_on, ended = infos.get("valid", False), infos.get("final_info", {}).get("valid", False)
     return np.asarray(going_on | ended, dtype=np.bool_)

@@ -15,6 +15,7 @@ from query_mutator.console import exit_code
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.jsonlines import read_json_lines
 from tests.conftest import Librarian, Softener
+from tests.integration.embedded_http import until
 from train_query_mutator import main
 
 
@@ -95,7 +96,6 @@ def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Pa
     assert row["llm/tokens_saved"] >= 0
 
 
-@pytest.mark.xfail(strict=False, reason="once, on a loaded machine, 159 of 160 rows were there; not understood yet")
 def test_lagging_policy_takes_as_many_steps_and_logs_its_age(
     flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -119,5 +119,4 @@ def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: Embedde
     threads, files = held()
     for _ in range(3):
         train(*flags, "--ollama-url", server.url)
-    assert held()[0] <= threads
-    assert held()[1] <= files + 2  # connections that the server has not yet seen closed
+    until(lambda: held()[0] <= threads and held()[1] <= files)  # the server sees connections closed a little later
