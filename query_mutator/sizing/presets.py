@@ -21,6 +21,8 @@ from query_mutator.sizing.act import Views, act
 from query_mutator.sizing.memory import Workload
 from query_mutator.sizing.networks import GPT, IQNConv, resnet18_trunk
 
+OBS, ACTIONS = 32, 14  # of the trainer, as it comes
+
 PRESETS: Registry[Callable[..., Workload]] = Registry("preset")
 
 
@@ -114,21 +116,58 @@ def policy() -> Workload:
     """Return an update of the trainer's own policy: minibatches of PPO on its default observation."""
     from ppo.policy import Policy
 
-    def build() -> nn.Module:
-        with _disable_current_modes():  # its layers are drawn on another device and moved, which fake tensors cannot be
-            made: nn.Module = Policy(32, 14)
-        for module in made.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
-        return made
-
     def loss(module: nn.Module, obs: Tensor) -> Tensor:
         logits, value = module(obs)
         surrogate: Tensor = -torch.log_softmax(logits, dim=-1).mean()
         error: Tensor = value.square().mean()
         return surrogate + error
 
-    return Workload(name="policy", build=build, batch=lambda size: (torch.randn(size, 32),), loss=loss)
+    return Workload(
+        name="policy",
+        build=lambda: _drawn_elsewhere(lambda: Policy(OBS, ACTIONS)),
+        batch=lambda size: (torch.randn(size, OBS),),
+        loss=loss,
+    )
+
+
+def iqn() -> Workload:
+    """Return a gradient step of `--algo iqn`: its own network and loss, with the target network beside it."""
+    from query_mutator.iqn.loss import quantile_huber_loss
+    from query_mutator.iqn.network import QuantileNetwork
+
+    quantiles = 8
+
+    def values(found: Tensor, actions: Tensor) -> Tensor:
+        return found.gather(2, actions[:, None, None].expand(-1, quantiles, 1))[..., 0]
+
+    def loss(module: control.Targeted, obs: Tensor, next_obs: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
+        taus = torch.rand(quantiles)
+        with torch.no_grad():
+            following = module.online(next_obs, taus).mean(1).argmax(1)
+            target = returns[:, None] + values(module.target(next_obs, taus), following)
+        predicted = values(module.online(obs, taus), actions)
+        return quantile_huber_loss(predicted, target, taus, kappa=1.0).mean()
+
+    def batch(size: int) -> tuple[Tensor, ...]:
+        actions = torch.zeros(size, dtype=torch.int64)
+        return torch.randn(size, OBS), torch.randn(size, OBS), actions, torch.randn(size)
+
+    return Workload(
+        name="iqn",
+        build=lambda: control.Targeted(_drawn_elsewhere(lambda: QuantileNetwork(OBS, ACTIONS))),
+        batch=batch,
+        loss=loss,
+    )
+
+
+def _drawn_elsewhere(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a module whose own weights are drawn with a generator, which fake tensors cannot be, with fake weights."""
+    with _disable_current_modes():
+        made = make()
+    for module in made.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+    return made
 
 
 def act_views(*, cameras: int = 1, resolution: tuple[int, int] = (480, 640)) -> Workload:
@@ -138,6 +177,7 @@ def act_views(*, cameras: int = 1, resolution: tuple[int, int] = (480, 640)) -> 
 
 _PLAIN: dict[str, Callable[..., Workload]] = {
     "policy": policy,
+    "iqn": iqn,
     "mlp": mlp,
     "gpt": gpt,
     "iqn-conv": iqn_conv,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from query_mutator.cli import main
 from query_mutator.errors import UsageError
+from query_mutator.sizing import control
 from query_mutator.sizing.allocator import MIB, CachingAllocator, reserved_peak
 from query_mutator.sizing.calibration import Calibration
 from query_mutator.sizing.command import vram_bytes
@@ -56,7 +57,8 @@ CASES = {
     "gpt accumulating": (gpt(SMALL), 4, replace(CPU, accumulate=2)),
     "gpt half frozen": (gpt(SMALL), 8, replace(CPU, frozen=("blocks",))),
     "gpt SGD": (gpt(SMALL), 8, replace(CPU, optimizer="sgd")),
-    "iqn": (iqn_conv(), 16, CPU),
+    "iqn on pictures": (iqn_conv(), 16, CPU),
+    "dqn": (control.dqn(pictures=False), 256, CPU),
 }
 
 
