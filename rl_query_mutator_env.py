@@ -14,6 +14,7 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsInt
@@ -30,7 +31,7 @@ from query_mutator.journal import CallSite, Journal
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import retry_delay_s
-from query_mutator.observation import Sight
+from query_mutator.observation import Moment, Sight
 from query_mutator.rewards import Evidence, is_not_sure, is_refusal
 from query_mutator.scheduling import (
     Call,
@@ -96,6 +97,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_episodes = 0
         self.invalid_steps = 0
         self._order: list[int] = []
+        self._drawn: tuple[Attempt, FloatArray] | None = None  # the attempt last seen, and what is seen of it
 
     # --- gymnasium's interface -------------------------------------------------------------------------------------
 
@@ -265,24 +267,31 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _observe(self) -> FloatArray:
         assert self.episode is not None
         episode = self.episode
-        current, first = episode.current, episode.first
-        return self.task.observer(
-            Sight(
-                original=first.text,
-                current=current.text,
-                original_vector=first.text_vector,
-                current_vector=current.text_vector,
-                answer_vector=current.answer_vector,
-                best_fit=episode.best.fit,
-                refused=is_refusal(current.answer),
-                not_sure=is_not_sure(current.answer),
-                first_refused=is_refusal(first.answer),
-                first_not_sure=is_not_sure(first.answer),
-                step_fraction=episode.steps / self.task.max_episode_steps,
-                used=episode.used,
-                closed=episode.closed(),
-            )
+        if self._drawn is None or self._drawn[0] is not episode.current:
+            self._drawn = (episode.current, self._draw_attempt(episode.current, episode.first))
+        moment = Moment(
+            best_fit=episode.best.fit,
+            step_fraction=episode.steps / self.task.max_episode_steps,
+            used=episode.used,
+            closed=episode.closed(),
         )
+        return self.task.observer(self._drawn[1], moment)
+
+    def _draw_attempt(self, current: Attempt, first: Attempt) -> FloatArray:
+        sight = Sight(
+            original=first.text,
+            current=current.text,
+            original_vector=first.text_vector,
+            current_vector=current.text_vector,
+            answer_vector=current.answer_vector,
+            closeness=current.closeness,
+            fit=current.fit,
+            refused=is_refusal(current.answer),
+            not_sure=is_not_sure(current.answer),
+            first_refused=is_refusal(first.answer),
+            first_not_sure=is_not_sure(first.answer),
+        )
+        return self.task.observer.draw(sight)
 
     def _end_step(self, name: str, reward: float, error: ErrorInfo | None, *, terminated: bool) -> StepResult:
         assert self.episode is not None
@@ -391,9 +400,9 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         """Step all environments with `actions` [N]; one that ends is reset in the same step (`final_obs`)."""
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
-        self.send(actions, range(self.num_envs))
-        results = dict(self._scheduler.finished() for _ in range(self.num_envs))
-        return self._gather(results, range(self.num_envs))  # type: ignore[arg-type]
+        every = range(self.num_envs)
+        self.send(actions, every)
+        return self._gather(dict(self._scheduler.finished() for _ in every), every)  # type: ignore[misc]
 
     def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
         """Begin a step in each of `env_ids`; it goes on while the caller does something else."""
@@ -425,21 +434,22 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             results[index] = result  # type: ignore[index]
         ids = sorted(results)
         obs, rewards, terminations, truncations, infos = self._gather(results, ids)
-        infos = {**rows_of(infos, np.array(ids, dtype=np.int64)), "env_id": np.array(ids, dtype=np.int64)}
-        return obs[ids], rewards[ids], terminations[ids], truncations[ids], infos
+        return obs, rewards, terminations, truncations, {**infos, "env_id": np.array(ids, dtype=np.int64)}
 
     def _gather(
-        self, results: dict[int, StepResult], env_ids: Iterable[int]
+        self, results: dict[int, StepResult], env_ids: Sequence[int]
     ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Return the five as arrays over all N environments; rows of environments not in `env_ids` are as before."""
-        rewards = np.zeros(self.num_envs)
-        terminations = np.zeros(self.num_envs, dtype=np.bool_)
-        truncations = np.zeros(self.num_envs, dtype=np.bool_)
-        infos: dict[str, Any] = {}
-        for index in env_ids:
-            self._observations[index], rewards[index], terminations[index], truncations[index], info = results[index]
-            infos = self._add_info(infos, info, index)
-        return self._observations.copy(), rewards, terminations, truncations, infos
+        """Return the five as arrays [n] over `env_ids`."""
+        rows = [results[index] for index in env_ids]
+        if rows:
+            self._observations[list(env_ids)] = [obs for obs, *_ in rows]
+        return (
+            self._observations[list(env_ids)],
+            np.array([reward for _, reward, *_ in rows], dtype=np.float64),
+            np.array([terminated for *_, terminated, _, _ in rows], dtype=np.bool_),
+            np.array([truncated for *_, truncated, _ in rows], dtype=np.bool_),
+            infos_of([info for *_, info in rows]),
+        )
 
     batch_reset = reset
     batch_step = step
@@ -482,6 +492,28 @@ def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
     """Yield the calls of a reset and return it in the form of a step."""
     obs, info = yield from env.reset_flow(seed=seed)
     return obs, 0.0, False, False, {"reset": True, **info}
+
+
+def infos_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one dict of arrays [n] for n infos, as gymnasium has it: `_key` says in which of them a key is."""
+    infos: dict[str, Any] = {}
+    for key in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        values = [row.get(key) for row in rows]
+        there = np.array([key in row for row in rows])
+        infos[key], infos[f"_{key}"] = _column(key, values, there), there
+    return infos
+
+
+def _column(key: str, values: list[Any], there: NDArray[np.bool_]) -> Any:
+    sample = values[there.argmax()]
+    if isinstance(sample, dict):
+        return infos_of([value or {} for value in values])
+    if type(sample) in (int, float, bool):
+        return np.array([value or 0 for value in values], dtype=type(sample))
+    column = np.full(len(values), None, dtype=object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
 
 
 def rows_of(infos: dict[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) -> dict[str, Any]:

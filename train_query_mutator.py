@@ -321,6 +321,7 @@ class Trainer:
         return None
 
     def _add_steps(self, infos: dict[str, Any], ended: BoolArray, valid: BoolArray) -> None:
+        self.run_dir.write_records()
         self.runlog.add_steps(infos, ended)
         self.failures.add(valid)
         self._advise()
@@ -329,9 +330,11 @@ class Trainer:
         """Say once when the server works on fewer calls at once than it is sent."""
         from query_mutator.llm.probe import slots_advice, slots_under_load
 
+        if self.has_advised:
+            return
         in_flight = min(self.config.calls_in_flight, self.config.num_processes)
         calls = self.runlog.calls
-        if self.has_advised or calls.calls < ADVICE_AFTER_CALLS * in_flight:
+        if calls.calls < ADVICE_AFTER_CALLS * in_flight:
             return
         self.has_advised = True
         kind = self.system.choice.kind

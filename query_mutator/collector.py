@@ -116,25 +116,43 @@ class Collector:
         """Store steps [n] that came back and have their environments go on; those that were only reset just go on."""
         ready, stepped = infos["env_id"], ~infos.get("reset", np.zeros(len(rewards), dtype=np.bool_))
         self._is_busy[ready] = False
-        if stepped.any():
-            infos = rows_of(infos, stepped)
-            ended = (terminations[stepped], truncations[stepped])
-            valid = carried_out(infos)
-            columns = {
-                "rewards": rewards[stepped],
-                "terminations": ended[0],
-                "truncations": ended[1],
-                "final_values": self._final_values(ended[1], infos),
-                "valid": valid,
-            }
-            self._store(ready[stepped], next_obs[stepped], columns)
-            self._on_steps(infos, ended[0] | ended[1], valid)
+        if stepped.all():
+            self._note(ready, next_obs, rewards, terminations, truncations, infos)
+        elif stepped.any():
+            self._note(
+                ready[stepped],
+                next_obs[stepped],
+                rewards[stepped],
+                terminations[stepped],
+                truncations[stepped],
+                rows_of(infos, stepped),
+            )
         self._obs[ready] = next_obs
         self._send(ready[self._part[ready] < len(self._parts)])
 
+    def _note(
+        self,
+        envs: NDArray[np.int64],
+        next_obs: FloatArray,
+        rewards: NDArray[np.float64],
+        terminations: NDArray[np.bool_],
+        truncations: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> None:
+        valid = carried_out(infos)
+        columns = {
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+            "final_values": self._final_values(truncations, infos),
+            "valid": valid,
+        }
+        self._store(envs, next_obs, columns)
+        self._on_steps(infos, terminations | truncations, valid)
+
     def _store(self, envs: NDArray[np.int64], next_obs: FloatArray, columns: dict[str, Any]) -> None:
         numbers = self._part[envs]  # as they were: an environment that fills its part must not be stored in the next
-        for number in np.unique(numbers).tolist():
+        for number in sorted(set(numbers.tolist())):
             rows = numbers == number
             part, chosen = self._parts[number], envs[rows]
             part.buffer.add(
@@ -163,15 +181,13 @@ class Collector:
 
     def _journaled(self, acted: ActOutput, envs: NDArray[np.int64], journal: Journal) -> ActOutput:
         """Return what was done here before the run was ended, and write down what was not."""
-        actions = acted.actions.copy()
-        for row, env in enumerate(envs.tolist()):
-            step = self._envs.envs[env].total_steps
-            known = journal.action(env, step)
-            if known is None:
-                journal.write_action(env, step, int(actions[row]))
-            else:
-                actions[row] = known
-        if (actions == acted.actions).all():
+        chosen = acted.actions.tolist()
+        steps = [(env, self._envs.envs[env].total_steps) for env in envs.tolist()]
+        known = [journal.action(*step) for step in steps]
+        new = [(*step, action) for step, action, before in zip(steps, chosen, known, strict=True) if before is None]
+        journal.write_actions(new)
+        actions = np.array([old if old is not None else action for old, action in zip(known, chosen, strict=True)])
+        if len(new) == len(steps) or (actions == acted.actions).all():
             return acted
         return acted._replace(actions=actions, logprobs=self._ppo.frozen.logprobs(self._obs[envs], actions))
 

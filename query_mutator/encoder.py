@@ -112,6 +112,15 @@ class Remember:
             found[text] = row.result()
         return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
+    def recall(self, texts: Sequence[str]) -> FloatArray | None:
+        """Return the rows [n, dim] of texts seen before, None when one of them is new."""
+        with self._memory_lock:
+            if not texts or not all(text in self._rows for text in texts):
+                return None
+            for text in texts:
+                self._rows.move_to_end(text)
+            return np.stack([self._rows[text] for text in texts])
+
     def _claim(self, texts: Sequence[str]) -> tuple[dict[str, FloatArray], dict[str, Future[FloatArray]], list[str]]:
         """Return the rows known, those that others are computing, and the texts that the caller now has to compute."""
         found: dict[str, FloatArray] = {}

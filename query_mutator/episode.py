@@ -83,7 +83,10 @@ class Episode:
     def closed(self) -> list[bool]:
         """Return which of the actions lead nowhere: operators tried on this text, and undo where nothing is to undo."""
         text = self.current.text
-        return [*((text, action) in self.tried for action in range(len(self.used))), text == self.first.text, False]
+        closed = [False] * len(self.used)
+        for tried, action in self.tried:
+            closed[action] = closed[action] or tried == text
+        return [*closed, text == self.first.text, False]
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from json import JSONEncoder, loads
 from pathlib import Path
@@ -26,7 +25,7 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 logger = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"step_(\d+)\.jsonl")
-_DEFAULTS = asdict(Completion())
+_DEFAULTS = tuple(asdict(Completion()).items())
 _encode = JSONEncoder().encode
 
 
@@ -62,7 +61,6 @@ class Journal:
         self._on_replay = on_replay
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
-        self._lock = threading.Lock()  # guards the file while another is begun
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             steps = self._steps()
@@ -97,29 +95,31 @@ class Journal:
 
     def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: Outcome) -> None:
         """Append a completed call; it is with the operating system when this returns."""
-        self._append(
-            {
-                "env": site.env,
-                "step": site.step,
-                "phase": site.phase,
-                "attempt": attempt,
-                "request": request_key(request),
-                "action": site.action,
-                "elapsed_s": outcome.elapsed_s,
-                "outcome": _to_json(outcome.completion),
-            }
-        )
+        entry = {
+            "env": site.env,
+            "step": site.step,
+            "phase": site.phase,
+            "attempt": attempt,
+            "request": request_key(request),
+            "action": site.action,
+            "elapsed_s": outcome.elapsed_s,
+            "outcome": _to_json(outcome.completion),
+        }
+        self._append(_encode(entry) + "\n")
 
-    def write_action(self, env: int, step: int, action: int) -> None:
-        """Append the action of a step that begins."""
-        self._append({"env": env, "step": step, "action": action})
+    def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
+        """Append environment, step and action of steps that begin."""
+        self._append(
+            "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
+        )
 
     def begin(self, env_steps: int) -> None:
         """Write what follows to a file of its own, after having the present one on the disk itself."""
-        with disk_errors(self._folder), self._lock:
+        with disk_errors(self._folder):
             os.fsync(self._file)
-            os.close(self._file)
-            self._file = self._open(env_steps)
+            following = self._open(env_steps)
+            os.dup2(following, self._file, inheritable=False)  # in one go: nobody who writes has to wait
+            os.close(following)
 
     def drop_before(self, env_steps: int) -> None:
         """Remove what happened before a checkpoint that is no longer needed to go on from."""
@@ -130,10 +130,9 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def _steps(self) -> list[int]:
         found = (_SEGMENT.fullmatch(path.name) for path in self._folder.iterdir())
@@ -145,13 +144,14 @@ class Journal:
     def _open(self, step: int) -> int:
         return os.open(self._segment(step), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def _append(self, entry: dict[str, Any]) -> None:
-        line = (_encode(entry) + "\n").encode()
-        with disk_errors(self._folder), self._lock:
-            if self._file < 0:  # the run is ending: nobody will use what came
-                return
-            while line:
-                line = line[os.write(self._file, line) :]
+    def _append(self, lines: str) -> None:
+        left = lines.encode()
+        try:
+            while left and self._file >= 0:  # below: the run is ending, nobody will use what came
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            with disk_errors(self._folder):
+                raise error from None
 
     def _remember(self, entry: dict[str, Any]) -> None:
         env, step = entry["env"], entry["step"]
@@ -164,8 +164,7 @@ class Journal:
 
 def _to_json(completion: Completion) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
-    values = {name: getattr(completion, name) for name in _DEFAULTS}
-    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    told = {name: value for name, default in _DEFAULTS if (value := getattr(completion, name)) != default}
     return told | {"error": asdict(completion.error)} if completion.error is not None else told
 
 

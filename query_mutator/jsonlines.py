@@ -30,10 +30,10 @@ class JsonLines:
             if cut_at is not None:  # never longer than it is: that would fill it up with zeros
                 self._file.truncate(min(cut_at, path.stat().st_size))
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; it is with the operating system when this returns."""
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Write rows; they are with the operating system when this returns."""
         with disk_errors(self.path), self._lock:
-            self._file.write(_encode(row) + "\n")
+            self._file.write("".join(_encode(row) + "\n" for row in rows))
             self._file.flush()
 
     @property

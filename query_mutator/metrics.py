@@ -144,14 +144,14 @@ _ALL = (
     Metric(
         "perf/learner_share_training",
         "share",
-        "-",
+        "up",
         "share of the learner's time in gradient steps since the last update; wall time, not GPU utilisation",
         "below 0.5: calls or collectors are the limit",
     ),
     Metric(
         "perf/learner_share_waiting",
         "share",
-        "-",
+        "down",
         "share in which it waited for steps",
         "above 0.2: more calls in flight would pay",
     ),

@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,18 +65,26 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """One moment of an episode, as far as the policy may see it."""
+    """An attempt at a question, as far as the policy may see it."""
 
     original: str
     current: str
     original_vector: FloatArray  # [D]
     current_vector: FloatArray  # [D]
     answer_vector: FloatArray  # [D]
-    best_fit: float
+    closeness: float  # cosine of the original and the answer
+    fit: float  # cosine of the present question and the answer
     refused: bool
     not_sure: bool
     first_refused: bool
     first_not_sure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What changes about an episode while the attempt stays."""
+
+    best_fit: float
     step_fraction: float
     used: Sequence[bool]  # [A]
     closed: Sequence[bool]  # [A + 2], undo and submit included
@@ -91,26 +98,28 @@ class Observer:
         self.known_words = known_words
         self.slices = _slices(projection.dims, num_operators)
         self.size = max(piece.stop for piece in self.slices.values())
-        self._words = lru_cache(maxsize=4096)(self._count_words)  # a text is seen many times in its episode
+        self._best = self.slices["similarity"].stop - 1
 
-    def __call__(self, sight: Sight) -> FloatArray:
-        """Return the observation [O]."""
-        obs = np.empty(self.size, dtype=np.float32)
+    def draw(self, sight: Sight) -> FloatArray:
+        """Return an observation [O] with zeros for what a `Moment` says; an attempt is seen several times."""
+        obs = np.zeros(self.size, dtype=np.float32)
         put = self.slices
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)
         obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
-        cosines = (
-            np.dot(sight.original_vector, sight.answer_vector),
-            np.dot(sight.current_vector, sight.answer_vector),
-            sight.best_fit,
-        )
-        obs[put["similarity"]] = [_COSINE_SCALE * (cosine - 0.5) for cosine in cosines]
+        cosines = np.array([sight.closeness, sight.fit], dtype=np.float32)
+        obs[put["similarity"]][:2] = _COSINE_SCALE * (cosines - 0.5)
         obs[put["drift"]] = _COSINE_SCALE * (1.0 - np.dot(sight.original_vector, sight.current_vector))
         obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
-        obs[put["words"]] = self._words(sight.current)
-        obs[put["progress"]] = (sight.step_fraction, sight.current == sight.original)
-        obs[put["used"]] = sight.used
-        obs[put["closed"]] = sight.closed
+        obs[put["words"]] = self._count_words(sight.current)
+        obs[put["progress"]] = (0.0, sight.current == sight.original)
+        return obs
+
+    def __call__(self, drawn: FloatArray, moment: Moment) -> FloatArray:
+        """Return the observation [O]."""
+        obs, put = drawn.copy(), self.slices
+        obs[self._best] = _COSINE_SCALE * (moment.best_fit - 0.5)
+        obs[put["progress"].start] = moment.step_fraction
+        obs[put["used"].start :] = [*moment.used, *moment.closed]
         return obs
 
     def _count_words(self, text: str) -> tuple[float, float, float, float]:

@@ -48,6 +48,7 @@ class RunDir:
         """Open a folder's files; to go on in it, say where and to which lengths its row files are cut back."""
         self.path = path
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
+        self._records: list[StepRecord] = []
         self.metrics = MetricsWriter(path, cut_at=metrics_bytes, first_step=first_step)
 
     @classmethod
@@ -91,8 +92,13 @@ class RunDir:
         return self.path / "journal"
 
     def add_record(self, record: StepRecord) -> None:
-        """Append one step to the transcript."""
-        self.transcripts.append(record.to_json())
+        """Take one step for the transcript; `write_records` writes those taken."""
+        self._records.append(record)
+
+    def write_records(self) -> None:
+        """Append the steps taken to the transcript; they are with the operating system when this returns."""
+        records, self._records = self._records, []
+        self.transcripts.append(*(record.to_json() for record in records))
 
     def write_config(self, config: Mapping[str, Any], *, resumed_at: int = 0) -> None:
         """Write config.json; that of a run gone on with keeps where and how that was done."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder import Encoder
+from query_mutator.encoder import Encoder, Remember
 from query_mutator.errors import BackendError
 from query_mutator.journal import CallSite, Journal, Outcome
 from query_mutator.llm.client import Client
@@ -139,7 +140,8 @@ class _Tries:
 
     def result(self, outcome: Outcome) -> Completion:
         """Return the completion for the flow, with the number of attempts."""
-        return replace(outcome.completion, attempts=self.attempt)
+        completion = outcome.completion
+        return completion if completion.attempts == self.attempt else replace(completion, attempts=self.attempt)
 
 
 def _call_with_retries(tries: _Tries, client: Client) -> Completion:
@@ -198,6 +200,57 @@ class _Running:
 _Event = tuple[Sequence[_Running], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
 
 
+class _Workers:
+    """A ThreadPoolExecutor of `size` workers, each of which takes what waits and has precedence, one after the other.
+
+    A worker is begun when more is under way than there are. What the work raises goes to `on_error`.
+    """
+
+    def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
+        self._size = size
+        self._on_error = on_error
+        self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix="qm-call")
+        self._waiting: list[tuple[int, int, Work]] = []  # a heap
+        self._turns = itertools.count()
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for all that waits, False ends a worker
+        self._begun = self._unfinished = 0
+        self._closed = False
+        self._lock = threading.Lock()  # guards all but the tokens
+
+    def put(self, work: Work, *, precedence: int) -> None:
+        """Have a worker do this; the lowest precedence goes first, among equals the one that came first."""
+        with self._lock:
+            heapq.heappush(self._waiting, (precedence, next(self._turns), work))
+            self._unfinished += 1
+            begins = self._begun < min(self._size, self._unfinished)
+            self._begun += begins
+        if begins:
+            self._pool.submit(self._run)
+        self._tokens.put(True)
+
+    def close(self) -> None:
+        """Drop what waits and wait for what is under way; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+        for _ in range(self._begun):
+            self._tokens.put(False)
+        self._pool.shutdown(wait=True)
+
+    def _run(self) -> None:
+        while self._tokens.get():
+            with self._lock:
+                if self._closed:
+                    return
+                *_, work = heapq.heappop(self._waiting)
+            try:
+                work()
+            except BaseException as error:
+                self._on_error(error)
+            with self._lock:
+                self._unfinished -= 1
+
+
 class PooledScheduler:
     """At most `batch_size` calls in flight; every flow goes on as soon as its own result is there."""
 
@@ -217,11 +270,9 @@ class PooledScheduler:
         self._encoder = encoder
         self._retry_delay_s = retry_delay_s
         self._journal = journal
-        self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
-        self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
-        self._to_call: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
-        self._turns = itertools.count()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
+        self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running, Encode]] = []
         self._encoding = False
         self._timers: list[tuple[float, int, _Running]] = []
@@ -250,22 +301,26 @@ class PooledScheduler:
 
     def close(self) -> None:
         """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
-        self._callers.shutdown(wait=True, cancel_futures=True)
+        self._callers.close()
         self._encode_worker.shutdown(wait=True, cancel_futures=True)
 
     def _advance(self, running: _Running, result: Any) -> None:
-        try:
-            need = running.flow.send(result)
-        except StopIteration as stop:
-            self._in_progress -= 1
-            self._done.append((running.key, stop.value))
-            return
-        if isinstance(need, Encode):
-            self._to_encode.append((running, need))
-            self._encode_pending()
-        else:
-            running.tries = _Tries(need, self._retry_delay_s, self._journal)
-            self._call(running)
+        while True:
+            try:
+                need = running.flow.send(result)
+            except StopIteration as stop:
+                self._in_progress -= 1
+                self._done.append((running.key, stop.value))
+                return
+            if isinstance(need, Call):
+                running.tries = _Tries(need, self._retry_delay_s, self._journal)
+                self._call(running)
+                return
+            result = _remembered(self._encoder, need.texts)
+            if result is None:
+                self._to_encode.append((running, need))
+                self._encode_pending()
+                return
 
     def _call(self, running: _Running) -> None:
         """Begin the next attempt; a worker is taken only if there is a call to make."""
@@ -281,19 +336,7 @@ class PooledScheduler:
             return
         work = join(self._client, request, deliver)
         if work is not None:
-            self._to_call.put((running.done, next(self._turns), work))
-            self._callers.submit(self._call_next).add_done_callback(self._raise_on)
-
-    def _call_next(self) -> None:
-        """Make the waiting call that has precedence."""
-        *_, work = self._to_call.get_nowait()  # there is one for every time this is submitted
-        work()
-
-    def _raise_on(self, done: Future[None]) -> None:
-        """Have what a worker raised come out of `finished`."""
-        error = _outcome(done)
-        if error is not None:
-            self._events.put(((), error))
+            self._callers.put(work, precedence=running.done)
 
     def _encode_pending(self) -> None:
         """Hand all waiting texts to the encoder worker, unless it is busy: then they gather for the next round."""
@@ -344,6 +387,11 @@ def _outcome(future: Future[Any]) -> Any:
     if future.cancelled():  # dropped by `close`; asking it for more would raise in the callback
         return CancelledError()
     return future.exception() or future.result()
+
+
+def _remembered(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
+    """Return the rows [n, D] of texts that were all encoded before, else None."""
+    return encoder.recall(texts) if isinstance(encoder, Remember) else None
 
 
 def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class Task:
     answer: AnswerRule = "best"
     step_cost: float = 0.01
 
-    @property
+    @cached_property
     def actions(self) -> tuple[str, ...]:
         """Return the names of all actions: the operators, then undo and submit."""
         return (*(operator.name for operator in self.operators), UNDO, SUBMIT)

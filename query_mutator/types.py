@@ -80,6 +80,7 @@ class ChatRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     sample: int | None = None  # which of several random replies to one request is meant; None: any
     attempt: int = 1  # from 1; above it the request is a repeated one, and the server is told
+    known_key: str = field(default="", init=False, repr=False, compare=False)  # llm.keys.request_key, once it was asked
 
     @classmethod
     def user(cls, text: str, **fields: Any) -> ChatRequest:

@@ -17,6 +17,7 @@ from query_mutator.types import ChatRequest, Completion
 
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
+_Key = tuple[str, int]
 
 
 class Joining(Client, Protocol):
@@ -57,7 +58,7 @@ class Coalesce:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._waiting: dict[str, list[Deliver]] = {}  # request in flight -> who wants its completion beside the caller
+        self._waiting: dict[_Key, list[Deliver]] = {}  # request in flight -> who wants its completion beside the caller
         self._lock = threading.Lock()  # guards the above and the counter
         self.shared = 0  # completions that cost no call
 
@@ -72,7 +73,7 @@ class Coalesce:
         """Return the call to make, or None when an equal request is under way; `deliver` gets the completion."""
         if not is_repeatable(request):
             return lambda: deliver(self._client.complete(request))
-        key = f"{request_key(request)} {request.attempt}"  # a repeated call shares no first one, nor the reverse
+        key = (request_key(request), request.attempt)  # a repeated call shares no first one, nor the reverse
         with self._lock:
             if key in self._waiting:
                 self._waiting[key].append(deliver)
@@ -85,7 +86,7 @@ class Coalesce:
         """Close the client within, which ends the calls others wait for; idempotent."""
         self._client.close()
 
-    def _lead(self, key: str, request: ChatRequest, deliver: Deliver) -> None:
+    def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
         completion = Completion.failed("cancelled", "the call it shared was given up")
         try:
             completion = self._client.complete(request)

@@ -13,13 +13,17 @@ import os
 import select
 import socket
 import ssl
+import struct
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 from query_mutator.llm.address import Route
 from query_mutator.llm.replies import IncomingReply, Reply
 
 CONNECT_TIMEOUT_S = 10.0
+#: A wait on a plain socket ends after this long and is begun again until the deadline: so the socket's timeout stays as
+#: it is from call to call, which spares a short call half of its system calls.
+TICK_S = 1.0
 
 
 class Connection:
@@ -31,6 +35,7 @@ class Connection:
         self._wire: _Wire | None = None
         self._reader: io.BufferedReader | None = None  # of the wire
         self._is_cut = False
+        self._wait_s: float | None = None  # the plain socket's timeout
         lines = [f"Host: {route.host_header}", "Accept: application/json"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         self._common = "\r\n".join([*lines, *([] if route.tunnel else self._proxy_lines()), ""])
@@ -49,12 +54,15 @@ class Connection:
         Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException
         for a reply that is cut or unreadable.
         """
-        with self._closing_on_failure():
+        is_whole = False
+        try:
             incoming = self._ask(method, path, body, deadline, retry_count)
             reply = Reply(incoming.status, incoming.headers, incoming.read())
-            if incoming.will_close:
-                self.close()
+            is_whole = not incoming.will_close
             return reply
+        finally:
+            if not is_whole:
+                self.close()
 
     def stream(
         self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
@@ -89,14 +97,6 @@ class Connection:
         if sock is not None:
             sock.close()
 
-    @contextlib.contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
     def _ask(
         self, method: str, path: str, body: bytes | None, deadline: float, retry_count: int | None
     ) -> IncomingReply:
@@ -126,7 +126,7 @@ class Connection:
             self._start_tls(deadline)
 
     def _connect(self, sock: socket.socket, address: tuple[object, ...], deadline: float) -> None:
-        self._sock = sock  # before connecting, so that `cut` reaches it
+        self._sock, self._wait_s = sock, None  # before connecting, so that `cut` reaches it
         if self._is_cut:
             raise ConnectionAbortedError("the connection was cut")
         timeout_s = min(CONNECT_TIMEOUT_S, _left_s(deadline))
@@ -139,7 +139,7 @@ class Connection:
 
     def _start_tls(self, deadline: float) -> None:
         sock = _tls_context().wrap_socket(
-            self._timed(deadline), server_hostname=self._route.server_host, do_handshake_on_connect=False
+            self.timed(deadline), server_hostname=self._route.server_host, do_handshake_on_connect=False
         )
         self._sock = sock  # before the handshake, so that `cut` reaches it
         sock.do_handshake()
@@ -164,28 +164,41 @@ class Connection:
         return f"{method} {self._route.target}{path} HTTP/1.1\r\n{self._common}{about_body}\r\n".encode("ascii")
 
     def _send(self, data: bytes, deadline: float) -> None:
-        self._timed(deadline).sendall(data)
+        left = memoryview(data)
+        while left:
+            sock = self.timed(deadline)
+            with contextlib.suppress(BlockingIOError):  # a tick went by
+                left = left[sock.send(left) :]
 
     def _begin(self, deadline: float, *, body_expected: bool = True) -> IncomingReply:
-        sock = self._timed(deadline)
-        if self._wire is None or self._reader is None or self._wire.sock is not sock:
-            self._wire = _Wire(sock)
+        if self._wire is None or self._reader is None or self._wire.sock is not self._sock:
+            self._wire = _Wire(self, self.timed(deadline))
             self._reader = io.BufferedReader(self._wire)
         self._wire.deadline = deadline
         return IncomingReply(self._reader, body_expected=body_expected)
 
-    def _timed(self, deadline: float) -> socket.socket:
-        """Return the socket with the time left as its timeout."""
-        if self._sock is None:
+    def timed(self, deadline: float) -> socket.socket:
+        """Return the socket, on which no wait is longer than a tick and the time left; TimeoutError when none is."""
+        sock = self._sock
+        if sock is None:
             raise ConnectionAbortedError("the connection was closed")
-        self._sock.settimeout(_left_s(deadline))
-        return self._sock
+        left_s = _left_s(deadline)
+        if isinstance(sock, ssl.SSLSocket):
+            sock.settimeout(left_s)
+        elif self._wait_s != (wait_s := min(left_s, TICK_S)):
+            if self._wait_s is None:
+                sock.settimeout(None)
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, direction, _timeval(wait_s))
+            self._wait_s = wait_s
+        return sock
 
 
 class _Wire(io.RawIOBase):
     """The reading half of a socket; each read may take what is left until the deadline, no more."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, connection: Connection, sock: socket.socket) -> None:
+        self._connection = connection
         self.sock = sock
         self.deadline = 0.0
 
@@ -193,8 +206,18 @@ class _Wire(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class takes any buffer
-        self.sock.settimeout(_left_s(self.deadline))
-        return self.sock.recv_into(buffer)
+        while True:
+            sock = self._connection.timed(self.deadline)
+            with contextlib.suppress(BlockingIOError):  # a tick went by
+                return sock.recv_into(buffer)
+
+
+def _timeval(seconds: float) -> bytes:
+    """Return a time as the socket options take it; 0 would mean for ever."""
+    if os.name == "nt":
+        return struct.pack("L", max(1, int(seconds * 1e3)))
+    whole, rest = divmod(max(1, int(seconds * 1e6)), 1_000_000)
+    return struct.pack("ll", whole, rest)
 
 
 def _left_s(deadline: float) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion
+
+_SUM_AFTER = 64  # completions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,9 @@ class Counted:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._totals = CallTotals()
+        self._new: list[Completion] = []  # not in the totals yet
         self.error_kinds: Counter[str] = Counter()
-        self._lock = threading.Lock()  # guards the two above
+        self._lock = threading.Lock()  # guards the three above
 
     def __repr__(self) -> str:
         return f"Counted({self._client!r})"
@@ -49,6 +52,7 @@ class Counted:
     def totals(self) -> CallTotals:
         """Return the sums so far."""
         with self._lock:
+            self._sum()
             return self._totals
 
     def complete(self, request: ChatRequest) -> Completion:
@@ -60,23 +64,28 @@ class Counted:
     def go_on_from(self, totals: CallTotals) -> None:
         """Count on from the sums of an earlier part of a run."""
         with self._lock:
-            self._totals = totals
+            self._totals, self._new = totals, []
 
     def add(self, completion: Completion) -> None:
         """Count a call that was made."""
         with self._lock:
-            totals = self._totals
-            self._totals = replace(
-                totals,
-                calls=totals.calls + 1,
-                failed=totals.failed + (not completion.ok),
-                latency_s=totals.latency_s + completion.latency_s,
-                queue_wait_s=totals.queue_wait_s + completion.queue_wait_s,
-                service_s=totals.service_s + completion.prompt_eval_s + completion.eval_s,
-                tokens=totals.tokens + completion.prompt_tokens + completion.completion_tokens,
-            )
+            self._new.append(completion)
+            if len(self._new) >= _SUM_AFTER:
+                self._sum()
             if completion.error is not None:
                 self.error_kinds[completion.error.kind] += 1
+
+    def _sum(self) -> None:
+        """Add what came since to the totals."""
+        new, self._new, totals = self._new, [], self._totals
+        self._totals = CallTotals(
+            calls=totals.calls + len(new),
+            failed=totals.failed + sum(not completion.ok for completion in new),
+            latency_s=totals.latency_s + sum(completion.latency_s for completion in new),
+            queue_wait_s=totals.queue_wait_s + sum(completion.queue_wait_s for completion in new),
+            service_s=totals.service_s + sum(completion.prompt_eval_s + completion.eval_s for completion in new),
+            tokens=totals.tokens + sum(completion.prompt_tokens + completion.completion_tokens for completion in new),
+        )
 
     def close(self) -> None:
         """Close the inner client; idempotent."""

@@ -20,8 +20,16 @@ def request_key(request: ChatRequest, *, identity: str = "") -> str:
 
     The purpose of a call is not among it: mutator and target may share a reply.
     """
+    if identity:
+        return _key(request, identity)
+    if not request.known_key:  # two threads that come here at once write the same
+        object.__setattr__(request, "known_key", _key(request, request.model))
+    return request.known_key
+
+
+def _key(request: ChatRequest, identity: str) -> str:
     parts = [
-        identity or request.model,
+        identity,
         [[message.role, message.content] for message in request.messages],
         request.max_tokens,
         request.temperature,

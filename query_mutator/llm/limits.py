@@ -18,7 +18,9 @@ class Limit:
         self.limit = limit
         self._in_flight = 0
         self._closed = False
-        self._changed = threading.Condition()  # guards the two above
+        self._lock = threading.Lock()  # guards the two above, and the number of those who wait
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
 
     def __repr__(self) -> str:
         return f"Limit({self._client!r})"
@@ -33,17 +35,20 @@ class Limit:
         return self
 
     def __enter__(self) -> None:
-        with self._changed:
+        with self._lock:
             # A closed client answers at once, so nobody needs to wait any more.
             while self._in_flight >= self.limit and not self._closed:
+                self._waiting += 1
                 self._changed.wait()
+                self._waiting -= 1
             self._in_flight += 1
             self._entered()
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._in_flight -= 1
-            self._changed.notify()
+            if self._waiting:
+                self._changed.notify()
 
     def _entered(self) -> None:
         """Note that a call got its place; for limits that learn."""

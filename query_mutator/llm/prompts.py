@@ -14,6 +14,7 @@ _TAG = re.compile(r"</?question>", re.IGNORECASE)
 _COURTESY = re.compile(r"\A(?:sure|certainly|of course|absolutely)\s*!\s+", re.IGNORECASE)
 _EMPHASIS = re.compile(r"\A(\*{1,3})([^*]+)\1\Z")
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
+_SPECIAL = re.compile(r"""[<`:!\n*]|\A\s*["'“‘«]""")  # without any of these a reply is the question alone
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "`": "`"}
 
 # What a reply may say before a colon: "Question", "Rewritten query (shorter)", "Sure, here is the rephrased version".
@@ -36,6 +37,8 @@ def clean_rewrite(text: str) -> str:
     Thinking, code fences, labels such as "Rewritten question:", surrounding quotes and emphasis, and every paragraph
     after the first are left out.
     """
+    if not _SPECIAL.search(text):
+        return " ".join(text.split())
     text = _THINKING_END.sub("", _THINKING.sub("", text))
     text = _TAG.sub("", _FENCE.sub(r"\1", text)).strip()
     text = _without_label(_COURTESY.sub("", text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
 
 _MAX_LINE_BYTES = 65536
@@ -105,6 +106,11 @@ def _read_status(stream: io.BufferedReader) -> tuple[bytes, int]:
     line = stream.readline(_MAX_LINE_BYTES)
     if not line:
         raise RemoteDisconnected("the connection was closed without a reply")
+    return _status(line)
+
+
+@lru_cache(maxsize=64)  # replies of one server begin with the same lines
+def _status(line: bytes) -> tuple[bytes, int]:
     parts = line.split(None, 2)
     if len(parts) < 2 or parts[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not parts[1].isdigit():
         raise BadStatusLine(line.decode("latin-1"))
@@ -119,6 +125,12 @@ def _read_headers(stream: io.BufferedReader) -> dict[str, str]:
             return headers
         if not line.endswith(b"\n"):
             raise IncompleteRead(line) if len(line) < _MAX_LINE_BYTES else LineTooLong("header line")
-        name, _, value = line.partition(b":")
-        headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
+        name, value = _header(line)
+        headers[name] = value
     raise HTTPException(f"the reply has more than {_MAX_HEADERS} headers")
+
+
+@lru_cache(maxsize=256)
+def _header(line: bytes) -> tuple[str, str]:
+    name, _, value = line.partition(b":")
+    return name.decode("latin-1").lower(), value.strip().decode("latin-1")

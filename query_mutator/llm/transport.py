@@ -52,7 +52,8 @@ class Transport:
         self.timeout_s = timeout_s
         self._idle: list[Connection] = []  # last in, first out: the warmest connection is used
         self._in_flight: set[Connection] = set()
-        self._state = threading.Condition()  # guards the two above and `_closed`
+        self._lock = threading.Lock()  # guards the two above and `_closed`
+        self._given_back = threading.Condition(self._lock)
         self._closed = False
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
@@ -81,19 +82,22 @@ class Transport:
         timeout_s = timeout_s or self.timeout_s
         error: ErrorInfo | None = None
         try:
-            with self._connection() as connection:
+            connection = self._take()
+            try:
                 deadline = time.monotonic() + timeout_s
                 body = json.dumps(payload).encode()
                 replies = connection.stream("POST", path, body, deadline=deadline, retry_count=retry_count)
                 with contextlib.closing(replies):
                     error = _take_lines(replies, take)
+            finally:
+                self._give_back(connection)
         except (OSError, HTTPException, _Closed) as exception:
             error = error_from_exception(exception, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if self._closed and error is not None else error
 
     def close(self) -> None:
         """End calls in flight (they return kind "cancelled") and close all connections; idempotent."""
-        with self._state:
+        with self._lock:
             self._closed = True
             while self._idle:
                 self._idle.pop().close()
@@ -101,42 +105,41 @@ class Transport:
             while self._in_flight and time.monotonic() < give_up_at:
                 for connection in self._in_flight:  # again and again: one may be between two sockets just now
                     connection.cut()
-                self._state.wait(_CUT_AGAIN_S)
+                self._given_back.wait(_CUT_AGAIN_S)
 
     def _call(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None, retry_count: int | None = None
     ) -> Json | ErrorInfo:
         timeout_s = timeout_s or self.timeout_s
         try:
-            with self._connection() as connection:
+            connection = self._take()
+            try:
                 deadline = time.monotonic() + timeout_s
                 reply = connection.exchange(method, path, body, deadline=deadline, retry_count=retry_count)
+            finally:
+                self._give_back(connection)
             result = _parse(reply)
         except (OSError, HTTPException, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        with self._state:
+    def _take(self) -> Connection:
+        with self._lock:
             if self._closed:
                 raise _Closed
             connection = self._idle.pop() if self._idle else Connection(self._route, headers=self._headers)
             self._in_flight.add(connection)
-        try:
-            yield connection
-        finally:
-            self._give_back(connection)
+            return connection
 
     def _give_back(self, connection: Connection) -> None:
-        with self._state:
+        with self._lock:
             self._in_flight.discard(connection)
             if connection.is_open and not self._closed and len(self._idle) < self.pool_size:
                 self._idle.append(connection)
             else:
                 connection.close()
             if self._closed:
-                self._state.notify_all()
+                self._given_back.notify_all()
 
 
 class _Closed(Exception):
@@ -162,7 +165,7 @@ def _parse(reply: Reply) -> Json | ErrorInfo:
     if not 200 <= reply.status < 300:
         return error_from_status(reply)
     try:
-        payload = json.loads(reply.body)
+        payload = json.loads(reply.body.decode())
     except ValueError:  # UnicodeDecodeError among them
         return malformed(reply)
     return payload if isinstance(payload, dict) else malformed(reply)

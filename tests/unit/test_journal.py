@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, *, since: int = 0) -> Journal:
     journal = Journal(folder, since=since)
-    journal.write_action(3, 7, 2)
+    journal.write_actions([(3, 7, 2)])
     journal.write(SITE, 1, REQUEST, FAILURE)
     journal.write(SITE, 2, REQUEST, ANSWER)
     return journal
@@ -59,7 +59,7 @@ def test_torn_end_is_passed_over_and_written_behind(
         file.write(torn)
     journal = Journal(folder)
     assert "torn after" in caplog.text
-    journal.write_action(3, 8, 1)
+    journal.write_actions([(3, 8, 1)])
     journal.close()
     again = Journal(folder)
     assert (again.action(3, 7), again.action(3, 8), len(again)) == (2, 1, 2)
@@ -69,7 +69,7 @@ def test_torn_end_is_passed_over_and_written_behind(
 def test_files_before_a_checkpoint_are_left_out_and_dropped(folder: Path) -> None:
     journal = written(folder)
     journal.begin(32)
-    journal.write_action(0, 8, 1)
+    journal.write_actions([(0, 8, 1)])
     journal.begin(64)
     journal.close()
     later = Journal(folder, since=32)
@@ -89,6 +89,6 @@ def test_files_behind_a_gap_are_not_taken(folder: Path) -> None:
 def test_what_comes_after_the_end_is_not_written(folder: Path) -> None:
     journal = written(folder)
     journal.close()
-    journal.write_action(9, 9, 9)
+    journal.write_actions([(9, 9, 9)])
     journal.close()
     assert Journal(folder).action(9, 9) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.observation import Observer, Projection, Sight
+from query_mutator.observation import Moment, Observer, Projection, Sight
 
 EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
@@ -16,28 +16,25 @@ def observer() -> Observer:
     return Observer(projection=Projection.fit(vectors, dims=2), known_words={"sort", "a", "list"}, num_operators=3)
 
 
-def sight(**changes: object) -> Sight:
-    fields: dict[str, object] = {
-        "original": "sort a lsit",
-        "current": "sort a list? now!",
-        "original_vector": EAST,
-        "current_vector": NORTH,
-        "answer_vector": NORTH,
-        "best_fit": 0.25,
-        "refused": True,
-        "not_sure": False,
-        "first_refused": False,
-        "first_not_sure": True,
-        "step_fraction": 0.4,
-        "used": [False, True, False],
-        "closed": [True, False, False, True, False],
-    }
-    return Sight(**{**fields, **changes})  # type: ignore[arg-type]
+SIGHT = Sight(
+    original="sort a lsit",
+    current="sort a list? now!",
+    original_vector=EAST,
+    current_vector=NORTH,
+    answer_vector=NORTH,
+    closeness=0.0,
+    fit=1.0,
+    refused=True,
+    not_sure=False,
+    first_refused=False,
+    first_not_sure=True,
+)
+MOMENT = Moment(best_fit=0.25, step_fraction=0.4, used=[False, True, False], closed=[True, False, False, True, False])
 
 
 def test_every_slice_holds_what_its_line_says() -> None:
     see = observer()
-    obs = see(sight())
+    obs = see(see.draw(SIGHT), MOMENT)
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.dtype == np.float32
     assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3 + 5,)

@@ -65,6 +65,7 @@ def test_save_dir_that_is_a_file_is_a_disk_error(tmp_path: Path) -> None:
 
 def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
     run_dir.add_record(RECORD)
+    run_dir.write_records()
     (row,) = read_json_lines(run_dir.path / "transcripts.jsonl")
     assert set(row) == {
         "env", "step", "episode", "question_id", "operator", "question", "rewrite", "answer", "baseline_score",
