@@ -203,7 +203,7 @@ _Event = tuple[Sequence[_Running], Any]  # the flows concerned; an Outcome, embe
 class _Workers:
     """A ThreadPoolExecutor of `size` workers, each of which takes what waits and has precedence, one after the other.
 
-    A worker is begun when more is under way than there are. What the work raises goes to `on_error`.
+    A worker that finds nothing waiting goes back to the executor. What the work raises goes to `on_error`.
     """
 
     def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
@@ -212,43 +212,35 @@ class _Workers:
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix="qm-call")
         self._waiting: list[tuple[int, int, Work]] = []  # a heap
         self._turns = itertools.count()
-        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for all that waits, False ends a worker
-        self._begun = self._unfinished = 0
-        self._closed = False
-        self._lock = threading.Lock()  # guards all but the tokens
+        self._busy = 0  # workers that will look at what waits before they go back
+        self._lock = threading.Lock()  # guards the three above
 
     def put(self, work: Work, *, precedence: int) -> None:
         """Have a worker do this; the lowest precedence goes first, among equals the one that came first."""
         with self._lock:
             heapq.heappush(self._waiting, (precedence, next(self._turns), work))
-            self._unfinished += 1
-            begins = self._begun < min(self._size, self._unfinished)
-            self._begun += begins
+            begins = self._busy < self._size
+            self._busy += begins
         if begins:
             self._pool.submit(self._run)
-        self._tokens.put(True)
 
     def close(self) -> None:
         """Drop what waits and wait for what is under way; idempotent."""
         with self._lock:
-            self._closed = True
             self._waiting.clear()
-        for _ in range(self._begun):
-            self._tokens.put(False)
         self._pool.shutdown(wait=True)
 
     def _run(self) -> None:
-        while self._tokens.get():
+        while True:
             with self._lock:
-                if self._closed:
+                if not self._waiting:
+                    self._busy -= 1
                     return
                 *_, work = heapq.heappop(self._waiting)
             try:
                 work()
             except BaseException as error:
                 self._on_error(error)
-            with self._lock:
-                self._unfinished -= 1
 
 
 class PooledScheduler:
