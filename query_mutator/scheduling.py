@@ -4,7 +4,7 @@ A *flow* is a generator that yields what it needs (a call, or embeddings) and is
 all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
 calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
 time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
-together, in one worker of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
+together, in workers of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
 taken from there, what it does not is written to it before it is used.
 """
 
@@ -32,6 +32,8 @@ from query_mutator.llm.coalesce import Work, join
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
+
+ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +266,9 @@ class PooledScheduler:
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
-        self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
+        self._encoders = ThreadPoolExecutor(max_workers=ENCODE_WORKERS, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running, Encode]] = []
-        self._encoding = False
+        self._encoding = 0  # batches of texts under way
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
         self._done: deque[tuple[Hashable, Any]] = deque()
@@ -294,7 +296,7 @@ class PooledScheduler:
     def close(self) -> None:
         """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
         self._callers.close()
-        self._encode_worker.shutdown(wait=True, cancel_futures=True)
+        self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _advance(self, running: _Running, result: Any) -> None:
         while True:
@@ -331,12 +333,12 @@ class PooledScheduler:
             self._callers.put(work, precedence=running.done)
 
     def _encode_pending(self) -> None:
-        """Hand all waiting texts to the encoder worker, unless it is busy: then they gather for the next round."""
-        if self._encoding or not self._to_encode:
+        """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
+        if self._encoding == ENCODE_WORKERS or not self._to_encode:
             return
-        self._encoding = True
+        self._encoding += 1
         batch, self._to_encode = self._to_encode, []
-        future = self._encode_worker.submit(_encode_batch, self._encoder, [need.texts for _, need in batch])
+        future = self._encoders.submit(_encode_batch, self._encoder, [need.texts for _, need in batch])
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
@@ -352,7 +354,7 @@ class PooledScheduler:
         if isinstance(outcome, Outcome):
             self._take(flows[0], outcome)
             return True
-        self._encoding = False
+        self._encoding -= 1
         for running, vectors in zip(flows, outcome, strict=True):
             self._advance(running, vectors)
         self._encode_pending()

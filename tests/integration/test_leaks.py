@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -33,10 +34,8 @@ def held() -> Counter[str]:
     gc.collect()
     kinds: Counter[str] = Counter(thread.name.rstrip("0123456789") for thread in threading.enumerate())
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the listing's own
             kinds[os.readlink(f"/proc/self/fd/{name}").split(":")[0]] += 1
-        except OSError:
-            pass  # the listing's own
     return kinds
 
 
