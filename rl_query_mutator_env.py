@@ -38,6 +38,7 @@ from query_mutator.scheduling import (
     Encode,
     Flow,
     PooledScheduler,
+    Prepare,
     RetryDelay,
     Scheduler,
     SequentialScheduler,
@@ -222,6 +223,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if not mutated.ok:
             return mutated.error
         if text not in episode.known:
+            yield Prepare((text,))
             answered: Completion = yield self._call(self.task.calls.target(text), "answer", action=action)
             episode.calls += 1
             if not answered.ok:

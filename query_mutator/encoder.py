@@ -94,6 +94,13 @@ class Remember:
         self._limit = texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
         self._memory_lock = threading.Lock()
+        #: Hears of new texts and their rows [n, dim] before they are used.
+        self.on_learn: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether a server makes the embeddings."""
+        return isinstance(self._inner, RemoteEncoder)
 
     def __repr__(self) -> str:
         return f"Remember({self._inner!r})"
@@ -122,7 +129,9 @@ class Remember:
         return found
 
     def _learn(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        return self.remember(texts, self._inner.encode(texts))
+        rows = self._inner.encode(texts)
+        self.on_learn(texts, rows)
+        return self.remember(texts, rows)
 
     def remember(self, texts: Sequence[str], rows: FloatArray) -> dict[str, FloatArray]:
         """Take rows [n, dim] computed before with these weights; return them by text."""

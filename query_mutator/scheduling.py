@@ -51,7 +51,14 @@ class Encode:
     texts: tuple[str, ...]
 
 
-Need = Call | Encode
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A flow will need embeddings of texts after its next call; it is sent None at once."""
+
+    texts: tuple[str, ...]
+
+
+Need = Call | Encode | Prepare
 Flow = Generator[Need, Any, Any]
 
 
@@ -93,7 +100,9 @@ def run_flow(
             need = flow.send(result)
         except StopIteration as stop:
             return stop.value
-        if isinstance(need, Encode):
+        if isinstance(need, Prepare):
+            result = None
+        elif isinstance(need, Encode):
             result = _encoded(encoder, need.texts)
         else:
             result = _call_with_retries(_Tries(need, retry_delay_s, journal), client)
@@ -199,7 +208,7 @@ class _Running:
     tries: _Tries | None = None
 
 
-_Event = tuple[Sequence[_Running], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
 
 
 class _Workers:
@@ -267,7 +276,9 @@ class PooledScheduler:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
         self._encoders = ThreadPoolExecutor(max_workers=ENCODE_WORKERS, thread_name_prefix="qm-encode")
-        self._to_encode: list[tuple[_Running, Encode]] = []
+        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
+        self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
+        self._prepares = isinstance(encoder, Remember) and not encoder.is_remote
         self._encoding = 0  # batches of texts under way
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
@@ -311,8 +322,13 @@ class PooledScheduler:
                 self._call(running)
                 return
             result = _remembered(self._encoder, need.texts)
-            if result is None:
-                self._to_encode.append((running, need))
+            if isinstance(need, Prepare):
+                if result is None and self._prepares:
+                    self._to_prepare.append((None, need.texts))
+                    self._encode_pending()
+                result = None
+            elif result is None:
+                self._to_encode.append((running, need.texts))
                 self._encode_pending()
                 return
 
@@ -334,11 +350,14 @@ class PooledScheduler:
 
     def _encode_pending(self) -> None:
         """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
-        if self._encoding == ENCODE_WORKERS or not self._to_encode:
+        if self._encoding == ENCODE_WORKERS or not (self._to_encode or self._to_prepare):
             return
         self._encoding += 1
-        batch, self._to_encode = self._to_encode, []
-        future = self._encoders.submit(_encode_batch, self._encoder, [need.texts for _, need in batch])
+        if self._to_encode:
+            batch, self._to_encode = self._to_encode, []
+        else:
+            batch, self._to_prepare = self._to_prepare, []
+        future = self._encoders.submit(_encode_batch, self._encoder, [texts for _, texts in batch])
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
@@ -352,11 +371,13 @@ class PooledScheduler:
         if isinstance(outcome, BaseException):
             raise outcome
         if isinstance(outcome, Outcome):
+            assert flows[0] is not None
             self._take(flows[0], outcome)
             return True
         self._encoding -= 1
         for running, vectors in zip(flows, outcome, strict=True):
-            self._advance(running, vectors)
+            if running is not None:
+                self._advance(running, vectors)
         self._encode_pending()
         return True
 
