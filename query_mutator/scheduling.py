@@ -275,10 +275,14 @@ class PooledScheduler:
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
-        self._encoders = ThreadPoolExecutor(max_workers=ENCODE_WORKERS, thread_name_prefix="qm-encode")
+        is_local = isinstance(encoder, Remember) and not encoder.is_remote
+        self._encode_workers = (
+            ENCODE_WORKERS if is_local else 1
+        )  # a server is not to be asked for one text twice at once
+        self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
-        self._prepares = isinstance(encoder, Remember) and not encoder.is_remote
+        self._prepares = is_local  # to a server it would be one more call
         self._encoding = 0  # batches of texts under way
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
@@ -350,7 +354,7 @@ class PooledScheduler:
 
     def _encode_pending(self) -> None:
         """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
-        if self._encoding == ENCODE_WORKERS or not (self._to_encode or self._to_prepare):
+        if self._encoding == self._encode_workers or not (self._to_encode or self._to_prepare):
             return
         self._encoding += 1
         if self._to_encode:

@@ -57,7 +57,10 @@ def test_ten_thousand_calls_leave_nothing_behind(echo: EmbeddedServer, tmp_path:
     assert not held() - before
 
 
-def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer) -> None:
+def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(f'{{"question": "What is {n} and {n}?", "answer": "{2 * n}"}}\n' for n in range(30)))
+
     def one_life() -> None:
         envs = make_vector_env(
             4,
@@ -65,6 +68,7 @@ def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer) -> No
             target_model="echo",
             mutator_model="echo",
             encoder="hash",
+            dataset=str(few),
             batch_size=4,
         )
         envs.reset(seed=0)

@@ -125,6 +125,6 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
         train(["--resume", str(tmp_path / "latest")], tmp_path)
     run = (tmp_path / "latest").resolve()
     texts = [row["text"] for path in (run / "journal").iterdir() for row in read_json_lines(path) if "text" in row]
-    assert len(texts) > 10
+    assert len(texts) > 5
     assert len(set(texts)) == len(texts)
     assert transcript(run) == transcript((tmp_path / "whole" / "latest").resolve())
