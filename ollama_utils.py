@@ -70,6 +70,13 @@ class CallSettings(TypedDict, total=False):
     client: Client | None  # used instead of connections to `url`, and left open; for many small batches
 
 
+class BatchSettings(CallSettings, total=False):
+    """Keyword arguments of the functions that make many calls."""
+
+    batch_size: int | None  # calls at once; default: 8
+    max_workers: int | None  # another name for it
+
+
 # ---------------------------------------------------------------- the target model
 
 
@@ -87,37 +94,21 @@ def query_target_model(query: str, *, return_errors: bool = False, **settings: U
 
 @overload
 def batch_query_target_model(
-    queries: Sequence[str],
-    *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
-    return_errors: Literal[False] = False,
-    **settings: Unpack[CallSettings],
+    queries: Sequence[str], *, return_errors: Literal[False] = False, **settings: Unpack[BatchSettings]
 ) -> list[str]: ...
 @overload
 def batch_query_target_model(
-    queries: Sequence[str],
-    *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
-    return_errors: Literal[True],
-    **settings: Unpack[CallSettings],
+    queries: Sequence[str], *, return_errors: Literal[True], **settings: Unpack[BatchSettings]
 ) -> list[Outcome]: ...
 def batch_query_target_model(
-    queries: Sequence[str],
-    *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
-    return_errors: bool = False,
-    **settings: Unpack[CallSettings],
+    queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[BatchSettings]
 ) -> list[str] | list[Outcome]:
     """Return the target model's answers in the order of `queries`, asking `batch_size` (8) at once.
 
     A query whose call failed gets DEFAULT_REFUSAL. `max_workers` is another name for `batch_size`. ValueError for a
     size below 1.
     """
-    at_once = _calls_at_once(batch_size, max_workers)
-    replies = _complete_all(_texts(queries), purpose="target", at_once=at_once, settings=settings)
+    replies = _complete_all(_texts(queries), purpose="target", settings=settings)
     outcomes = [
         _outcome(reply, text=reply.text, instead=DEFAULT_REFUSAL, what=f"asking {query!r}")
         for query, reply in zip(queries, replies, strict=True)
@@ -149,36 +140,29 @@ def batch_mutate_queries(
     queries: Sequence[str],
     operators: str | Sequence[str],
     *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
     return_errors: Literal[False] = False,
-    **settings: Unpack[CallSettings],
+    **settings: Unpack[BatchSettings],
 ) -> list[str]: ...
 @overload
 def batch_mutate_queries(
     queries: Sequence[str],
     operators: str | Sequence[str],
     *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
     return_errors: Literal[True],
-    **settings: Unpack[CallSettings],
+    **settings: Unpack[BatchSettings],
 ) -> list[Outcome]: ...
 def batch_mutate_queries(
     queries: Sequence[str],
     operators: str | Sequence[str],
     *,
-    batch_size: int | None = None,
-    max_workers: int | None = None,
     return_errors: bool = False,
-    **settings: Unpack[CallSettings],
+    **settings: Unpack[BatchSettings],
 ) -> list[str] | list[Outcome]:
     """Return the queries rewritten, in their order, by one operator or by one for each, `batch_size` (8) at once.
 
     A query whose rewrite failed comes back as it was. `max_workers` is another name for `batch_size`. ValueError for a
     size below 1, an unknown operator or another number of operators than queries.
     """
-    at_once = _calls_at_once(batch_size, max_workers)
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
         raise ValueError(f"{len(names)} operators for {len(queries)} queries; give one name, or one for each query")
@@ -186,7 +170,7 @@ def batch_mutate_queries(
         operator_registry.get(name).render(query, context=OperatorContext())
         for query, name in zip(_texts(queries), names, strict=True)
     ]
-    replies = _complete_all(prompts, purpose="mutate", at_once=at_once, settings=settings)
+    replies = _complete_all(prompts, purpose="mutate", settings=settings)
     outcomes = [
         _outcome(reply, text=clean_rewrite(reply.text), instead=query, what=f"rewriting {query!r} by {name}")
         for query, name, reply in zip(queries, names, replies, strict=True)
@@ -261,12 +245,11 @@ def _texts(queries: Sequence[str]) -> list[str]:
     return list(queries)
 
 
-def _complete_all(
-    prompts: Sequence[str], *, purpose: Purpose, at_once: int, settings: CallSettings
-) -> list[Completion]:
+def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchSettings) -> list[Completion]:
     """Return the replies in the order of the prompts; Ctrl-C ends the calls in flight before it goes on."""
-    if unknown := settings.keys() - CallSettings.__annotations__.keys():
-        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(CallSettings.__annotations__)}")
+    if unknown := settings.keys() - BatchSettings.__annotations__.keys():
+        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(BatchSettings.__annotations__)}")
+    at_once = _calls_at_once(settings.get("batch_size"), settings.get("max_workers"))
     if not prompts:
         return []
     requests = [_request(prompt, purpose, settings) for prompt in prompts]

@@ -15,31 +15,31 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from query_mutator.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.config import PROG, TrainConfig, parse_config, remarks, settings_of
 from query_mutator.console import closing_on_interrupt, note, progress, run_cli
-from query_mutator.errors import BackendError, CheckpointError, DiskError, TooManyFailuresError, UsageError
+from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ppo.algorithm import PPO
     from query_mutator.assemble import System, TaskSettings
     from query_mutator.checkpoint import Checkpoint, Progress
     from query_mutator.data import Split
     from query_mutator.encoder import Encoder
     from query_mutator.journal import Journal
+    from query_mutator.learners import AnyLearner
+    from query_mutator.offpolicy import EnvGroups
     from query_mutator.plan import Plan
+    from query_mutator.rounds import Rounds
     from query_mutator.rundir import RunDir
     from query_mutator.task import Task
     from rl_query_mutator_env import BatchedQueryMutationEnv
 
     FloatArray = NDArray[np.float32]
     BoolArray = NDArray[np.bool_]
-
-S = TypeVar("S")
 
 ADVICE_AFTER_CALLS = 6  # for each that may be in flight: by then the server's queue shows
 
@@ -92,12 +92,6 @@ def plan(config: TrainConfig) -> Plan:
     return Plan(config=config, num_actions=num_actions, num_train=len(split.train), num_test=len(split.test))
 
 
-def settings_of(cls: type[S], config: TrainConfig, **others: Any) -> S:
-    """Return the settings record `cls` with its fields taken from the flags of the same names, then from `others`."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    return cls(**{field.name: getattr(config, field.name) for field in fields} | others)
-
-
 # --- build -----------------------------------------------------------------------------------------------------------
 
 
@@ -105,6 +99,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     """Return a trainer with everything started; `stack` ends it. What cannot work is found before a model is loaded."""
     from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
     from query_mutator.heldout import embed_questions
+    from query_mutator.learners import make_learner
 
     task_settings = settings_of(TaskSettings, config)
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
@@ -143,25 +138,12 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     torch.set_num_threads(1)
 
 
-def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> PPO:
-    """Return a new learner, or the one of the checkpoint."""
-    from ppo.algorithm import PPO
-
-    learner = PPO(task.observer.size, len(task.actions), config, closed=task.observer.slices["closed"])
-    if checkpoint is not None:
-        try:
-            learner.load_state_dict(checkpoint.learner)
-        except ValueError as error:
-            raise CheckpointError(f"{checkpoint.path}: {error}") from error
-    return learner
-
-
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None) -> RunDir:
     """Return a new run folder, or the one to go on in, cut back to where its checkpoint was made."""
     from query_mutator.rundir import RunDir
 
     if checkpoint is None or not Path(config.resume or "").is_dir():
-        return RunDir.create(config.save_dir, config.name)
+        return RunDir.create(config.save_dir, config.name or config.algo)
     done = checkpoint.progress
     return RunDir(
         Path(config.resume or "").resolve(),
@@ -184,7 +166,7 @@ class Trainer:
         task_settings: TaskSettings,
         task: Task,
         split: Split,
-        ppo: PPO,
+        learner: AnyLearner,
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
     ) -> None:
@@ -196,13 +178,14 @@ class Trainer:
         from query_mutator.runlog import RunLog
 
         self.config, self.system, self.task_settings = config, system, task_settings
-        self.task, self.split, self.ppo, self.run_dir = task, split, ppo, run_dir
+        self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
         done = checkpoint.progress if checkpoint else Progress()
         self.env_steps = done.env_steps
         self.counted = system.calls.counted
-        self.counted.go_on_from(CallTotals(calls=done.llm_calls))
+        self.counted.go_on_from(CallTotals(calls=done.llm_calls, tokens=done.tokens))
+        self.best_success = done.best_success
         self.journal = None
-        if not config.max_policy_lag:  # what runs ahead of a checkpoint cannot be replayed from it
+        if config.algo == "ppo" and not config.max_policy_lag:  # others run ahead of what could be replayed
             self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
             keep_embeddings(system.encoder, self.journal)
         self.envs = make_envs(config, system, task, run_dir, self.journal)
@@ -220,17 +203,17 @@ class Trainer:
         )
         self.has_advised = system.choice.kind == "embedded"  # our own server has as many slots as calls are made
         self.losses: dict[str, float] = {}
+        self.rounds: Rounds | None = None
         self.latest = self._snapshot()
         self.saved: Path | None = checkpoint.path if checkpoint else None
 
     @property
     def updates_left(self) -> int:
         """Return how many updates are still to be made."""
-        return self.config.num_updates - self.ppo.updates_done
+        return self.config.num_updates - self.learner.updates_done
 
     def begin(self) -> None:
         """Say what is about to happen, write config.json, and put the first questions."""
-        from query_mutator.collector import Collector
         from query_mutator.heldout import make_looks
         from query_mutator.provenance import describe_run
 
@@ -239,58 +222,49 @@ class Trainer:
         print(f"run folder: {self.run_dir.path}", flush=True)
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), self.system), resumed_at=self.env_steps)
         self._write_checkpoint()  # the first one too: from it on no call is lost
-        again = self.ppo.updates_done  # the same episodes again would teach nothing new
-        self.collector = Collector(
-            self.envs,
-            self.ppo,
-            self.obs,
-            seed=new_seed(config.seed, again) if again else config.seed,
-            num_steps=config.num_steps,
-            on_steps=self._add_steps,
-            max_policy_lag=config.max_policy_lag,
-            journal=self.journal,
-        )
+        self.rounds = self._make_rounds()
         self.looks = None
         if config.updates_between_looks:
             self.looks = make_looks(self.evaluator, self.task, self.split.test, size=config.eval_questions)
         if self.looks and not self.env_steps:
-            self.run_dir.metrics.write(self.looks.look(self.ppo.frozen), step=0, wall_s=self.runlog.wall_s)
-        self.runlog.next_row()
+            self.run_dir.metrics.write(self._look(), step=0, wall_s=self.runlog.wall_s)
+        self.runlog.next_row(self.learner)
         self.runlog.open_bar(total_steps=config.total_steps, env_steps=self.env_steps)
 
     def collect(self) -> None:
-        """Let every environment take its `num_steps` under the frozen policy."""
+        """Let every environment take its `num_steps`."""
+        assert self.rounds is not None
         try:
-            self.rollout = self.collector.collect()
+            self.rounds.collect()
         except BackendError as error:  # it served the run until now
             raise TooManyFailuresError(str(error)) from error
         self.env_steps += self.config.rollout_steps
 
     def update(self) -> None:
-        """Learn from the rollout."""
-        rollout, lags = self.rollout, self.config.max_policy_lag > 0
-        self.losses = self.ppo.update(rollout.buffer, rollout.next_obs, stale=lags)
-        self.losses["losses/policy_lag"] = rollout.policy_lag
+        """Learn from them."""
+        assert self.rounds is not None
+        self.losses = self.rounds.update()
 
     def log(self) -> None:
         """Write a row of metrics when one is due, with a look at held-out questions when one is due."""
-        done, last = self.ppo.updates_done, not self.updates_left
+        done, last = self.learner.updates_done, not self.updates_left
         self.runlog.show()
         row: dict[str, float] = {}
         if last or done % self.config.log_interval == 0:
-            row = {**self.runlog.row(), **self.losses, "llm/invalid_steps": self.invalid_steps}
+            row = {**self.runlog.row(self.learner), **self.losses, "llm/invalid_steps": self.invalid_steps}
+            row["counters/env_steps"] = self.env_steps
         if self.looks and (last or done % self.config.updates_between_looks == 0):
-            row |= self.looks.look(self.ppo.frozen)
+            row |= self._look()
         if row:
             self.run_dir.metrics.write(row, step=self.env_steps, wall_s=self.runlog.wall_s)
-            self.runlog.next_row()
+            self.runlog.next_row(self.learner)
         if self.journal is not None:
             self.journal.begin(self.env_steps)
         self.latest = self._snapshot()
 
     def save(self) -> None:
         """Write a checkpoint when one is due."""
-        if not self.updates_left or self.ppo.updates_done % self.config.save_interval == 0:
+        if not self.updates_left or self.learner.updates_done % self.config.save_interval == 0:
             self._write_checkpoint()
 
     def finish(self) -> None:
@@ -303,7 +277,9 @@ class Trainer:
         config, wall_s, report = self.config, self.runlog.wall_s, None
         self.runlog.close()
         if config.evaluate and self.split.test:
-            report = compare(self.evaluator, self.system, self.task, self.split.test, self.ppo.frozen, seed=config.seed)
+            report = compare(
+                self.evaluator, self.system, self.task, self.split.test, self.learner.frozen, seed=config.seed
+            )
         self.run_dir.write_json(self.run_dir.summary_path, self._summary(report, wall_s))
         rows = list(read_json_lines(self.run_dir.metrics_path))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
@@ -311,6 +287,27 @@ class Trainer:
         if report:
             print(result_table(report))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
+
+    def _make_rounds(self) -> Rounds:
+        from query_mutator.rounds import make_rounds
+
+        again = self.learner.updates_done  # the same episodes again would teach nothing new
+        return make_rounds(
+            self.config,
+            self.envs,
+            self.learner,
+            self.obs,
+            seed=new_seed(self.config.seed, again) if again else self.config.seed,
+            on_steps=self._add_steps,
+            journal=self.journal,
+        )
+
+    def _look(self) -> dict[str, float]:
+        """Return the figures of a look at held-out questions."""
+        assert self.looks is not None
+        row = self.looks.look(self.learner.frozen)
+        self.best_success = max(self.best_success, row["eval/success"])
+        return {**row, "eval/best_success": self.best_success}
 
     def _go_on(self, checkpoint: Checkpoint | None, done: Progress) -> FloatArray | None:
         """Put the environments where the checkpoint left them; return their observations [N, O], None for new episodes.
@@ -322,7 +319,7 @@ class Trainer:
         if checkpoint.envs is not None and Path(self.config.resume or "").is_dir():
             return self.envs.load_state_dict(checkpoint.envs)
         for env, episodes in zip(self.envs.envs, done.env_episodes, strict=False):
-            env.total_steps, env.total_episodes = self.ppo.updates_done * self.config.num_steps, episodes
+            env.total_steps, env.total_episodes = self.learner.updates_done * self.config.num_steps, episodes
         return None
 
     def _add_steps(self, infos: dict[str, Any], ended: BoolArray, valid: BoolArray) -> None:
@@ -362,7 +359,7 @@ class Trainer:
 
         flags = dataclasses.asdict(self.config)
         return Checkpoint(
-            learner=snapshot(self.ppo.state_dict()),
+            learner=snapshot(self.learner.state_dict()),
             actions=self.task.actions,
             task=self.task_settings,
             system=settled(self.system),
@@ -374,11 +371,13 @@ class Trainer:
                 wall_s=self.runlog.wall_s,
                 llm_calls=self.counted.totals.calls,
                 invalid_steps=self.invalid_steps,
+                tokens=self.counted.totals.tokens,
+                best_success=self.best_success,
                 env_episodes=tuple(env.total_episodes for env in self.envs.envs),
                 transcripts_bytes=self.run_dir.transcripts.size_bytes,
                 metrics_bytes=self.run_dir.metrics.rows.size_bytes,
             ),
-            envs=self.envs.state_dict() if self.journal is not None else None,
+            envs=None if self.config.max_policy_lag else self.envs.state_dict(),
         )
 
     def _write_checkpoint(self) -> None:
@@ -418,6 +417,8 @@ class Trainer:
                 self._write_checkpoint()
                 note(f"checkpoint: {self.saved}; go on with --resume {self.run_dir.path}")
         self.system.calls.close()  # first, because the environments wait for calls in flight
+        if self.rounds is not None:
+            self.rounds.close()
         self.envs.close()
         if self.journal is not None:
             self.journal.close()
@@ -425,8 +426,9 @@ class Trainer:
 
 def make_envs(
     config: TrainConfig, system: System, task: Task, run_dir: RunDir, journal: Journal | None
-) -> BatchedQueryMutationEnv:
-    """Return the environments of a run."""
+) -> BatchedQueryMutationEnv | EnvGroups:
+    """Return the environments of a run, for an off-policy learner in groups for its collectors."""
+    from query_mutator.offpolicy import EnvGroups
     from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
     envs = [
@@ -439,7 +441,10 @@ def make_envs(
         )
         for env in range(config.num_processes)
     ]
-    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None, journal=journal)
+    batch_size = config.batch_size if config.use_batching else None
+    if config.algo != "ppo":
+        return EnvGroups(envs, batch_size, num_groups=config.num_collectors)
+    return BatchedQueryMutationEnv(envs, batch_size, journal=journal)
 
 
 def keep_embeddings(encoder: Encoder, journal: Journal) -> None:

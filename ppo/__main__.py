@@ -115,7 +115,7 @@ def make_envs(env: str, num_envs: int) -> Any:
     observations, actions = probe.observation_space, probe.action_space
     probe.close()
     if not isinstance(actions, Discrete) or actions.start:
-        raise ValueError(f"{env} has the action space {actions}; this PPO needs Discrete actions counted from 0")
+        raise ValueError(f"{env} has the action space {actions}; needed are Discrete actions counted from 0")
     flat = isinstance(observations, Box) and len(observations.shape) == 1
     return gym.make_vec(
         env,

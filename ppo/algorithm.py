@@ -33,17 +33,18 @@ def ppo_update(
 ) -> dict[str, float]:
     """Descend the loss for `ppo_epoch` passes over `batch`, shuffled by `rng`; return the means over all minibatches.
 
+    `counters/updates` and `counters/samples_learned` are those of this call.
     A pass whose mean approximate KL divergence exceeds `target_kl` is the last. A batch without rows changes nothing.
     """
-    scalars: list[Tensor] = []
+    scalars: list[Tensor] = []  # of each minibatch: losses, entropy, gradient norms
     log_ratios: list[Tensor] = []
     for _ in range(config.ppo_epoch if len(batch.actions) else 0):
         first = len(log_ratios)
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
             terms = _minibatch_loss(policy, minibatch, config)
-            grad_norm = optimizer.descend(terms.total)
-            scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, grad_norm)).detach())
+            norms = optimizer.descend(terms.total)
+            scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, *norms)).detach())
             log_ratios.append(terms.log_ratio.detach())
         if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
             break
@@ -85,7 +86,8 @@ def _approx_kl(log_ratio: Tensor) -> float:
 
 
 def _stats(scalars: list[Tensor], log_ratios: list[Tensor], batch: Batch, *, clip_param: float) -> dict[str, float]:
-    means = torch.stack(scalars).mean(0).tolist() if scalars else [0.0] * 4
+    rows = torch.stack(scalars) if scalars else torch.zeros(1, 5)
+    means, norms = rows.mean(0).tolist(), rows[:, 3]
     log_ratio = torch.cat(log_ratios) if log_ratios else torch.zeros(1)
     return {
         "losses/policy_loss": means[0],
@@ -96,6 +98,12 @@ def _stats(scalars: list[Tensor], log_ratios: list[Tensor], batch: Batch, *, cli
         "losses/clipfrac": float((log_ratio.expm1().abs() > clip_param).float().mean()),
         "losses/explained_variance": explained_variance(batch.values, batch.returns),
         "losses/grad_norm": means[3],
+        "grads/norm_before_clip_median": float(norms.median()),
+        "grads/norm_before_clip_max": float(norms.max()),
+        "grads/norm_after_clip_max": float(rows[:, 4].max()),
+        "counters/updates": len(scalars),
+        "counters/samples_learned": len(log_ratio) if scalars else 0,
+        "rl/avg_value": float(batch.values.mean()) if len(batch.values) else 0.0,
     }
 
 
@@ -121,7 +129,7 @@ class PPO:
         self.device = _usable_device(config.device)
         self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed, closed=closed).to(self.device)
         self.optimizer = FlatAdam(self.policy, lr=config.lr, max_grad_norm=config.max_grad_norm)
-        self.updates_done = 0
+        self.updates_done = self.gradient_steps = self.samples_learned = 0
         self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))
         env_seeds = range(config.seed, config.seed + config.num_processes)
         self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
@@ -164,6 +172,8 @@ class PPO:
         stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng)
         self.updates_done += 1
         self.frozen = self._freeze()
+        self.gradient_steps += int(stats.pop("counters/updates"))
+        self.samples_learned += int(stats.pop("counters/samples_learned"))
         return {**stats, **more}
 
     def _set_learning_rate(self) -> float:
@@ -178,6 +188,7 @@ class PPO:
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "updates_done": self.updates_done,
+            "counts": {"gradient_steps": self.gradient_steps, "samples_learned": self.samples_learned},
             "rng": {
                 "shuffle": self.shuffle_rng.bit_generator.state,
                 "actions": [rng.bit_generator.state for rng in self.action_rngs],
@@ -198,6 +209,8 @@ class PPO:
             raise ValueError(f"the checkpoint's policy has other sizes: {error}") from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates_done = int(state["updates_done"])
+        for name, count in state.get("counts", {}).items():
+            setattr(self, name, int(count))
         self.shuffle_rng.bit_generator.state = state["rng"]["shuffle"]
         for rng, stream in zip(self.action_rngs, streams, strict=True):
             rng.bit_generator.state = stream

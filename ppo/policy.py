@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,21 @@ class ActOutput(NamedTuple):
     actions: NDArray[np.int64]  # [n]
     logprobs: FloatArray  # [n]
     values: FloatArray  # [n]
+
+
+class Chosen(Protocol):
+    """What some policy decided for n observations."""
+
+    @property
+    def actions(self) -> NDArray[np.int64]:
+        """Return the actions [n]."""
+
+
+class Acting(Protocol):
+    """A policy as it stood: all that playing it takes."""
+
+    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Chosen:
+        """Return actions for observations [n, D]; `greedy` draws nothing from `rngs`."""
 
 
 class TwinLinear(nn.Module):

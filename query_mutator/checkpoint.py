@@ -28,6 +28,8 @@ class Progress:
     wall_s: float = 0.0
     llm_calls: int = 0
     invalid_steps: int = 0
+    tokens: int = 0
+    best_success: float = 0.0  # of the looks at held-out questions
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
     transcripts_bytes: int = 0
     metrics_bytes: int = 0
@@ -35,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One saved state; `learner` is what `PPO.state_dict` gave, with the policy's weights under `policy`."""
+    """One saved state; `learner` is what its `state_dict` gave, with the policy's weights under `policy`."""
 
     learner: Mapping[str, Any]
     actions: tuple[str, ...]
@@ -79,7 +81,7 @@ class Checkpoint:
         state = _load(path)
         try:
             return cls(
-                learner={key: state[key] for key in ("policy", "optimizer", "updates_done", "rng")},
+                learner=_learner(state),
                 actions=tuple(state["actions"]),
                 task=_known_fields(TaskSettings, state["task"]),
                 system=_known_fields(SystemSettings, state["system"]),
@@ -92,6 +94,11 @@ class Checkpoint:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: not a checkpoint of query mutator ({error}); give a run folder") from error
+
+    @property
+    def algo(self) -> str:
+        """Return who learned: ppo, iqn or bandit."""
+        return str(self.flags.get("algo", "ppo"))
 
     def check_actions(self, actions: Sequence[str]) -> None:
         """Raise a CheckpointError with the difference unless the policy was made for exactly these actions."""
@@ -106,6 +113,12 @@ class Checkpoint:
             f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
             f"use --operators {','.join(self.actions[:-2])}"
         )
+
+
+def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what belongs to the learner: four entries every one has, and those of some."""
+    found = {key: state[key] for key in ("policy", "optimizer", "updates_done", "rng")}
+    return found | {key: state[key] for key in ("counts", "target", "replay", "pending") if key in state}
 
 
 def settled(system: System) -> SystemSettings:

@@ -7,6 +7,7 @@ qm data ..., qm gym ..., qm train sft, qm bench       the batching toolkit: quer
 qm analyze runs/a runs/b                              compare runs of any trainer
 qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 qm size gpt --vram 12GB                               memory of a training step, and the batch that fits a card
+qm size workers --dataset pictures --step-ms 120      worker processes that a data loader needs
 qm size calls --ollama-url gpu-box                    --batch-size and --num-processes that a server can use
 """
 
@@ -38,6 +39,7 @@ from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
 from query_mutator.sizecalls import SizeCallsFlags, size_server
 from query_mutator.sizing.command import SizeFlags, size
+from query_mutator.sizing.workers_command import SizeWorkersFlags, size_workers
 from query_mutator.sweep.command import SweepFlags, sweep
 
 if TYPE_CHECKING:
@@ -280,12 +282,10 @@ class _Policy:
     """A trained policy with the models it needs, ready to play."""
 
     def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
-        from ppo.policy import Policy
+        from query_mutator.learners import frozen_policy
 
         self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
-        self.frozen = Policy.from_state_dict(checkpoint.learner["policy"]).frozen(
-            deterministic=bool(checkpoint.system.deterministic)
-        )
+        self.frozen = frozen_policy(checkpoint)
 
 
 @contextmanager
@@ -339,6 +339,7 @@ COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "analyze": (AnalyzeFlags, compare_runs),
     "sweep": (SweepFlags, sweep),
     "size": (SizeFlags, size),
+    "size workers": (SizeWorkersFlags, size_workers),
     "size calls": (SizeCallsFlags, size_server),
 }
 

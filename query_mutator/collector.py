@@ -133,7 +133,7 @@ class Collector:
         truncations: NDArray[np.bool_],
         infos: dict[str, Any],
     ) -> None:
-        valid = _valid(infos)
+        valid = carried_out(infos)
         columns = {
             "rewards": rewards,
             "terminations": terminations,
@@ -193,7 +193,7 @@ class Collector:
         return values
 
 
-def _valid(infos: dict[str, Any]) -> NDArray[np.bool_]:
+def carried_out(infos: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which steps [n] were carried out; that of a step which ended an episode is in `final_info`."""
     going_on, ended = infos.get("valid", False), infos.get("final_info", {}).get("valid", False)
     return np.asarray(going_on | ended, dtype=np.bool_)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from tyro.conf import arg
 
 from ppo.config import PPOConfig
 from query_mutator.flags import parse_flags, read_base
+from query_mutator.iqn.config import OffPolicyFlags
 from query_mutator.types import AnswerRule
 
 PROG = "train_query_mutator.py"
 EVAL_POINTS = 10  # held-out looks in a run, when --eval-interval leaves it open
+
+S = TypeVar("S")
 
 _AT_LEAST_ONE = {
     "batch_size": 8,
@@ -39,7 +43,7 @@ _NOT_NEGATIVE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(PPOConfig):
+class TrainConfig(PPOConfig, OffPolicyFlags):
     """Learn which rewrite makes a question get a better answer.
 
     Every step has a mutator model rewrite a question and the target model answer it. With --deterministic the results
@@ -47,6 +51,8 @@ class TrainConfig(PPOConfig):
     last bits of a matrix product depend on how many rows it is given.
     """
 
+    algo: Literal["ppo", "iqn", "bandit"] = "ppo"
+    """Who learns: PPO from each rollout once, IQN from a replay many times, or a contextual bandit (LinUCB)."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
     """Step size of Adam at the start of the run."""
     gamma: float = 0.9
@@ -55,7 +61,7 @@ class TrainConfig(PPOConfig):
     """Updates by which the policy that acts may be behind the one that learns; above 0 environments that
     finish early begin the next rollout while the update runs, and a resumed run begins new episodes."""
     batch_size: int = 8
-    """Model calls in flight at once, of all kinds together."""
+    """Model calls in flight at once, of all kinds together; what a gradient step learns from is --train-batch-size."""
     use_batching: Annotated[bool, arg(aliases=["--batching"])] = True
     """Make calls side by side; with --no-batching one at a time, and --batch-size is ignored."""
     backend: Literal["auto", "embedded", "ollama", "openai"] = "auto"
@@ -126,8 +132,8 @@ class TrainConfig(PPOConfig):
     """Instead of --latency-ms: 16 s divided by this number; 0 adds no time."""
     save_dir: str = "runs"
     """Folder of run folders."""
-    name: str = "ppo"
-    """Last part of the run folder's name."""
+    name: str | None = None
+    """Last part of the run folder's name; by default the algorithm."""
     save_interval: int = 5
     """Updates between two checkpoints."""
     log_interval: int = 1
@@ -147,6 +153,7 @@ class TrainConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        OffPolicyFlags.__post_init__(self)
         for name, usual in _AT_LEAST_ONE.items():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1; the usual value is {usual}")
@@ -160,10 +167,25 @@ class TrainConfig(PPOConfig):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0; the usual value is {usual}")
+        if self.algo != "ppo":
+            self._check_off_policy()
         if not 0 <= self.max_failure_rate <= 1:
             raise ValueError(f"max_failure_rate={self.max_failure_rate} must be between 0 and 1; 1 never stops")
-        if not self.name or "/" in self.name or self.name.startswith("."):
+        if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
+
+    def _check_off_policy(self) -> None:
+        if self.num_collectors > self.num_processes:
+            raise ValueError(
+                f"num_collectors={self.num_collectors} share num_processes={self.num_processes} environments; "
+                f"try --num-collectors {self.num_processes}"
+            )
+        if self.deterministic:
+            raise ValueError(f"--deterministic holds for --algo ppo; leave it out with --algo {self.algo}")
+        if self.max_policy_lag:
+            raise ValueError(
+                f"--max-policy-lag is for --algo ppo; --algo {self.algo} acts by the newest weights, see --sync-every"
+            )
 
     @property
     def calls_in_flight(self) -> int:
@@ -176,6 +198,12 @@ class TrainConfig(PPOConfig):
         if self.eval_interval is not None:
             return self.eval_interval
         return max(1, round(self.num_updates / EVAL_POINTS))
+
+
+def settings_of(cls: type[S], config: TrainConfig, **others: Any) -> S:
+    """Return the settings record `cls` with its fields taken from the flags of the same names, then from `others`."""
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: getattr(config, name) for name in names} | others)
 
 
 def parse_config(argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "") -> TrainConfig:

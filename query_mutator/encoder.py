@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,13 +87,17 @@ def _load(weights: Weights, *, device: str, deterministic: bool, micro_batch: in
 
 
 class Remember:
-    """Keeps the rows of texts seen, the least recently used going first; callers compute side by side."""
+    """Keeps the rows of texts seen, the least recently used going first; a text that two callers need is computed once.
+
+    Callers compute different texts side by side; one that needs what another is computing waits for it, after its own.
+    """
 
     def __init__(self, inner: Encoder, *, texts: int = REMEMBERED_TEXTS) -> None:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
         self._inner = inner
         self._limit = texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
+        self._under_way: dict[str, Future[FloatArray]] = {}
         self._memory_lock = threading.Lock()
         #: Hears of new texts and their rows [n, dim] before they are used.
         self.on_learn: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
@@ -107,31 +112,55 @@ class Remember:
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text, [n, dim]; equal texts are computed once."""
-        found = self._recall(texts)
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
-        if missing:
-            found.update(self._learn(missing))
+        found, awaited, mine = self._claim(texts)
+        if mine:
+            found.update(self._learn(mine))
+        for text, row in awaited.items():
+            found[text] = row.result()
         return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
     def recall(self, texts: Sequence[str]) -> FloatArray | None:
         """Return the rows [n, dim] of texts seen before, None when one of them is new."""
-        found = self._recall(texts) if texts else {}
-        return np.stack([found[text] for text in texts]) if found and all(text in found for text in texts) else None
-
-    def _recall(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        found: dict[str, FloatArray] = {}
         with self._memory_lock:
+            if not texts or not all(text in self._rows for text in texts):
+                return None
             for text in texts:
-                row = self._rows.get(text)
-                if row is not None:
+                self._rows.move_to_end(text)
+            return np.stack([self._rows[text] for text in texts])
+
+    def _claim(self, texts: Sequence[str]) -> tuple[dict[str, FloatArray], dict[str, Future[FloatArray]], list[str]]:
+        """Return the rows known, those that others are computing, and the texts that the caller now has to compute."""
+        found: dict[str, FloatArray] = {}
+        awaited: dict[str, Future[FloatArray]] = {}
+        mine = []
+        with self._memory_lock:
+            for text in dict.fromkeys(texts):
+                if text in self._rows:
                     self._rows.move_to_end(text)
-                    found[text] = row
-        return found
+                    found[text] = self._rows[text]
+                elif text in self._under_way:
+                    awaited[text] = self._under_way[text]
+                else:
+                    self._under_way[text] = Future()
+                    mine.append(text)
+        return found, awaited, mine
 
     def _learn(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        rows = self._inner.encode(texts)
-        self.on_learn(texts, rows)
-        return self.remember(texts, rows)
+        try:
+            rows = self._inner.encode(texts)
+            self.on_learn(texts, rows)
+            learned = self.remember(texts, rows)
+        except BaseException as error:
+            for text in texts:
+                self._finished(text).set_exception(error)
+            raise
+        for text, row in learned.items():
+            self._finished(text).set_result(row)
+        return learned
+
+    def _finished(self, text: str) -> Future[FloatArray]:
+        with self._memory_lock:
+            return self._under_way.pop(text)
 
     def remember(self, texts: Sequence[str], rows: FloatArray) -> dict[str, FloatArray]:
         """Take rows [n, dim] computed before with these weights; return them by text."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppo.policy import FrozenPolicy
+from ppo.policy import Acting
 from query_mutator.assemble import System
 from query_mutator.data import guard_questions
 from query_mutator.embedded.corpus import embed_documents
@@ -19,7 +19,7 @@ from query_mutator.types import Question
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
-def greedy(policy: FrozenPolicy) -> MakeChooser:
+def greedy(policy: Acting) -> MakeChooser:
     """Return choosers that take the policy's likeliest action."""
 
     def choose(obs: FloatArray) -> int:
@@ -55,7 +55,7 @@ class Looks:
         submit = task.actions.index(SUBMIT)
         self._identity = _mean(evaluator.run(task, always([submit]), name="held-out, as they stand"), "success")
 
-    def look(self, policy: FrozenPolicy) -> dict[str, float]:
+    def look(self, policy: Acting) -> dict[str, float]:
         """Return the greedy policy's figures on the sample, under their metric keys."""
         outcomes = self._evaluator.run(self._task, greedy(policy), name="held-out")
         return {
@@ -77,7 +77,7 @@ def compare(
     system: System,
     task: Task,
     questions: Sequence[Question],
-    policy: FrozenPolicy,
+    policy: Acting,
     *,
     seed: int,
     rewriter: str | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class JsonLines:
-    """Appends rows to a file; `cut_at` first drops what stands behind that many bytes. DiskError when it cannot."""
+    """Appends rows to a file; `cut_at` first drops what stands behind that many bytes. DiskError when it cannot.
+
+    Several threads may append.
+    """
 
     def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
         self.path = path
+        self._lock = threading.Lock()  # guards the file, which holds a row until it is flushed
         with disk_errors(path):
             self._file = path.open("a", encoding="utf-8")
             if cut_at is not None:  # never longer than it is: that would fill it up with zeros
@@ -27,7 +32,7 @@ class JsonLines:
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write rows; they are with the operating system when this returns."""
-        with disk_errors(self.path):
+        with disk_errors(self.path), self._lock:
             self._file.write("".join(_encode(row) + "\n" for row in rows))
             self._file.flush()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
+class Learner(Protocol):
+    """Counts what it does over the whole run."""
+
+    gradient_steps: int
+    samples_learned: int
+
+
 class RunLog:
     """Collects figures between two rows; `wall_s` goes on from where an earlier part of the run stopped."""
 
@@ -25,7 +32,7 @@ class RunLog:
         self._bar: tqdm[Any] | None = None
         self._began = time.perf_counter() - wall_s
         self._episodes: list[dict[str, float]] = []
-        self._steps = 0
+        self._steps = self._learned_then = 0
         self._calls_at_start = calls.counted.totals
         self._mark()
 
@@ -74,13 +81,19 @@ class RunLog:
             }
         self._bar.set_postfix(shown, refresh=False)
 
-    def row(self) -> dict[str, float]:
+    def row(self, learner: Learner) -> dict[str, float]:
         """Return the figures since the last row, under their metric keys."""
         seconds, calls = self._seconds(), self._calls_since()
         each = max(1, calls.calls)
         return {
             **self._episode_means(),
             "charts/SPS": self._steps / seconds,
+            "perf/transitions_learned_per_second": (learner.samples_learned - self._learned_then) / seconds,
+            "counters/updates": learner.gradient_steps,
+            "counters/samples_learned": learner.samples_learned,
+            "counters/llm_calls": self._calls.counted.totals.calls,
+            "counters/tokens": self._calls.counted.totals.tokens,
+            "counters/training_s": self.wall_s,
             "llm/calls": self._calls.counted.totals.calls,
             "llm/calls_per_s": calls.calls / seconds,
             "llm/failed_calls": self._calls.counted.totals.failed,
@@ -93,9 +106,9 @@ class RunLog:
             "llm/tokens_saved": self._calls.tokens_saved,
         }
 
-    def next_row(self) -> None:
+    def next_row(self, learner: Learner) -> None:
         """Begin the next row."""
-        self._episodes, self._steps = [], 0
+        self._episodes, self._steps, self._learned_then = [], 0, learner.samples_learned
         self._mark()
 
     def close(self) -> None:

@@ -34,6 +34,19 @@ QUESTIONS = tuple(
 SHELF = {"sort": "sorted", "stop": "os.kill", "count": "collections.Counter", "join": "os.path.join", "length": "len"}
 
 
+class Upper:
+    """Answers in capitals; remembers each batch it was given."""
+
+    name = "upper"
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.batches.append(list(prompts))
+        return [prompt.upper() for prompt in prompts]
+
+
 class Librarian:
     """A target that answers when it sees the right word, refuses on "kill", and else is not sure."""
 

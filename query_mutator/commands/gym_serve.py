@@ -131,11 +131,11 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
 
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
-    from ppo.policy import Policy
     from query_mutator.checkpoint import read_checkpoint
+    from query_mutator.learners import frozen_policy
 
     found = read_checkpoint(checkpoint)
-    policy = Policy.from_state_dict(found.learner["policy"]).frozen()
+    policy = frozen_policy(found)
 
     def greedy(env: QueryMutationEnv) -> str:
         action = int(policy.act(env._observe()[None], (), greedy=True).actions[0])

@@ -1,7 +1,8 @@
 """Where the batches of a run come from: a plan, a file read while training, or a gym that is being played.
 
-Each gives, step by step, the microbatches of this rank, and can say where it stands. A step is the next W * A
-microbatches of an epoch; rank r runs every W-th of them from r on, so what a step holds does not depend on W.
+Each gives, step by step, the microbatches of this rank, and can say where it stands. A step holds G = W * A
+microbatches of one bucket and of nearly equal cost; rank r runs every W-th of them from r on, so what a step holds
+depends on G alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.generation.rows import TokenRow
@@ -18,6 +22,7 @@ from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.predictability import BatchingConfig
+from query_mutator.batching.planning.sharding import Segment, ShardSpec, epoch_steps
 from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, samples_digest
 from query_mutator.batching.streaming.types import StreamSample
@@ -28,10 +33,10 @@ Step = list[Microbatch]
 
 
 class Source(Protocol):
-    """Gives the steps of a run; `num_steps` is None where nobody knows how many there are."""
+    """Gives the steps of a run; `steps_left` is None where nobody knows how many there are."""
 
     @property
-    def num_steps(self) -> int | None: ...
+    def steps_left(self) -> int | None: ...
 
     def steps(self) -> Iterator[Step]:
         """Yield this rank's microbatches of each step, from where the source stands."""
@@ -46,38 +51,67 @@ class Source(Protocol):
         ...
 
 
+class Dealer(NamedTuple):
+    """Deals the microbatches of an epoch out to steps and ranks."""
+
+    ranks: DistributedConfig
+    accumulation: int
+
+    @property
+    def group(self) -> int:
+        """Return G, the most microbatches of a step."""
+        return self.accumulation * self.ranks.world_size
+
+    def steps(self, epoch: EpochPlan, done: tuple[Segment, ...] = ()) -> NDArray[np.int64]:
+        """Return the microbatches of every step that is not done [S, G], −1 where a step has fewer."""
+        spec = ShardSpec(rank=0, world_size=self.group, equal_steps=True, first_epoch=epoch.epoch, done=done)
+        steps = epoch_steps(epoch, spec)
+        return np.where(steps.padding, -1, steps.batches)
+
+    def mine(
+        self, epoch: EpochPlan, step: NDArray[np.int64], rows: Mapping[str, TokenRow], packing: PackingConfig | None
+    ) -> Step:
+        """Return this rank's microbatches of one step."""
+        places = step[self.ranks.rank :: self.ranks.world_size]
+        specs = [epoch[place] for place in places[places >= 0].tolist()]
+        return [Microbatch(spec=one, rows=[rows[name] for name in one.samples], packing=packing) for one in specs]
+
+
 class PlanSource:
-    """The microbatches of a plan, epoch by epoch; the state is three numbers and the plan's fingerprint."""
+    """The microbatches of a plan, epoch by epoch; the state is a few numbers and the plan's fingerprint."""
 
     def __init__(
         self, plan: BatchPlan, rows: Mapping[str, TokenRow], *, ranks: DistributedConfig, accumulation: int = 1
     ) -> None:
         self.plan = plan
         self._rows = rows
-        self._ranks = ranks
-        self._group = accumulation * ranks.world_size
+        self._dealer = Dealer(ranks, accumulation)
         self._epoch = next(iter(plan.epochs))
-        self._done = 0  # microbatches of the epoch, on all ranks
+        self._before: tuple[Segment, ...] = ()  # what steps of another size did of the epoch
+        self._done = 0  # steps of the epoch since
 
     @property
-    def num_steps(self) -> int:
-        """The steps of all epochs."""
-        return sum(-(-epoch.num_microbatches // self._group) for epoch in self.plan.epochs.values())
+    def steps_left(self) -> int:
+        """The steps of all epochs from where the source stands."""
+        first = len(self._dealer.steps(self.plan.get_epoch(self._epoch), self._before)) - self._done
+        later = (epoch for number, epoch in self.plan.epochs.items() if number > self._epoch)
+        return first + sum(len(self._dealer.steps(epoch)) for epoch in later)
 
     def steps(self) -> Iterator[Step]:
         """Yield this rank's microbatches of each step, from where the source stands."""
         for number in [number for number in self.plan.epochs if number >= self._epoch]:
             if number != self._epoch:
-                self._epoch, self._done = number, 0
+                self._epoch, self._before, self._done = number, (), 0
             epoch = self.plan.get_epoch(number)
-            while self._done < epoch.num_microbatches:
-                begin = self._done
-                self._done = min(begin + self._group, epoch.num_microbatches)
-                yield dealt(epoch, begin, self._done, self._rows, self._ranks, self.plan.meta.pack_config)
+            for step in self._dealer.steps(epoch, self._before)[self._done :]:
+                self._done += 1
+                yield self._dealer.mine(epoch, step, self._rows, self.plan.meta.pack_config)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch, microbatches done in it, and the plan's fingerprint."""
-        return {"epoch": self._epoch, "done": self._done, "fingerprint": self.plan.fingerprint}
+        """Return epoch, what is done of it (steps of so many microbatches), and the plan's fingerprint."""
+        done = [*self._before, Segment(world_size=self._dealer.group, steps=self._done)]
+        pairs = [[one.world_size, one.steps] for one in done]
+        return {"epoch": self._epoch, "done": pairs, "fingerprint": self.plan.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where `state_dict` was taken, on any number of ranks; another plan's state is a CheckpointError."""
@@ -86,20 +120,11 @@ class PlanSource:
                 f"the checkpoint stands in plan {str(state.get('fingerprint'))[:16]}, "
                 f"these data and flags give {self.plan.fingerprint[:16]}"
             )
-        self._epoch, self._done = int(state["epoch"]), int(state["done"])
-
-
-def dealt(
-    epoch: EpochPlan,
-    begin: int,
-    end: int,
-    rows: Mapping[str, TokenRow],
-    ranks: DistributedConfig,
-    packing: PackingConfig | None,
-) -> Step:
-    """Return one rank's microbatches of the places from `begin` to before `end`."""
-    specs = (epoch[place] for place in range(begin + ranks.rank, end, ranks.world_size))
-    return [Microbatch(spec=one, rows=[rows[name] for name in one.samples], packing=packing) for one in specs]
+        self._epoch = int(state["epoch"])
+        done = [Segment(world_size=size, steps=steps) for size, steps in state["done"]]
+        same = done[-1].world_size == self._dealer.group
+        self._done = done.pop().steps if same else 0
+        self._before = tuple(done)
 
 
 class StreamSource:
@@ -108,7 +133,7 @@ class StreamSource:
     Every rank reads the whole file and runs its share. Epochs follow one another until nobody asks for more.
     """
 
-    num_steps = None
+    steps_left = None
 
     def __init__(
         self,
@@ -125,11 +150,10 @@ class StreamSource:
         self._config = config
         self._packing = packing
         self._window = window
-        self._ranks = ranks
-        self._group = accumulation * ranks.world_size
+        self._dealer = Dealer(ranks, accumulation)
         self._tokenizer_hash = tokenizer_hash
         self._number = 0  # of the window
-        self._done = 0  # microbatches of it
+        self._done = 0  # steps of it
         self._begin = stream.state_dict()
 
     def steps(self) -> Iterator[Step]:
@@ -157,14 +181,13 @@ class StreamSource:
         )
         epoch = builder.build_sync(1).get_epoch(0)
         rows = token_rows(samples)
-        while self._done < epoch.num_microbatches:
-            begin = self._done
-            self._done = min(begin + self._group, epoch.num_microbatches)
-            yield dealt(epoch, begin, self._done, rows, self._ranks, self._packing)
+        for step in self._dealer.steps(epoch)[self._done :]:
+            self._done += 1
+            yield self._dealer.mine(epoch, step, rows, self._packing)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the window begins in the file, and what is done of it."""
-        return {"window": self._number, "done": self._done, "begin": self._begin}
+        return {"window": self._number, "done": self._done, "group": self._dealer.group, "begin": self._begin}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where `state_dict` was taken; another file's state is a CheckpointError."""
@@ -172,13 +195,18 @@ class StreamSource:
             self._stream.load_state_dict(state["begin"])
         except (UsageError, KeyError) as error:
             raise CheckpointError(f"the checkpoint stands in another stream: {error}") from error
+        if state["done"] and state["group"] != self._dealer.group:
+            raise CheckpointError(
+                f"the checkpoint stands within a window of the stream, at {state['group']} batches a step; "
+                f"resume with --gradient-accumulation times ranks = {state['group']}"
+            )
         self._number, self._done = int(state["window"]), int(state["done"])
 
 
 class OnlineSource:
     """Rolling windows over a replay buffer that episodes are played into; one process only."""
 
-    num_steps = None
+    steps_left = None
 
     def __init__(self, stream: Any, window: RollingBatchPlanWindow, *, accumulation: int = 1) -> None:
         self._stream = stream

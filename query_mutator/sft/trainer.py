@@ -82,12 +82,12 @@ class SftTrainer:
         self.source = self._make_source(device)
         self.eval_set = build.eval_microbatches(flags, self.tokenizer, ranks)
         self.optimizer = torch.optim.AdamW(_groups(self.model, flags.weight_decay), lr=flags.learning_rate)
-        self.num_steps = self._num_steps()
         self.steps_done, self.tokens_done = 0, 0
         self.losses: list[float] = []
         self._began = time.perf_counter()
         self.eval_loss: float | None = None
         metrics_bytes = self._resume() if flags.resume else None
+        self.num_steps = self._num_steps()
         self._steps = self.source.steps()
         self._since = Since()
         self._open(metrics_bytes)
@@ -147,7 +147,6 @@ class SftTrainer:
             "optimizer": self.optimizer.state_dict(),
             "source": self.source.state_dict(),
             "step": self.steps_done,
-            "num_steps": self.num_steps,
             "tokens": self.tokens_done,
             "losses": list(self.losses),
             "eval_loss": self.eval_loss,
@@ -230,9 +229,9 @@ class SftTrainer:
         return source, build.most_positions(plan, data), data.largest_id
 
     def _num_steps(self) -> int:
-        known = self.source.num_steps
-        wanted = self.flags.max_steps
-        found = min(one for one in (known, wanted) if one is not None)
+        left = self.source.steps_left
+        known = None if left is None else self.steps_done + left
+        found = min(one for one in (known, self.flags.max_steps) if one is not None)
         if not found:
             raise UsageError("the plan has no batches: every sample was left out")
         return found
@@ -243,10 +242,6 @@ class SftTrainer:
         state = read_checkpoint(self.flags.resume)
         if state["tokenizer_hash"] != self.tokenizer_hash:
             raise CheckpointError(f"{self.flags.resume} was made with another tokenizer")
-        if state["num_steps"] != self.num_steps and self.flags.max_steps is None:
-            raise CheckpointError(
-                f"{self.flags.resume} is of a run of {state['num_steps']} steps, this has {self.num_steps}"
-            )
         self.source.load_state_dict(state["source"])
         load_trainable(self.model, state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])

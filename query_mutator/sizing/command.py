@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from query_mutator.console import table
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
+from query_mutator.sizing.target import load_target
 
 if TYPE_CHECKING:
     from query_mutator.sizing.memory import MemoryEstimate, Workload
@@ -103,12 +103,7 @@ def _workload(name: str) -> Workload:
 
     if ":" not in name:
         return PRESETS.get(name)()
-    module, _, function = name.partition(":")
-    try:
-        make: Callable[[], Any] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{name}: {error}; give package.module:function") from None
-    made = make()
+    made = load_target(name)()
     if not isinstance(made, Made):
         raise UsageError(
             f"{name} returns a {type(made).__name__}; it should return a query_mutator.sizing.memory.Workload"

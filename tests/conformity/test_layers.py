@@ -37,7 +37,8 @@ ALLOWED = {
     "sweep": BASE | {"console", "flags", "analysis"},
     "console": BASE,
     "flags": BASE,
-    "config": BASE | {"flags"},
+    "config": BASE | {"flags", "iqn"},
+    "iqn": BASE | {"iqn", "console", "flags"},
 }
 TOP_LEVEL = {
     "train_query_mutator",
@@ -75,6 +76,8 @@ def test_file_imports_only_what_its_part_may(path: Path) -> None:
         return
     for module in imported(path):
         if module == "ppo.config" and part == "config":  # the trainer's flags extend PPO's; it loads no torch
+            continue
+        if module.startswith("ppo.") and part == "iqn":  # its helpers serve any learner
             continue
         pieces = module.split(".")
         assert pieces[0] == "query_mutator", f"{part} imports the top-level module {module}"

@@ -21,19 +21,6 @@ class HasPort(Protocol):
     port: int
 
 
-class Upper:
-    """Answers in capitals; remembers each batch it was given."""
-
-    name = "upper"
-
-    def __init__(self) -> None:
-        self.batches: list[list[str]] = []
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.batches.append(list(prompts))
-        return [prompt.upper() for prompt in prompts]
-
-
 class Gate:
     """Answers nothing until `opened` is set."""
 

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from embedded_http import FOREVER_MS, Held, TwoNumbers, Upper, count, under_way, until
+from embedded_http import FOREVER_MS, Held, TwoNumbers, count, under_way, until
 
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError
+from tests.conftest import Upper
 
 COMMAND = [sys.executable, "-m", "query_mutator.embedded"]
 

@@ -13,7 +13,6 @@ from embedded_http import (
     Fragile,
     Gate,
     Held,
-    Upper,
     chat,
     count,
     generate,
@@ -29,6 +28,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.runners import BUSY
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.types import Completion
+from tests.conftest import Upper
 
 
 @pytest.fixture

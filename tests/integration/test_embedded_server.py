@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedded_http import Fragile, TwoNumbers, Upper, chat, get, post, send, user
+from embedded_http import Fragile, TwoNumbers, chat, get, post, send, user
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.types import Completion
+from tests.conftest import Upper
 
 
 @pytest.fixture(scope="module")

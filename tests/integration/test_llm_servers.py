@@ -22,13 +22,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import retry_delay_s
 from query_mutator.scheduling import Call, Flow, PooledScheduler
 from query_mutator.types import ChatRequest, Completion
-
-
-class Upper:
-    name = "upper"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
+from tests.conftest import Upper
 
 
 def requests(count: int, **fields: object) -> list[ChatRequest]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,15 +17,9 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest
+from tests.conftest import Upper
 
 TEXT = "How do I sort a list?"
-
-
-class Upper:
-    name = "upper"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
 
 
 class Answer(BaseModel):

@@ -29,18 +29,10 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import build_client
+from tests.conftest import Upper
 
 QUESTIONS = [f"question {number}" for number in range(20)]
 OPERATOR = operators.names()[0]
-
-
-class Upper:
-    """A target that answers in capitals."""
-
-    name = "upper"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
 
 
 class Talker:

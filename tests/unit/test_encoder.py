@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,25 @@ class Counting:
         self.asked.append(["closed"])
 
 
+class Held(Counting):
+    """Its first call goes on only when it is let; a call for other texts comes through."""
+
+    def __init__(self, *, fail: bool = False) -> None:
+        super().__init__()
+        self.fail = fail
+        self.began, self.began_again, self.go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        if self.began.is_set():
+            self.began_again.set()
+        else:
+            self.began.set()
+            assert self.go_on.wait(20)
+        if self.fail:
+            raise EncoderError("held back for good")
+        return super().encode(texts)
+
+
 # the forward pass
 
 
@@ -149,6 +169,36 @@ def test_a_text_is_computed_once() -> None:
     rows = encoder.encode(["bb", "ccc", "a"])
     assert inner.asked == [["a", "bb"], ["ccc"]]
     assert rows[:, 1].tolist() == [2, 3, 1]
+
+
+def test_a_text_that_another_caller_is_computing_is_waited_for() -> None:
+    inner = Held()
+    encoder = Remember(inner)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(encoder.encode, ["a", "bb"])
+        assert inner.began.wait(20)
+        second = pool.submit(encoder.encode, ["bb", "ccc"])
+        assert inner.began_again.wait(20)  # with what nobody is computing
+        assert not second.done()
+        inner.go_on.set()
+        assert second.result(20)[:, 1].tolist() == [2, 3]
+        assert first.result(20)[:, 1].tolist() == [1, 2]
+    assert inner.asked == [["ccc"], ["a", "bb"]]
+
+
+def test_a_failure_reaches_those_who_wait_and_is_not_kept() -> None:
+    inner = Held(fail=True)
+    encoder = Remember(inner)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(encoder.encode, ["a"])
+        assert inner.began.wait(20)
+        second = pool.submit(encoder.encode, ["a"])
+        inner.go_on.set()
+        for call in (first, second):
+            with pytest.raises(EncoderError, match="held"):
+                call.result(20)
+    inner.fail = False
+    assert encoder.encode(["a"])[:, 1].tolist() == [1]
 
 
 def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,15 +14,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
 from query_mutator.types import ChatRequest, ErrorInfo, Message
-
-
-class Upper:
-    """A model that answers in capitals."""
-
-    name = "upper"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
+from tests.conftest import Upper
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import openai
@@ -15,15 +15,9 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.types import ChatRequest, ErrorInfo
+from tests.conftest import Upper
 
 KEY = "sk-very-secret-0123"
-
-
-class Upper:
-    name = "upper"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
 
 
 @pytest.fixture(scope="module")

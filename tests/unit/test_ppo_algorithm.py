@@ -69,6 +69,9 @@ def test_the_first_updates_statistics() -> None:
     stats = ppo.update(*bandit_rollout(ppo))
     assert set(stats) == {
         "charts/learning_rate",
+        "grads/norm_after_clip_max",
+        "grads/norm_before_clip_max",
+        "grads/norm_before_clip_median",
         "losses/approx_kl",
         "losses/clipfrac",
         "losses/entropy",
@@ -77,11 +80,25 @@ def test_the_first_updates_statistics() -> None:
         "losses/old_approx_kl",
         "losses/policy_loss",
         "losses/value_loss",
+        "rl/avg_value",
     }
     assert all(isinstance(value, float) and math.isfinite(value) for value in stats.values())
     assert stats["losses/entropy"] == pytest.approx(math.log(3), rel=0.01)
     assert stats["losses/approx_kl"] >= 0
     assert 0 <= stats["losses/clipfrac"] <= 1
+    assert stats["grads/norm_before_clip_median"] <= stats["grads/norm_before_clip_max"]
+    assert stats["grads/norm_after_clip_max"] <= CONFIG.max_grad_norm * 1.001
+
+
+def test_gradient_steps_and_samples_are_counted_and_kept() -> None:
+    ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+    buffer, next_obs = bandit_rollout(ppo)
+    ppo.update(buffer, next_obs)
+    assert ppo.gradient_steps == CONFIG.ppo_epoch * CONFIG.num_mini_batch
+    assert ppo.samples_learned == CONFIG.ppo_epoch * buffer.num_valid
+    again = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
+    again.load_state_dict(ppo.state_dict())
+    assert (again.gradient_steps, again.samples_learned) == (ppo.gradient_steps, ppo.samples_learned)
 
 
 def test_a_policy_that_has_not_moved_has_no_divergence() -> None:
@@ -96,7 +113,7 @@ def test_a_reached_target_kl_ends_the_passes() -> None:
     def passes(target_kl: float | None) -> float:
         ppo = PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, ppo_epoch=5, lr=0.1, target_kl=target_kl))
         ppo.update(*bandit_rollout(ppo))
-        return float(ppo.optimizer.state_dict()["state"][0]["step"]) / CONFIG.num_mini_batch
+        return float(ppo.optimizer.state_dict()["steps"]) / CONFIG.num_mini_batch
 
     assert passes(None) == 5
     assert passes(1e-4) == 1

@@ -23,12 +23,13 @@ def test_it_takes_torchs_steps(max_grad_norm: float) -> None:
     flat = FlatAdam(ours, lr=1e-2, max_grad_norm=max_grad_norm)
     adam = torch.optim.Adam(torchs.parameters(), lr=1e-2, eps=1e-5)
     for step in range(20):
-        norm = flat.descend(a_loss(ours, step))
+        norms = flat.descend(a_loss(ours, step))
         adam.zero_grad()
         a_loss(torchs, step).backward()
         wanted = torch.nn.utils.clip_grad_norm_(torchs.parameters(), max_grad_norm)
         adam.step()
-        torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=0)
+        torch.testing.assert_close(norms.before, wanted, rtol=1e-4, atol=0)
+        torch.testing.assert_close(norms.after, wanted.clamp(max=max_grad_norm), rtol=1e-4, atol=0)
     for one, other in zip(ours.parameters(), torchs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 

@@ -42,7 +42,7 @@ def test_a_run_can_be_saved_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--env", "Pendulum-v1"], "needs Discrete actions"),
+        (["--env", "Pendulum-v1"], "needed are Discrete actions"),
         (["--env", "NoSuchThing-v1"], "cannot make the environment"),
         (["--num-minibatches", "7"], "must divide num_processes*num_steps=512; try 4 or 8"),
         (["--totaltimesteps", "7"], "Perhaps you meant: --total-timesteps"),

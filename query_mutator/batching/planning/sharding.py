@@ -37,8 +37,8 @@ class Segment(Record):
 class ShardSpec(Record):
     """Which part of a plan a rank has.
 
-    Without `equal_steps` rank r has microbatches r, r + W, .. of each epoch. With it every rank has the same number of
-    steps, and at each step the ranks have microbatches of one bucket and of nearly equal cost
+    Without `equal_steps`, or alone, rank r has microbatches r, r + W, .. of each epoch. With it every rank has the
+    same number of steps, and at each step the ranks have microbatches of one bucket and of nearly equal cost
     linear * tokens + quadratic * squared lengths. `done` lists what earlier ranks did of epoch `first_epoch`.
     """
 
@@ -130,7 +130,7 @@ def report_epoch(epoch: EpochPlan, spec: ShardSpec) -> ShardReport:
 
 
 def _arrange(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: ShardSpec) -> Steps:
-    if not spec.equal_steps:
+    if not spec.equal_steps or world_size == 1:
         batches = np.full((-(-len(left) // world_size), world_size), _ABSENT, np.int64)
         batches.reshape(-1)[: len(left)] = left
         return Steps(batches, np.zeros(batches.shape, bool), left[:0])

@@ -1,0 +1,186 @@
+"""LinUCB: a linear contextual bandit (Li et al., 2010, arXiv:1003.0146), the sceptic's baseline.
+
+    n rows, D obs, X = D + 1 context (a 1 for the intercept), A actions
+
+Every step is a trial of its own: the context is the observation, the reward is that step's, what comes later counts
+for nothing. An action's value is a ridge regression of its rewards; where it was tried little, `ucb_alpha` standard
+errors are added while learning. Greedy acting adds nothing. Learning is one pass: every step is used once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ppo.algorithm import ACTION_STREAM
+from query_mutator.iqn.network import Acted
+from query_mutator.iqn.steps import FloatArray, Steps
+
+DoubleArray = NDArray[np.float64]
+
+#: Taken off the value of a closed action, so that no other is below it.
+CLOSED_VALUE = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class BanditConfig:
+    """What a bandit is made from; the flags of the same names say more."""
+
+    ucb_alpha: float = 0.3
+    ridge: float = 1.0
+    num_processes: int = 1
+    seed: int = 1
+
+
+class FrozenBandit:
+    """Coefficients and confidence as they stood, for acting."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Take the state dict of a bandit's policy."""
+        try:
+            self._theta = np.asarray(state["theta"])  # [A, X]
+            self._inverse = np.asarray(state["inverse"])  # [A, X, X]
+            self._closed = np.asarray(state["closed"])  # [A] columns, or none
+        except KeyError as error:
+            raise ValueError(f"these are not the coefficients of a bandit: {error} is missing") from error
+
+    def values(self, obs: FloatArray, *, ucb_alpha: float = 0.0) -> DoubleArray:
+        """Return the optimistic rewards [n, A] under observations [n, D]."""
+        contexts = with_intercept(obs)
+        values = contexts @ self._theta.T
+        if ucb_alpha:
+            variance = np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True)
+            values = values + ucb_alpha * np.sqrt(np.maximum(variance, 0.0))
+        if len(self._closed):
+            values = values - CLOSED_VALUE * np.asarray(obs)[:, self._closed]
+        return np.asarray(values)
+
+    def act(
+        self,
+        obs: FloatArray,
+        rngs: Sequence[np.random.Generator] = (),
+        *,
+        greedy: bool = False,
+        ucb_alpha: float = 0.0,
+    ) -> Acted:
+        """Return the actions of the largest values for observations [n, D]; `rngs` break ties evenly."""
+        values = self.values(obs, ucb_alpha=0.0 if greedy else ucb_alpha)
+        best = values.max(axis=1)
+        if greedy or not rngs:
+            return Acted(values.argmax(axis=1), best.astype(np.float32))
+        actions = [rng.choice(np.flatnonzero(row == top)) for rng, row, top in zip(rngs, values, best, strict=True)]
+        return Acted(np.array(actions, dtype=np.int64), best.astype(np.float32))
+
+
+class Bandit:
+    """Sums of contexts and rewards of every action, and the coefficients they give."""
+
+    def __init__(self, obs_dim: int, num_actions: int, config: BanditConfig, *, closed: slice | None = None) -> None:
+        """Take sizes and settings; `closed` are the columns of an observation that close actions."""
+        self.config = config
+        wide = obs_dim + 1
+        self._outer = np.tile(config.ridge * np.eye(wide), (num_actions, 1, 1))  # [A, X, X]
+        self._reward = np.zeros((num_actions, wide))  # [A, X]
+        self._inverse = np.linalg.inv(self._outer)
+        self._closed = np.array([] if closed is None else range(obs_dim)[closed], dtype=np.int64)
+        self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
+        self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
+        self._errors: list[float] = []  # squared, of each step before it was learned from
+        self._values: list[float] = []
+        self.hand_over()
+
+    @property
+    def updates_owed(self) -> int:
+        """Return 0: everything is learned as it comes."""
+        return 0
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return actions [n] in environments `env_ids`, which see obs [n, D]."""
+        rngs = [self._rngs[env] for env in env_ids]
+        return self.frozen.act(obs, rngs, ucb_alpha=self.config.ucb_alpha).actions
+
+    def observe(self, steps: Steps) -> None:
+        """Learn from steps of several environments; those that failed teach nothing."""
+        self.env_steps += len(steps.env_ids)
+        rows = np.flatnonzero(steps.valid)
+        if not len(rows):
+            return
+        contexts, actions, rewards = with_intercept(steps.obs[rows]), steps.actions[rows], steps.rewards[rows]
+        expected = (contexts * self._theta[actions]).sum(axis=1)
+        self._errors += np.square(rewards - expected).tolist()
+        self._values += expected.tolist()
+        for context, action, reward in zip(contexts, actions.tolist(), rewards, strict=True):
+            self._outer[action] += np.outer(context, context)
+            self._reward[action] += reward * context
+        changed = np.unique(actions)
+        self._inverse = self._inverse.copy()  # what acts now keeps its own
+        self._inverse[changed] = np.linalg.inv(self._outer[changed])
+        self.gradient_steps += 1
+        self.samples_learned += len(rows)
+        self.hand_over()
+
+    def learn(self) -> None:
+        """Do nothing: all is learned in `observe`."""
+
+    def forget_pending(self) -> None:
+        """Do nothing: no step waits for another."""
+
+    def hand_over(self) -> None:
+        """Have the coefficients of today act from here on."""
+        self._theta = np.einsum("axy,ay->ax", self._inverse, self._reward)  # [A, X]
+        self.frozen = FrozenBandit({"theta": self._theta, "inverse": self._inverse, "closed": self._closed})
+        self.version = self.gradient_steps
+
+    def stats(self) -> dict[str, float]:
+        """Return the figures since the last call under their metric keys."""
+        stats = {
+            "losses/td_loss": float(np.mean(self._errors)) if self._errors else math.nan,
+            "rl/avg_value": float(np.mean(self._values)) if self._values else math.nan,
+        }
+        self._errors, self._values = [], []
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a later run needs to go on from here: tensors and plain types."""
+        return {
+            "policy": {
+                "theta": torch.from_numpy(self._theta.copy()),
+                "inverse": torch.from_numpy(self._inverse.copy()),
+                "closed": torch.from_numpy(self._closed.copy()),
+            },
+            "optimizer": {
+                "outer": torch.from_numpy(self._outer.copy()),
+                "reward": torch.from_numpy(self._reward.copy()),
+            },
+            "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
+            "updates_done": self.updates_done,
+            "counts": {
+                "env_steps": self.env_steps,
+                "gradient_steps": self.gradient_steps,
+                "samples_learned": self.samples_learned,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; other sizes are a ValueError."""
+        outer, reward = (state["optimizer"][name].numpy().copy() for name in ("outer", "reward"))
+        if outer.shape != self._outer.shape or len(state["rng"]["actions"]) != len(self._rngs):
+            raise ValueError("the checkpoint's bandit has other observations, actions or environments")
+        self._outer, self._reward, self._inverse = outer, reward, np.linalg.inv(outer)
+        for rng, stream in zip(self._rngs, state["rng"]["actions"], strict=True):
+            rng.bit_generator.state = stream
+        self.updates_done = int(state["updates_done"])
+        for name, count in state["counts"].items():
+            setattr(self, name, int(count))
+        self.hand_over()
+
+
+def with_intercept(obs: FloatArray) -> DoubleArray:
+    """Return contexts [n, X] of observations [n, D]: a 1 behind each."""
+    return np.concatenate([np.asarray(obs, dtype=np.float64), np.ones((len(obs), 1))], axis=1)

@@ -1,0 +1,264 @@
+"""IQN itself: network, target, replay and every random stream; environments are the caller's.
+
+B samples of a gradient step, K quantiles of the prediction, J of its target, A actions, D obs
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ppo.algorithm import ACTION_STREAM
+from ppo.descent import FlatAdam
+from query_mutator.iqn.config import IQNConfig
+from query_mutator.iqn.loss import quantile_huber_loss
+from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwork
+from query_mutator.iqn.nstep import NStep
+from query_mutator.iqn.replay import Replay, Sample
+from query_mutator.iqn.steps import Steps
+
+REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # beside those of ppo.algorithm
+
+
+class IQN:
+    """Learns from steps that are handed to `observe`, as often as `replay_ratio` says; acts by its latest hand-over."""
+
+    def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, closed: slice | None = None) -> None:
+        """Take sizes and settings; `closed` are the columns of an observation that close actions."""
+        self.config = config
+        self.device = torch.empty(0, device=config.device).device
+        network = QuantileNetwork(
+            obs_dim,
+            num_actions,
+            config.hidden_sizes,
+            num_cosines=config.num_cosines,
+            seed=config.seed,
+            closed=closed,
+        )
+        self.network = network.to(self.device)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = FlatAdam(self.network, lr=config.lr, max_grad_norm=config.max_grad_norm)
+        self.replay = Replay(
+            config.replay_size,
+            obs_dim,
+            alpha=config.per_alpha,
+            rng=np.random.default_rng((config.seed, REPLAY_STREAM)),
+        )
+        self.nstep = NStep(config.num_processes, config.n_step, config.gamma)
+        self.quantile_rng = torch.Generator().manual_seed(config.seed + QUANTILE_STREAM)
+        env_seeds = range(config.seed, config.seed + config.num_processes)
+        self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
+        self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = 0
+        self._since: list[Tensor] = []  # figures of the gradient steps since `stats`
+        self._ages: list[int] = []  # of the weights that chose, when their step came back
+        self.hand_over()
+
+    # --- acting ------------------------------------------------------------------------------------------------------
+
+    @property
+    def epsilon(self) -> float:
+        """Return the share of actions that is drawn at random now."""
+        config = self.config
+        falls_over = max(1.0, config.epsilon_fraction * config.total_steps)
+        left = max(0.0, 1.0 - self.env_steps / falls_over)
+        return config.epsilon_end + (config.epsilon_start - config.epsilon_end) * left
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return actions [n] in environments `env_ids`, which see obs [n, D]; safe while another thread learns."""
+        rngs = [self.action_rngs[env] for env in env_ids]
+        epsilon = 1.0 if len(self.replay) < self.config.learning_starts else self.epsilon
+        return self.frozen.act(obs, rngs, epsilon=epsilon).actions
+
+    def hand_over(self) -> None:
+        """Have the weights of today act from here on."""
+        self.frozen: FrozenQuantiles = self.network.frozen(num_quantiles=self.config.num_eval_quantiles)
+        self.version = self.gradient_steps  # at which the weights that act were handed over
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    def observe(self, steps: Steps) -> None:
+        """Take in steps of several environments, at most one of each."""
+        for row, env in enumerate(steps.env_ids.tolist()):
+            self.replay.add(
+                self.nstep.add(
+                    env,
+                    steps.obs[row],
+                    int(steps.actions[row]),
+                    float(steps.rewards[row]),
+                    steps.next_obs[row],
+                    terminated=bool(steps.terminations[row]),
+                    truncated=bool(steps.truncations[row]),
+                    valid=bool(steps.valid[row]),
+                )
+            )
+        self.env_steps += len(steps.env_ids)
+        self._ages += (self.gradient_steps - steps.versions).tolist()
+
+    def forget_pending(self) -> None:
+        """Drop steps that still wait for rewards: the environments begin new episodes."""
+        self.nstep.forget()
+
+    @property
+    def updates_owed(self) -> int:
+        """Return the gradient steps that the replay ratio asks for and that were not taken yet."""
+        if len(self.replay) < self.config.learning_starts:
+            return 0
+        owed = self.config.replay_ratio * self.replay.added - self.samples_learned
+        return max(0, int(owed // self.config.train_batch_size))
+
+    def learn(self) -> None:
+        """Take one gradient step, move the target, and hand the weights over when that is due."""
+        config = self.config
+        beta = config.per_beta + (1.0 - config.per_beta) * self._progress
+        sample = self.replay.sample(config.train_batch_size, beta=beta)
+        self.optimizer.set_lr(self._lr)
+        step = self._loss(sample)
+        norms = self.optimizer.descend((sample.weights.to(self.device) * step.losses).mean())
+        self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
+        self._move_target()
+        self._since.append(
+            torch.stack((step.losses.detach().mean(), step.values.mean(), step.gaps.mean(), norms.before, norms.after))
+        )
+        self.gradient_steps += 1
+        self.samples_learned += config.train_batch_size
+        if self.gradient_steps % config.sync_every == 0:
+            self.hand_over()
+
+    @property
+    def _progress(self) -> float:
+        return min(1.0, self.env_steps / max(1, self.config.total_steps))
+
+    @property
+    def _lr(self) -> float:
+        return self.config.lr * (1.0 - self._progress if self.config.use_linear_lr_decay else 1.0)
+
+    def _taus(self) -> Tensor:
+        """Return quantiles [K], drawn in pairs tau and 1 - tau, whose mean is a half; all samples of a step share them.
+
+        So their embedding, half of the arithmetic otherwise, is computed for K rows and not for B x K.
+        """
+        half = torch.rand(self.config.num_quantiles // 2, generator=self.quantile_rng)
+        return torch.cat((half, 1.0 - half)).to(self.device)
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Return the figures since the last call under their metric keys; losses are means per sample."""
+        config, since = self.config, torch.stack(self._since).T if self._since else torch.zeros(5, 1)
+        age = float(np.mean(self._ages)) if self._ages else 0.0
+        self._since, self._ages = [], []
+        loss, value, gap, before, after = since.cpu()
+        learned = {
+            "losses/td_loss": float(loss.mean()),
+            "rl/avg_value": float(value.mean()),
+            "rl/action_gap": float(gap.mean()),
+            "losses/grad_norm": float(before.mean()),
+            "grads/norm_before_clip_median": float(before.median()),
+            "grads/norm_before_clip_max": float(before.max()),
+            "grads/norm_after_clip_max": float(after.max()),
+        }
+        return {
+            **learned,
+            "rl/epsilon": self.epsilon,
+            "charts/learning_rate": self._lr,
+            "perf/replay_ratio_requested": config.replay_ratio,
+            "perf/replay_ratio_achieved": self.samples_learned / max(1, self.replay.added),
+            "perf/updates_per_sample": self.gradient_steps / max(1, self.replay.added),
+            "perf/weight_sync_age": age,
+            "buffer/size": len(self.replay),
+            "buffer/largest_priority": self.replay.largest_priority,
+            "counters/target_updates": self.gradient_steps,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a later run needs to go on from here, the replay included: tensors and plain types."""
+        return {
+            "policy": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": {
+                "replay": self.replay.rng.bit_generator.state,
+                "quantiles": self.quantile_rng.get_state(),
+                "actions": [rng.bit_generator.state for rng in self.action_rngs],
+            },
+            "target": self.target.state_dict(),
+            "replay": self.replay.state_dict(),
+            "pending": self.nstep.state_dict(),
+            "updates_done": self.updates_done,
+            "counts": {
+                "env_steps": self.env_steps,
+                "gradient_steps": self.gradient_steps,
+                "samples_learned": self.samples_learned,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; a network of other sizes or another number of streams is a ValueError."""
+        streams = state["rng"]["actions"]
+        if len(streams) != len(self.action_rngs):
+            raise ValueError(
+                f"the checkpoint has {len(streams)} environments, this run {len(self.action_rngs)}; "
+                f"try num_processes={len(streams)}"
+            )
+        try:
+            self.network.load_state_dict(state["policy"])
+            self.target.load_state_dict(state["target"])
+        except RuntimeError as error:
+            raise ValueError(f"the checkpoint's network has other sizes: {error}") from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.replay.load_state_dict(state["replay"])
+        self.replay.rng.bit_generator.state = state["rng"]["replay"]
+        self.nstep.load_state_dict(state["pending"])
+        self.quantile_rng.set_state(state["rng"]["quantiles"])
+        for rng, stream in zip(self.action_rngs, streams, strict=True):
+            rng.bit_generator.state = stream
+        self.updates_done = int(state["updates_done"])
+        for name, count in state["counts"].items():
+            setattr(self, name, int(count))
+        self.hand_over()
+
+    # --- one gradient step -------------------------------------------------------------------------------------------
+
+    def _loss(self, sample: Sample) -> _Step:
+        sample = sample.to(self.device)
+        taus = self._taus()
+        quantiles = self.network(sample.obs, taus)  # [B, K, A]
+        predicted = _of(quantiles, sample.actions)  # [B, K]
+        with torch.no_grad():
+            values = quantiles.mean(1) - self.network.mask(sample.obs)  # [B, A]
+            best = values.topk(2, dim=1).values
+            target = self._targets(sample)  # [B, J]
+        losses = quantile_huber_loss(predicted, target, taus, kappa=self.config.kappa)
+        errors = (target.mean(1) - predicted.detach().mean(1)).abs()
+        return _Step(losses, errors, values=best[:, 0], gaps=best[:, 0] - best[:, 1])
+
+    def _targets(self, sample: Sample) -> Tensor:
+        """Return samples [B, J] of the return; the online network picks the next action, the target values it."""
+        taus = self._taus()
+        online = self.network(sample.next_obs, taus).mean(1) - self.network.mask(sample.next_obs)
+        following = _of(self.target(sample.next_obs, self._taus()), online.argmax(1))
+        return sample.returns[:, None] + sample.discounts[:, None] * following
+
+    def _move_target(self) -> None:
+        with torch.no_grad():
+            for slow, quick in zip(self.target.parameters(), self.network.parameters(), strict=True):
+                slow.lerp_(quick, self.config.target_tau)
+
+
+class _Step(NamedTuple):
+    """What a gradient step is made of."""
+
+    losses: Tensor  # [B]
+    errors: Tensor  # [B] of the mean return, absolute
+    values: Tensor  # [B] of the best action
+    gaps: Tensor  # [B] to the second best
+
+
+def _of(quantiles: Tensor, actions: Tensor) -> Tensor:
+    """Return the quantiles [B, K] of the chosen actions [B] among [B, K, A]."""
+    return quantiles.gather(2, actions[:, None, None].expand(-1, quantiles.shape[1], 1)).squeeze(2)

@@ -1,0 +1,106 @@
+"""From steps of many environments to n-step transitions.
+
+    N environments, D obs, n steps
+
+    return      r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
+    discount    gamma^k, or 0 where the episode was terminated: the weight of the value of `next_obs`
+
+k is n, or fewer at an episode's end. A step that failed for good (`valid=False`) is skipped as if it had not
+happened: the chain runs from the step before it to the step after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+
+class Transition(NamedTuple):
+    """What was seen and done, the rewards that followed, and where that led."""
+
+    obs: FloatArray  # [D]
+    action: int
+    n_return: float
+    next_obs: FloatArray  # [D]
+    discount: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose n rewards are not all in yet."""
+
+    obs: FloatArray
+    action: int
+    n_return: float = 0.0
+    length: int = 0
+
+
+@dataclass(slots=True)
+class NStep:
+    """Holds the steps of each environment that still wait for rewards."""
+
+    num_envs: int
+    n: int
+    gamma: float
+    _pending: list[deque[_Pending]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pending = [deque() for _ in range(self.num_envs)]
+
+    def add(
+        self,
+        env: int,
+        obs: FloatArray,
+        action: int,
+        reward: float,
+        next_obs: FloatArray,
+        *,
+        terminated: bool,
+        truncated: bool,
+        valid: bool = True,
+    ) -> list[Transition]:
+        """Return the transitions that a step completes; `next_obs` is the episode's last one where it ended."""
+        pending = self._pending[env]
+        if valid:
+            pending.append(_Pending(obs, action))
+            for one in pending:
+                one.n_return += self.gamma**one.length * reward
+                one.length += 1
+        done: list[Transition] = []
+        while pending and (terminated or truncated or pending[0].length == self.n):
+            one = pending.popleft()
+            discount = 0.0 if terminated else self.gamma**one.length
+            done.append(Transition(one.obs, one.action, one.n_return, next_obs, discount))
+        return done
+
+    def state_dict(self) -> list[list[dict[str, Any]]]:
+        """Return what waits, in plain types."""
+        return [
+            [
+                {"obs": one.obs.tolist(), "action": one.action, "n_return": one.n_return, "length": one.length}
+                for one in pending
+            ]
+            for pending in self._pending
+        ]
+
+    def load_state_dict(self, state: list[list[Mapping[str, Any]]]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._pending = [
+            deque(
+                _Pending(np.array(one["obs"], dtype=np.float32), one["action"], one["n_return"], one["length"])
+                for one in pending
+            )
+            for pending in state
+        ]
+
+    def forget(self) -> None:
+        """Drop what waits: the environments begin new episodes."""
+        for pending in self._pending:
+            pending.clear()

@@ -1,0 +1,24 @@
+"""Steps on their way from environments to a learner."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+
+class Steps(NamedTuple):
+    """One step of each of n environments; `next_obs` is the last observation of an episode that ended."""
+
+    env_ids: NDArray[np.int64]  # [n]
+    obs: FloatArray  # [n, D]
+    actions: NDArray[np.int64]  # [n]
+    rewards: NDArray[np.float64]  # [n]
+    next_obs: FloatArray  # [n, D]
+    terminations: NDArray[np.bool_]  # [n]
+    truncations: NDArray[np.bool_]  # [n]
+    valid: NDArray[np.bool_]  # [n] False where a call failed for good
+    versions: NDArray[np.int64]  # [n] gradient steps behind the weights that chose

@@ -1,0 +1,179 @@
+"""Data sets whose loading is to be sized: folders of files, objects of a program, LeRobot's, synthetic ones.
+
+synthetic:io       items wait 4 ms, as for a disk or a network: workers help beyond the number of processors
+synthetic:cpu      items compute for 4 ms: workers help up to the number of processors
+synthetic:bursty   items wait 1 ms, one in 32 for 60 ms: batches ahead help
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+
+from query_mutator.errors import UsageError
+from query_mutator.sizing.target import load_target
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_ITEMS = 4096
+USUAL_BATCH = 8
+
+
+class Synthetic(Dataset[Tensor]):
+    """Items that take a known time: `ms` each, every `burst_every`-th by chance `burst_ms`; waiting, or computing."""
+
+    def __init__(self, ms: float, *, computing: bool = False, burst_every: int = 0, burst_ms: float = 0.0) -> None:
+        rng = random.Random(0)
+        bursts = [burst_every > 0 and rng.random() < 1 / burst_every for _ in range(_ITEMS)]
+        self.seconds = [(burst_ms if burst else ms) / 1000 for burst in bursts]
+        self.computing = computing
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return 1024 numbers after the item's time."""
+        if self.computing:
+            ends = time.process_time() + self.seconds[index]
+            while time.process_time() < ends:
+                pass
+        else:
+            time.sleep(self.seconds[index])
+        return torch.zeros(1024)
+
+
+SYNTHETIC = {
+    "synthetic:io": lambda: Synthetic(4.0),
+    "synthetic:cpu": lambda: Synthetic(4.0, computing=True),
+    "synthetic:bursty": lambda: Synthetic(1.0, burst_every=32, burst_ms=60.0),
+}
+
+
+class Files(Dataset[Any]):
+    """The files under a folder: pictures decoded (with Pillow), .npy and .pt loaded, others as bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if not self.files:
+            raise UsageError(f"--dataset {folder}: the folder holds no files")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return what a file holds."""
+        path = self.files[index]
+        if path.suffix.lower() in _PICTURES:
+            return _picture(path)
+        if path.suffix == ".npy":
+            return np.load(path)
+        if path.suffix == ".pt":
+            return torch.load(path, map_location="cpu", weights_only=True)
+        return path.read_bytes()
+
+
+class Endless(Sampler[int]):
+    """Indices in a shuffled order from `first` on, without end: each trial reads other files, not the page cache."""
+
+    def __init__(self, size: int, *, first: int) -> None:
+        self.order = random.Random(0).sample(range(size), size)
+        self.first = first % size
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from self.order[self.first :]
+            yield from self.order[: self.first]
+
+
+def as_loader(source: str, *, batch_size: int | None) -> DataLoader[Any]:
+    """Return the loader of a source, its batches as it makes them; UsageError when there is none.
+
+    A source is a folder, a name of SYNTHETIC, lerobot:REPO, or package.module:name of a data set, of a DataLoader, or
+    of a function that returns one.
+    """
+    found = _open(source)
+    if isinstance(found, DataLoader):
+        return found
+    if not (hasattr(found, "__getitem__") or isinstance(found, IterableDataset)):
+        raise UsageError(f"{source} is a {type(found).__name__}; it should be a data set or a DataLoader")
+    return DataLoader(found, batch_size=batch_size or USUAL_BATCH, collate_fn=_stacked)
+
+
+def with_workers(
+    loader: DataLoader[Any], *, workers: int, prefetch: int, start_method: str | None, first: int = 0
+) -> DataLoader[Any]:
+    """Return a loader of the same batches that never ends, made by other workers."""
+    more: dict[str, Any] = {}
+    if workers:
+        more = {"prefetch_factor": prefetch, "multiprocessing_context": start_method, "persistent_workers": True}
+    if isinstance(loader.dataset, IterableDataset):
+        more |= {"batch_size": loader.batch_size}
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        more |= {"batch_sampler": _Again(loader.batch_sampler)}
+    else:
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        more |= {"batch_size": loader.batch_size, "sampler": Endless(size, first=first)}
+    return DataLoader(
+        loader.dataset,
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        **more,
+    )
+
+
+class _Again(Sampler[list[int]]):
+    """The batches of a sampler, again and again."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.batches
+
+
+def _open(source: str) -> Any:
+    if source in SYNTHETIC:
+        return SYNTHETIC[source]()
+    if source.startswith("lerobot:"):
+        return _lerobot(source.removeprefix("lerobot:"))
+    if Path(source).is_dir():
+        return Files(Path(source))
+    if ":" not in source:
+        raise UsageError(f"--dataset {source}: no such folder; or give package.module:name, {', '.join(SYNTHETIC)}")
+    found = load_target(source)
+    return found if isinstance(found, (Dataset, DataLoader)) or not callable(found) else found()
+
+
+def _lerobot(repo: str) -> Any:
+    if importlib.util.find_spec("lerobot") is None:
+        raise UsageError(f"--dataset lerobot:{repo} needs LeRobot: pip install lerobot")
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    return LeRobotDataset(repo)
+
+
+def _picture(path: Path) -> Tensor:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UsageError(f"decoding {path.name} needs Pillow: pip install pillow") from None
+    with Image.open(path) as picture:
+        return torch.from_numpy(np.asarray(picture.convert("RGB")).copy())
+
+
+def _stacked(items: list[Any]) -> Any:
+    """Return items as one batch, or as they are where they differ in shape or are no numbers."""
+    try:
+        return default_collate(items)
+    except (RuntimeError, TypeError):
+        return items
