@@ -32,12 +32,13 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import retry_delay_s
 from query_mutator.observation import Moment, Sight
-from query_mutator.rewards import Evidence, is_not_sure, is_refusal
+from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.scheduling import (
     Call,
     Encode,
     Flow,
     PooledScheduler,
+    Prepare,
     RetryDelay,
     Scheduler,
     SequentialScheduler,
@@ -222,6 +223,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if not mutated.ok:
             return mutated.error
         if text not in episode.known:
+            yield Prepare((text,))
             answered: Completion = yield self._call(self.task.calls.target(text), "answer", action=action)
             episode.calls += 1
             if not answered.ok:
@@ -254,8 +256,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer=answer,
             text_vector=text_vector,
             answer_vector=answer_vector,
-            fit=float(np.dot(text_vector, answer_vector)),
-            closeness=float(np.dot(original, answer_vector)),
+            fit=cosine(text_vector, answer_vector),
+            closeness=cosine(original, answer_vector),
             reward=self.task.reward(evidence),
         )
 
@@ -281,7 +283,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         sight = Sight(
             original=first.text,
             current=current.text,
-            original_vector=first.text_vector,
+            drift=1.0 - cosine(first.text_vector, current.text_vector),
             current_vector=current.text_vector,
             answer_vector=current.answer_vector,
             closeness=current.closeness,
@@ -402,7 +404,8 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
         every = range(self.num_envs)
         self.send(actions, every)
-        return self._gather(dict(self._scheduler.finished() for _ in every), every)  # type: ignore[misc]
+        results = dict(self._scheduler.finished() for _ in every)
+        return self._gather(results, every)  # type: ignore[arg-type]
 
     def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
         """Begin a step in each of `env_ids`; it goes on while the caller does something else."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from query_mutator.assemble import System, TaskSettings
     from query_mutator.checkpoint import Checkpoint, Progress
     from query_mutator.data import Split
+    from query_mutator.encoder import Encoder
     from query_mutator.journal import Journal
     from query_mutator.learners import AnyLearner
     from query_mutator.offpolicy import EnvGroups
@@ -186,6 +187,7 @@ class Trainer:
         self.journal = None
         if config.algo == "ppo" and not config.max_policy_lag:  # others run ahead of what could be replayed
             self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
+            keep_embeddings(system.encoder, self.journal)
         self.envs = make_envs(config, system, task, run_dir, self.journal)
         self.obs = self._go_on(checkpoint, done)
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.envs.envs)
@@ -441,8 +443,20 @@ def make_envs(
     ]
     batch_size = config.batch_size if config.use_batching else None
     if config.algo != "ppo":
-        return EnvGroups(envs, batch_size, num_groups=config.num_collectors)
+        return EnvGroups(envs, batch_size, num_groups=min(config.num_collectors, len(envs)))
     return BatchedQueryMutationEnv(envs, batch_size, journal=journal)
+
+
+def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
+    """Have embeddings that a server makes written down before they are used, and take those found there."""
+    import numpy as np
+
+    from query_mutator.encoder import Remember
+
+    if isinstance(encoder, Remember) and encoder.is_remote:
+        if journal.vectors:
+            encoder.remember(list(journal.vectors), np.stack(list(journal.vectors.values())))
+        encoder.on_learn = journal.write_vectors
 
 
 def new_seed(seed: int, updates_done: int) -> int:

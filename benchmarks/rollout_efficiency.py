@@ -43,7 +43,7 @@ def main() -> None:
         child(sys.argv[2], sys.argv[3:])
         return
     arguments = parsed()
-    for seed in range(1, arguments.seeds + 1):
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         if arguments.ceiling:
             show(run(arguments, model="echo", sigma=0.0, latency_ms=0.0, seed=seed, mode="async"))
         elif arguments.width:
@@ -66,6 +66,7 @@ def parsed() -> argparse.Namespace:
     add("--encoder", default="hash", help="hash, or the sentence encoder's name")
     add("--max-policy-lag", type=int, default=0)
     add("--seeds", type=int, default=5, help="runs of each kind")
+    add("--first-seed", type=int, default=1)
     add("--batch-size", type=int, default=None)
     add("--num-processes", type=int, default=None)
     add("--num-env-steps", type=int, default=None)
@@ -80,7 +81,7 @@ def parsed() -> argparse.Namespace:
     if arguments.ceiling:
         usual |= {"batch_size": 16, "num_processes": 32, "num_env_steps": 4096}
     elif arguments.width:
-        usual |= {"batch_size": 512, "num_processes": 512, "num_env_steps": 8192, "num_steps": 16, "slots": 512}
+        usual |= {"batch_size": 512, "num_processes": 512, "num_env_steps": 16384, "slots": 512}
     elif arguments.servers:
         usual |= {"batch_size": 16, "num_processes": 32, "num_env_steps": 2048, "slots": 8}
     for name, value in usual.items():
@@ -327,8 +328,12 @@ class PhaseScheduler:
                 self._advance(row, reply)
 
     def _advance(self, row: list[Any], result: Any) -> None:
+        from query_mutator.scheduling import Prepare
+
         try:
             row[2] = row[1].send(result)
+            while isinstance(row[2], Prepare):
+                row[2] = row[1].send(None)
         except StopIteration as stop:
             self._flows.remove(row)
             self._done.append((row[0], stop.value))

@@ -55,6 +55,7 @@ class RolloutBuffer:
         self.final_values = torch.zeros(num_steps, num_envs)  # [T, N] value of final_obs where truncated
         self.valid = torch.ones(num_steps, num_envs, dtype=torch.bool)  # [T, N] False where the step's call failed
         self.cursor = np.zeros(num_envs, dtype=np.int64)  # [N] steps taken
+        self._left = num_steps * num_envs  # steps to be taken until the buffer is full
         self._every_env = np.arange(num_envs)
         # Torch owns the memory, because its allocations are aligned; numpy writes into it, because that is quicker.
         self._columns = {name: tensor.numpy() for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
@@ -62,7 +63,7 @@ class RolloutBuffer:
     @property
     def full(self) -> bool:
         """True when every environment has taken all its steps."""
-        return bool((self.cursor == self.num_steps).all())
+        return self._left == 0
 
     @property
     def num_valid(self) -> int:
@@ -73,6 +74,7 @@ class RolloutBuffer:
     def reset(self) -> None:
         """Begin the next rollout; contents are overwritten as it goes."""
         self.cursor[:] = 0
+        self._left = self.num_steps * self.num_envs
 
     def add(
         self,
@@ -111,11 +113,12 @@ class RolloutBuffer:
         if (steps >= self.num_steps).any():
             done = envs[steps >= self.num_steps].tolist()
             raise ValueError(f"environments {done} have taken all their {self.num_steps} steps; reset() the buffer")
-        if not known_distinct and len(np.unique(envs)) < len(envs):
+        if not known_distinct and len(set(envs.tolist())) < len(envs):
             raise ValueError(
                 f"an environment is named twice in {envs.tolist()}; add its steps one call after the other"
             )
         self.cursor[envs] = steps + 1
+        self._left -= len(envs)
         return steps
 
     def batch(self, advantages: Tensor, returns: Tensor) -> Batch:

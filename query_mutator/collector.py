@@ -119,14 +119,8 @@ class Collector:
         if stepped.all():
             self._note(ready, next_obs, rewards, terminations, truncations, infos)
         elif stepped.any():
-            self._note(
-                ready[stepped],
-                next_obs[stepped],
-                rewards[stepped],
-                terminations[stepped],
-                truncations[stepped],
-                rows_of(infos, stepped),
-            )
+            ended = (terminations[stepped], truncations[stepped])
+            self._note(ready[stepped], next_obs[stepped], rewards[stepped], *ended, rows_of(infos, stepped))
         self._obs[ready] = next_obs
         self._send(ready[self._part[ready] < len(self._parts)])
 

@@ -99,6 +99,13 @@ class Remember:
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
         self._under_way: dict[str, Future[FloatArray]] = {}
         self._memory_lock = threading.Lock()
+        #: Hears of new texts and their rows [n, dim] before they are used.
+        self.on_learn: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether a server makes the embeddings."""
+        return isinstance(self._inner, RemoteEncoder)
 
     def __repr__(self) -> str:
         return f"Remember({self._inner!r})"
@@ -140,7 +147,9 @@ class Remember:
 
     def _learn(self, texts: Sequence[str]) -> dict[str, FloatArray]:
         try:
-            learned = self.remember(texts, self._inner.encode(texts))
+            rows = self._inner.encode(texts)
+            self.on_learn(texts, rows)
+            learned = self.remember(texts, rows)
         except BaseException as error:
             for text in texts:
                 self._finished(text).set_exception(error)

@@ -2,7 +2,8 @@
 
     journal/step_<n>.jsonl     what was done after the update at which the run had taken n environment steps
 
-A line is a call (who made it, the sha256 of the request, the outcome, failures included) or the action of a step. It is
+A line is a call (who made it, the sha256 of the request, the outcome, failures included), the action of a step, or the
+embedding of a text that a server made. It is
 appended with one write, so it survives the death of the process; a torn last line (a power cut) is passed over. A run
 that goes on starts from a checkpoint's environments and takes from the journal every action and outcome found there.
 """
@@ -12,15 +13,21 @@ from __future__ import annotations
 import logging
 import os
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from json import JSONEncoder, loads
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from query_mutator.disk import disk_errors
 from query_mutator.llm.keys import request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+FloatArray = NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +68,7 @@ class Journal:
         self._on_replay = on_replay
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
+        self.vectors: dict[str, FloatArray] = {}  # embeddings [D] found here, by their texts
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             steps = self._steps()
@@ -113,6 +121,12 @@ class Journal:
             "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
         )
 
+    def write_vectors(self, texts: Sequence[str], rows: FloatArray) -> None:
+        """Append the embeddings [n, D] of texts."""
+        told = zip(texts, np.ascontiguousarray(rows, dtype="<f4"), strict=True)
+        lines = [_encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in told]
+        self._append("".join(line + "\n" for line in lines))
+
     def begin(self, env_steps: int) -> None:
         """Write what follows to a file of its own, after having the present one on the disk itself."""
         with disk_errors(self._folder):
@@ -154,6 +168,9 @@ class Journal:
                 raise error from None
 
     def _remember(self, entry: dict[str, Any]) -> None:
+        if "vector" in entry:
+            self.vectors[entry["text"]] = np.frombuffer(b64decode(entry["vector"]), dtype="<f4").astype(np.float32)
+            return
         env, step = entry["env"], entry["step"]
         if "outcome" not in entry:
             self._actions[env, step] = entry["action"]

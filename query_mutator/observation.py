@@ -69,7 +69,7 @@ class Sight:
 
     original: str
     current: str
-    original_vector: FloatArray  # [D]
+    drift: float  # 1 - cosine of the original and the present question
     current_vector: FloatArray  # [D]
     answer_vector: FloatArray  # [D]
     closeness: float  # cosine of the original and the answer
@@ -108,7 +108,7 @@ class Observer:
         obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
         cosines = np.array([sight.closeness, sight.fit], dtype=np.float32)
         obs[put["similarity"]][:2] = _COSINE_SCALE * (cosines - 0.5)
-        obs[put["drift"]] = _COSINE_SCALE * (1.0 - np.dot(sight.original_vector, sight.current_vector))
+        obs[put["drift"]] = _COSINE_SCALE * sight.drift
         obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
         obs[put["words"]] = self._count_words(sight.current)
         obs[put["progress"]] = (0.0, sight.current == sight.original)

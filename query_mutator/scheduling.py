@@ -4,7 +4,7 @@ A *flow* is a generator that yields what it needs (a call, or embeddings) and is
 all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
 calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
 time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
-together, in one worker of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
+together, in workers of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
 taken from there, what it does not is written to it before it is used.
 """
 
@@ -33,6 +33,8 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
 
+ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -49,7 +51,14 @@ class Encode:
     texts: tuple[str, ...]
 
 
-Need = Call | Encode
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A flow will need embeddings of texts after its next call; it is sent None at once."""
+
+    texts: tuple[str, ...]
+
+
+Need = Call | Encode | Prepare
 Flow = Generator[Need, Any, Any]
 
 
@@ -91,7 +100,9 @@ def run_flow(
             need = flow.send(result)
         except StopIteration as stop:
             return stop.value
-        if isinstance(need, Encode):
+        if isinstance(need, Prepare):
+            result = None
+        elif isinstance(need, Encode):
             result = _encoded(encoder, need.texts)
         else:
             result = _call_with_retries(_Tries(need, retry_delay_s, journal), client)
@@ -197,13 +208,13 @@ class _Running:
     tries: _Tries | None = None
 
 
-_Event = tuple[Sequence[_Running], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
 
 
 class _Workers:
     """A ThreadPoolExecutor of `size` workers, each of which takes what waits and has precedence, one after the other.
 
-    A worker is begun when more is under way than there are. What the work raises goes to `on_error`.
+    A worker that finds nothing waiting goes back to the executor. What the work raises goes to `on_error`.
     """
 
     def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
@@ -212,43 +223,35 @@ class _Workers:
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix="qm-call")
         self._waiting: list[tuple[int, int, Work]] = []  # a heap
         self._turns = itertools.count()
-        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for all that waits, False ends a worker
-        self._begun = self._unfinished = 0
-        self._closed = False
-        self._lock = threading.Lock()  # guards all but the tokens
+        self._busy = 0  # workers that will look at what waits before they go back
+        self._lock = threading.Lock()  # guards the three above
 
     def put(self, work: Work, *, precedence: int) -> None:
         """Have a worker do this; the lowest precedence goes first, among equals the one that came first."""
         with self._lock:
             heapq.heappush(self._waiting, (precedence, next(self._turns), work))
-            self._unfinished += 1
-            begins = self._begun < min(self._size, self._unfinished)
-            self._begun += begins
+            begins = self._busy < self._size
+            self._busy += begins
         if begins:
             self._pool.submit(self._run)
-        self._tokens.put(True)
 
     def close(self) -> None:
         """Drop what waits and wait for what is under way; idempotent."""
         with self._lock:
-            self._closed = True
             self._waiting.clear()
-        for _ in range(self._begun):
-            self._tokens.put(False)
         self._pool.shutdown(wait=True)
 
     def _run(self) -> None:
-        while self._tokens.get():
+        while True:
             with self._lock:
-                if self._closed:
+                if not self._waiting:
+                    self._busy -= 1
                     return
                 *_, work = heapq.heappop(self._waiting)
             try:
                 work()
             except BaseException as error:
                 self._on_error(error)
-            with self._lock:
-                self._unfinished -= 1
 
 
 class PooledScheduler:
@@ -272,9 +275,15 @@ class PooledScheduler:
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
-        self._encode_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-encode")
-        self._to_encode: list[tuple[_Running, Encode]] = []
-        self._encoding = False
+        is_local = isinstance(encoder, Remember) and not encoder.is_remote
+        self._encode_workers = (
+            ENCODE_WORKERS if is_local else 1
+        )  # a server is not to be asked for one text twice at once
+        self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
+        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
+        self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
+        self._prepares = is_local  # to a server it would be one more call
+        self._encoding = 0  # batches of texts under way
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
         self._done: deque[tuple[Hashable, Any]] = deque()
@@ -302,7 +311,7 @@ class PooledScheduler:
     def close(self) -> None:
         """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
         self._callers.close()
-        self._encode_worker.shutdown(wait=True, cancel_futures=True)
+        self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _advance(self, running: _Running, result: Any) -> None:
         while True:
@@ -317,8 +326,13 @@ class PooledScheduler:
                 self._call(running)
                 return
             result = _remembered(self._encoder, need.texts)
-            if result is None:
-                self._to_encode.append((running, need))
+            if isinstance(need, Prepare):
+                if result is None and self._prepares:
+                    self._to_prepare.append((None, need.texts))
+                    self._encode_pending()
+                result = None
+            elif result is None:
+                self._to_encode.append((running, need.texts))
                 self._encode_pending()
                 return
 
@@ -339,12 +353,15 @@ class PooledScheduler:
             self._callers.put(work, precedence=running.done)
 
     def _encode_pending(self) -> None:
-        """Hand all waiting texts to the encoder worker, unless it is busy: then they gather for the next round."""
-        if self._encoding or not self._to_encode:
+        """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
+        if self._encoding == self._encode_workers or not (self._to_encode or self._to_prepare):
             return
-        self._encoding = True
-        batch, self._to_encode = self._to_encode, []
-        future = self._encode_worker.submit(_encode_batch, self._encoder, [need.texts for _, need in batch])
+        self._encoding += 1
+        if self._to_encode:
+            batch, self._to_encode = self._to_encode, []
+        else:
+            batch, self._to_prepare = self._to_prepare, []
+        future = self._encoders.submit(_encode_batch, self._encoder, [texts for _, texts in batch])
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
@@ -358,11 +375,13 @@ class PooledScheduler:
         if isinstance(outcome, BaseException):
             raise outcome
         if isinstance(outcome, Outcome):
+            assert flows[0] is not None
             self._take(flows[0], outcome)
             return True
-        self._encoding = False
+        self._encoding -= 1
         for running, vectors in zip(flows, outcome, strict=True):
-            self._advance(running, vectors)
+            if running is not None:
+                self._advance(running, vectors)
         self._encode_pending()
         return True
 

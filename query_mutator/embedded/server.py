@@ -87,6 +87,11 @@ class EmbeddedServer:
         """Return what `GET /debug/stats` shows."""
         return self._stats.snapshot()
 
+    @property
+    def open_connections(self) -> int:
+        """Return how many clients are connected."""
+        return len(self._connections)
+
     def close(self) -> None:
         """Cancel all calls, close all sockets and join all threads; a second call does nothing."""
         with self._closing:

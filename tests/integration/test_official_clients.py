@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,9 @@ from pydantic import BaseModel
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.types import ChatRequest
 from tests.conftest import Upper
 
 TEXT = "How do I sort a list?"
@@ -105,6 +109,25 @@ def test_ollama_errors(theirs: ollama.Client) -> None:
     assert wrong.value.status_code == 400
 
 
+def test_our_ollama_client_reads_what_theirs_reads(server: EmbeddedServer, theirs: ollama.Client) -> None:
+    ours = OllamaBackend(server.url)
+    reply, expected = (
+        ours.complete(ChatRequest.user(TEXT, model="upper", max_tokens=3)),
+        theirs.chat("upper", user(), options={"num_predict": 3, "temperature": 0}, think=False),
+    )
+    assert (reply.text, reply.model) == (expected.message.content, expected.model)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (expected.prompt_eval_count, expected.eval_count)
+    assert np.allclose(ours.embed("all-minilm", [TEXT, "b"]), theirs.embed("all-minilm", [TEXT, "b"]).embeddings)
+    assert ours.models() == tuple(model.model for model in theirs.list().models)
+    assert ours.digest("upper") == theirs.list().models[0].digest
+    missing = ours.complete(ChatRequest.user(TEXT, model="none")).error
+    with pytest.raises(ollama.ResponseError) as raised:
+        theirs.chat("none", user())
+    assert missing is not None
+    assert (missing.status, missing.message) == (raised.value.status_code, raised.value.error)
+    ours.close()
+
+
 # --- openai ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,3 +183,38 @@ def test_openai_errors(openai_client: openai.OpenAI) -> None:
         openai_client.chat.completions.create(model="upper", messages=[])
     with pytest.raises(openai.BadRequestError, match="invalid input"):
         openai_client.embeddings.create(model="all-minilm", input=[])
+
+
+def test_our_openai_client_reads_what_theirs_reads(server: EmbeddedServer, openai_client: openai.OpenAI) -> None:
+    ours = OpenAIBackend(f"{server.url}/v1")
+    reply = ours.complete(ChatRequest.user(TEXT, model="upper", max_tokens=3))
+    expected = openai_client.chat.completions.create(model="upper", messages=user(), max_tokens=3, temperature=0)
+    assert reply.text == expected.choices[0].message.content
+    assert (reply.prompt_tokens, reply.completion_tokens) == (
+        expected.usage.prompt_tokens,
+        expected.usage.completion_tokens,
+    )
+    vectors = openai_client.embeddings.create(model="all-minilm", input=[TEXT, "b"])
+    assert np.allclose(ours.embed("all-minilm", [TEXT, "b"]), [item.embedding for item in vectors.data], atol=1e-7)
+    assert ours.models() == tuple(model.id for model in openai_client.models.list())
+    missing = ours.complete(ChatRequest.user(TEXT, model="none")).error
+    with pytest.raises(openai.NotFoundError) as raised:
+        openai_client.chat.completions.create(model="none", messages=user())
+    assert missing is not None
+    assert (missing.status, missing.message) == (raised.value.status_code, raised.value.body["message"])
+    ours.close()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_their_asynchronous_clients_work_too(server: EmbeddedServer, *, streams: bool) -> None:
+    async def ask() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
+            said = await one.chat.completions.create(model="upper", messages=user(), stream=streams)
+            first = [piece.choices[0].delta.content or "" async for piece in said] if streams else None
+            text = "".join(first) if first is not None else said.choices[0].message.content
+        async with ollama.AsyncClient(host=server.url) as other:
+            reply = await other.chat("upper", user(), stream=streams)
+            second = [part.message.content async for part in reply] if streams else [reply.message.content]
+        return text, "".join(second)
+
+    assert asyncio.run(ask()) == (TEXT.upper(), TEXT.upper())

@@ -11,6 +11,8 @@ import torch
 
 from query_mutator.checkpoint import read_checkpoint
 from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.jsonlines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, metrics, start, train, transcript, weights
 
@@ -108,3 +110,21 @@ def test_what_the_journal_knows_is_not_asked_again_without_deterministic_either(
     run = (tmp_path / "latest").resolve()
     assert len(transcript(run)) == 256
     assert 0 <= server.stats()["calls"] - calls_of(run) <= BATCH_SIZE
+
+
+def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[str], tmp_path: Path) -> None:
+    encoder = resolve_encoder("hash")
+    with start_server([Librarian(), Softener()], encoder=encoder, num_parallel=8, latency_ms=4) as server:
+        argv = [*only_url(tiny_flags, server.url), "--encoder", "ollama:all-minilm", "--no-evaluate", "--seed", "7"]
+        argv += ["--eval-interval", "0", "--num-env-steps", "256", "--save-interval", "100", "--deterministic"]
+        (tmp_path / "whole").mkdir()
+        train([*argv, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
+        asked = server.stats()["routes"]["/api/embed"]
+        process = start([*argv, "--save-dir", str(tmp_path)], tmp_path)
+        assert kill_when(process, lambda: server.stats()["routes"]["/api/embed"] >= asked + asked // 2)
+        train(["--resume", str(tmp_path / "latest")], tmp_path)
+    run = (tmp_path / "latest").resolve()
+    texts = [row["text"] for path in (run / "journal").iterdir() for row in read_json_lines(path) if "text" in row]
+    assert len(texts) > 5
+    assert len(set(texts)) == len(texts)
+    assert transcript(run) == transcript((tmp_path / "whole" / "latest").resolve())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from query_mutator.journal import CallSite, Journal, Outcome
@@ -40,6 +41,17 @@ def test_outcomes_and_actions_come_back_to_the_bit_and_once(folder: Path) -> Non
     assert journal.action(3, 7) is None
     assert paid == [ANSWER.completion]  # the other one was shared, it cost nothing
     journal.close()
+
+
+def test_embeddings_come_back_to_the_bit(folder: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+    journal = Journal(folder)
+    journal.write_vectors(["why?", "é\ud800"], rows)
+    journal.close()
+    found = Journal(folder)
+    assert list(found.vectors) == ["why?", "é\ud800"]
+    assert all((vector == row).all() for vector, row in zip(found.vectors.values(), rows, strict=True))
+    found.close()
 
 
 def test_answer_to_another_request_is_not_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from query_mutator.observation import Moment, Observer, Projection, Sight
 
-EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
 
 
@@ -19,7 +18,7 @@ def observer() -> Observer:
 SIGHT = Sight(
     original="sort a lsit",
     current="sort a list? now!",
-    original_vector=EAST,
+    drift=1.0,
     current_vector=NORTH,
     answer_vector=NORTH,
     closeness=0.0,

@@ -9,7 +9,16 @@ import pytest
 
 from query_mutator.encoder import Encoder
 from query_mutator.llm.client import Client
-from query_mutator.scheduling import Call, Encode, Flow, PooledScheduler, Scheduler, SequentialScheduler, run_flow
+from query_mutator.scheduling import (
+    Call,
+    Encode,
+    Flow,
+    PooledScheduler,
+    Prepare,
+    Scheduler,
+    SequentialScheduler,
+    run_flow,
+)
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 MakeScheduler = Callable[[Client], Scheduler]
@@ -134,6 +143,45 @@ def test_sequential_run_of_one_flow_gives_the_same_result(hash_encoder: Encoder,
     text, shape = run_flow(two_calls("kill it"), client=tiny_client, encoder=hash_encoder, retry_delay_s=never)
     assert text == "`os.kill` is what you want."
     assert shape == (2, hash_encoder.dim)
+
+
+def test_texts_named_in_advance_hold_nothing_up_and_give_the_same_rows(
+    make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder
+) -> None:
+    def flow(text: str) -> Flow:
+        assert (yield Prepare((text,))) is None
+        answered: Completion = yield ask(text)
+        vectors = yield Encode((text, answered.text))
+        return vectors
+
+    scheduler = make(tiny_client)
+    texts = [f"sort {number} now, says {make}" for number in range(12)]
+    for text in texts:
+        scheduler.start(text, flow(text))
+    results = dict(scheduler.finished() for _ in texts)
+    assert all((results[text][0] == hash_encoder.encode([text])[0]).all() for text in texts)
+
+
+def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:
+    order: list[str] = []
+
+    class Noting(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            order.append(request.messages[-1].content)
+            if len(order) == 1:
+                may_go_on.wait(10)
+            return super().complete(request)
+
+    def one(text: str) -> Flow:
+        yield ask(text)
+
+    may_go_on = threading.Event()
+    scheduler = PooledScheduler(client=Noting(tiny_client), encoder=hash_encoder, retry_delay_s=never, batch_size=1)
+    for done, text in enumerate(["first", "d", "c", "b", "a"]):
+        scheduler.start(text, one(text), done=-done)
+    may_go_on.set()
+    assert [scheduler.finished()[0] for _ in range(5)] == ["first", "a", "b", "c", "d"] == order
+    scheduler.close()
 
 
 def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:

@@ -1,0 +1,93 @@
+"""Threads, sockets and files: none is left over after many calls and many environments."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from query_mutator.assemble import make_vector_env
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.llm.build import build_client
+from query_mutator.types import ChatRequest
+
+CALLS, WORKERS, ENVIRONMENTS = 10_000, 8, 100
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[EmbeddedServer]:
+    with start_server([], num_parallel=WORKERS) as running:
+        yield running
+
+
+def held() -> Counter[str]:
+    """Return how many threads by name, and open files by kind, this process has."""
+    gc.collect()
+    kinds: Counter[str] = Counter(thread.name.rstrip("0123456789") for thread in threading.enumerate())
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            kinds[os.readlink(f"/proc/self/fd/{name}").split(":")[0]] += 1
+    return kinds
+
+
+def test_ten_thousand_calls_leave_nothing_behind(echo: EmbeddedServer, tmp_path: Path) -> None:
+    def call(number: int) -> bool:
+        return stack.client.complete(ChatRequest.user(f"call {number}", model="echo", seed=0)).ok
+
+    before = held()
+    stack = build_client(echo.url, batch_size=WORKERS, cache="eval", cache_path=tmp_path / "replies.sqlite")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        assert all(pool.map(call, range(CALLS // 10)))
+        early = held()
+        assert all(pool.map(call, range(CALLS // 10, CALLS)))
+        late = held()
+    stack.close()
+    assert echo.stats()["calls_by_model"] == {"echo": CALLS}
+    assert not late - early
+    settle(echo)
+    assert not held() - before
+
+
+def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(f'{{"question": "What is {n} and {n}?", "answer": "{2 * n}"}}\n' for n in range(30)))
+
+    def one_life() -> None:
+        envs = make_vector_env(
+            4,
+            ollama_url=echo.url,
+            target_model="echo",
+            mutator_model="echo",
+            encoder="hash",
+            dataset=str(few),
+            batch_size=4,
+        )
+        envs.reset(seed=0)
+        envs.step(envs.action_space.sample())
+        envs.close()
+
+    one_life()  # what is loaded once and kept
+    settle(echo)
+    before = held()
+    for _ in range(ENVIRONMENTS):
+        one_life()
+    settle(echo)
+    assert not held() - before
+
+
+def settle(server: EmbeddedServer) -> None:
+    """Wait until the server has closed its ends of connections that were closed here."""
+    for _ in range(1000):
+        if not server.open_connections:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{server.open_connections} connections are still open")
