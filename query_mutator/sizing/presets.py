@@ -167,6 +167,8 @@ def _drawn_elsewhere(make: Callable[[], nn.Module]) -> nn.Module:
     for module in made.modules():
         for name, parameter in module.named_parameters(recurse=False):
             module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
     return made
 
 

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t
 
 Floats = NDArray[np.float64]
 Kind = Literal["interior", "edge", "undecided"]
@@ -66,6 +67,8 @@ def find_optimum(
     surface = _Surface(logs, values, np.random.default_rng(seed))
     best, tail = surface.mesh[surface.top], (1 - confidence) / 2 / logs.shape[1]
     low, high = np.quantile(surface.optima(), [tail, 1 - tail], axis=0)
+    rivals = _not_told_from_the_best(logs, values, confidence)  # whatever the surface between them looks like
+    low, high = np.minimum(low, rivals.min(axis=0)), np.maximum(high, rivals.max(axis=0))
     ends = logs.min(axis=0), logs.max(axis=0)
     axes = tuple(
         _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), _step(surface.mesh[:, d]))
@@ -86,6 +89,19 @@ def pareto_front(performance: Sequence[float], throughput: Sequence[float]) -> l
         if not any(q >= p and u >= t and (q > p or u > t) for other, (q, u) in points if other != at)
     ]
     return sorted(front, key=lambda at: throughput[at])
+
+
+def _not_told_from_the_best(logs: Floats, values: Floats, confidence: float) -> Floats:
+    """Return the settings [., D] whose mean is not shown to be below the best one's (t tests, Bonferroni)."""
+    settings, cell = np.unique(logs, axis=0, return_inverse=True)
+    count = np.bincount(cell.ravel()).astype(np.float64)
+    means = np.bincount(cell.ravel(), values) / count
+    best, degrees = int(np.argmax(means)), len(values) - len(settings)
+    if not degrees:
+        return np.asarray(settings[[best]])
+    variance = float(((values - means[cell.ravel()]) ** 2).sum() / degrees)
+    far = float(t.ppf(1 - (1 - confidence) / (len(settings) - 1), degrees))
+    return np.asarray(settings[means[best] - means <= far * np.sqrt(variance * (1 / count + 1 / count[best]))])
 
 
 # --- the surface ------------------------------------------------------------------------------------------------------

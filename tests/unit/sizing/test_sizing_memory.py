@@ -26,7 +26,7 @@ from query_mutator.sizing.memory import (
     measured_peak,
     with_what_if,
 )
-from query_mutator.sizing.presets import PRESETS, GPTShape, gpt, iqn_conv, resnet18
+from query_mutator.sizing.presets import PRESETS, GPTShape, gpt, iqn, iqn_conv, resnet18
 
 CPU = Recipe(foreach=False, autocast="cpu")
 SMALL = GPTShape(layers=2, width=64, heads=2, vocabulary=64, length=32)
@@ -58,6 +58,7 @@ CASES = {
     "gpt half frozen": (gpt(SMALL), 8, replace(CPU, frozen=("blocks",))),
     "gpt SGD": (gpt(SMALL), 8, replace(CPU, optimizer="sgd")),
     "iqn on pictures": (iqn_conv(), 16, CPU),
+    "our iqn": (iqn(), 512, CPU),
     "dqn": (control.dqn(pictures=False), 256, CPU),
 }
 

@@ -52,6 +52,14 @@ def test_an_interior_optimum_of_two_axes_that_is_no_quadratic() -> None:
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
 
 
+@pytest.mark.parametrize(("left", "right", "at"), [(0.15, 0.03, 9.0), (0.03, 0.15, 9.0), (0.12, 0.06, 8.4)])
+def test_the_region_holds_a_peak_with_a_kink(left: float, right: float, at: float) -> None:
+    def kinked(logs: Floats) -> Floats:
+        return 0.7 - np.where(logs[:, 0] < at, left * (at - logs[:, 0]), right * (logs[:, 0] - at))
+
+    assert covered(repeats(grid(BATCHES), kinked, noise=0.03), 2**at) >= 0.95
+
+
 @pytest.mark.parametrize("bend", [0.0, 1.0])
 def test_a_monotone_surface_is_an_edge_optimum(bend: float) -> None:
     def rising(logs: Floats) -> Floats:
