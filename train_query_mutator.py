@@ -443,7 +443,7 @@ def make_envs(
     ]
     batch_size = config.batch_size if config.use_batching else None
     if config.algo != "ppo":
-        return EnvGroups(envs, batch_size, num_groups=config.num_collectors)
+        return EnvGroups(envs, batch_size, num_groups=min(config.num_collectors, len(envs)))
     return BatchedQueryMutationEnv(envs, batch_size, journal=journal)
 
 

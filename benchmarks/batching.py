@@ -6,7 +6,8 @@
 
 Every row runs in a process of its own, so that peak memory is the row's; times are medians of --repeats. Lengths are
 log-normal (median 200, sigma 1) clipped to 1..4096, packs hold 2048. The figures of the existing library
-(chuk-lazarus, two cores, the same lengths) stand beside ours.
+(chuk-lazarus, two cores, the same lengths) stand beside ours; with --peer it is measured where it can be imported
+(benchmarks/batching_peer.py).
 """
 
 from __future__ import annotations
@@ -166,26 +167,35 @@ ROWS: dict[str, tuple[Callable[[], Callable[[], dict[str, float]]], str, str]] =
 }
 
 
-def measure(name: str, repeats: int) -> Row:
-    """Run one row and return the medians."""
-    make, goal, peer = ROWS[name]
-    run = make()
+def measure(name: str, repeats: int, with_peer: bool) -> Row:
+    """Run one row, and the existing library on the same lengths, and return the medians."""
+    make, goal, known = ROWS[name]
+    wall_s, cpu_s, extra = timed(make(), repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peer = (measured_peer(name, repeats) if with_peer else None) or known
+    return Row(name=name, wall_s=wall_s, cpu_s=cpu_s, peak_mb=peak, extra=extra, goal=goal, peer=peer)
+
+
+def timed(run: Callable[[], dict[str, float]], repeats: int) -> tuple[float, float, dict[str, float]]:
+    """Return medians of wall and processor seconds, and what the last run counted."""
     walls, cpus, extra = [], [], {}
     for _ in range(repeats):
         wall, cpu = time.perf_counter(), time.process_time()
         extra = run()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return Row(
-        name=name,
-        wall_s=statistics.median(walls),
-        cpu_s=statistics.median(cpus),
-        peak_mb=peak,
-        extra=extra,
-        goal=goal,
-        peer=peer,
-    )
+    return statistics.median(walls), statistics.median(cpus), extra
+
+
+def measured_peer(name: str, repeats: int) -> str | None:
+    """Return the existing library's figures here, None where it is not installed."""
+    from batching_peer import peer_run
+
+    run = peer_run(name, make_lengths(MILLION).tolist(), edges=EDGES, budget=BUDGET)
+    if run is None:
+        return None
+    wall_s, _, extra = timed(run, repeats)
+    return ", ".join([f"here {wall_s:.2f} s", *(f"{what} {value:.4g}" for what, value in extra.items())])
 
 
 def show(row: Row) -> str:
@@ -198,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--repeats", type=int, default=3, help="how often each row runs")
+    parser.add_argument("--peer", action="store_true", help="measure the existing library too, where it is installed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     names = [name for name in ROWS if arguments.only in name]
@@ -208,7 +219,7 @@ def main() -> None:
     if not arguments.json:
         print(f"{'':<25} {'wall s':>8} {'cpu s':>8} {'peak MB':>8}  {'to reach':<30} {'existing library':<24}")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        for row in pool.map(measure, names, [arguments.repeats] * len(names)):
+        for row in pool.map(measure, names, [arguments.repeats] * len(names), [arguments.peer] * len(names)):
             rows.append(row)
             if not arguments.json:
                 print(show(row), flush=True)

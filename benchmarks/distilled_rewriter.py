@@ -3,9 +3,11 @@
     python train_query_mutator.py --backend embedded --config examples/first_run.json --num-env-steps 4096
     python benchmarks/distilled_rewriter.py --run runs/latest --out runs/rewriter
 
-There is no pretrained model in it: tokenizer and weights begin with the run's own training questions. Random words are
-copied first, because a model that cannot repeat a question cannot rewrite one; then come the rows of `qm data export`.
-The last line is the command that compares it with the policy.
+There is no pretrained model in it. Tokenizer and weights begin with the run's own questions and the assistant's
+documents; the first weights copy (query_mutator/sft/induction.py), because a model that cannot repeat a question cannot
+rewrite one. Then it learns two things at once: to repeat texts, and the rows of `qm data export`. Rewrites that look
+something up (a phrase, a neighbouring question) are left out: held-out questions need other phrases. The last line is
+the command that compares the model with the policy.
 """
 
 from __future__ import annotations
@@ -15,68 +17,85 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from query_mutator.cli import main as qm
+from query_mutator.embedded.corpus import load_corpus
 from query_mutator.jsonlines import read_json_lines
 from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
 
-VOCABULARY = 1500
-LAYERS, WIDTH, HEADS = 2, 128, 4
+VOCABULARY = 1200
+LAYERS, WIDTH, HEADS = 2, 128, 2
 POSITIONS = 320
+LOOKED_UP = "expand,merge,keywords,first_part"  # operators that add what the question does not say, or take it away
+LONGEST_COPY = 30  # words
 
 
 def main() -> int:
-    """Export, pretrain, fine-tune, and say how to evaluate."""
+    """Export, make the model, train, and say how to evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="runs/latest", help="run folder to distil")
     parser.add_argument("--out", default="runs/rewriter", help="folder for everything made on the way")
-    parser.add_argument("--copies", type=int, default=16_000, help="rows of random words to copy first")
-    parser.add_argument("--epochs", type=int, default=12, help="passes over the exported rows")
+    parser.add_argument("--copies", type=int, default=8_000, help="rows to repeat")
+    parser.add_argument("--repeats", type=int, default=16, help="how often each exported row comes")
     flags = parser.parse_args()
     out = Path(flags.out)
     out.mkdir(parents=True, exist_ok=True)
-    rows = out / "train.jsonl"
-    export = ["data", "export", "--run", flags.run, "-o", str(rows), "--keep-unchanged"]
-    code = qm(export) or make_model(rows, out / "base")
-    write_copies(rows, out / "copies.jsonl", count=flags.copies)
-    code = code or train(out / "base", out / "copies.jsonl", out / "copier", rate="3e-3", epochs=2)
-    code = code or train(out / "copier" / "model", rows, out / "rewriter", rate="5e-4", epochs=flags.epochs)
+    exported = out / "rewrites.jsonl"
+    rules = ["--keep-unchanged", "--simplest", "--without", LOOKED_UP]
+    code = qm(["data", "export", "--run", flags.run, "-o", str(exported), *rules])
+    if code:
+        return code
+    rows = list(read_json_lines(exported))
+    documents = [entry.summary for entry in load_corpus().entries]
+    make_model([*texts_of(rows), *documents], out / "base")
+    write_mixture(rows, documents, out / "train.jsonl", copies=flags.copies, repeats=flags.repeats)
+    code = train(out / "base", out / "train.jsonl", out / "rewriter")
     print(f"qm eval --checkpoint {flags.run} --rewriter hf:{out / 'rewriter'}")
     return code
 
 
-def texts_of(rows: Path) -> Iterator[str]:
+def texts_of(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield questions and rewrites."""
-    for row in read_json_lines(rows):
+    for row in rows:
         yield row["instruction"]
         yield row["response"]
 
 
-def make_model(rows: Path, folder: Path) -> int:
-    """Save a Llama with random weights and a tokenizer trained on the rows."""
-    tokenizer = new_tokenizer(texts_of(rows), vocab_size=VOCABULARY)
-    model = new_llama(tokenizer, width=WIDTH, layers=LAYERS, heads=HEADS, positions=POSITIONS)
+def make_model(texts: list[str], folder: Path) -> None:
+    """Save a Llama whose first weights copy, and a tokenizer trained on the texts."""
+    tokenizer = new_tokenizer(texts, vocab_size=VOCABULARY)
+    model = new_llama(tokenizer, width=WIDTH, layers=LAYERS, heads=HEADS, positions=POSITIONS, copies=True)
     save_scratch(folder, tokenizer, model)
     print(f"{folder}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
-    return 0
 
 
-def write_copies(rows: Path, path: Path, *, count: int) -> None:
-    """Write rows whose answer repeats the question: words of the training questions in random order."""
-    words = sorted({word for text in texts_of(rows) for word in text.split()})
+def write_mixture(rows: list[dict[str, Any]], documents: list[str], path: Path, *, copies: int, repeats: int) -> None:
+    """Write each exported row `repeats` times, and rows whose answer is the question: documents, and words at random.
+
+    What is repeated comes from documents and rewrites alone: a question's own words may be those to replace.
+    """
     rng = np.random.default_rng(0)
+    words = sorted({word for text in [*documents, *(row["response"] for row in rows)] for word in text.split()})
+    pairs = [(row["instruction"], row["response"]) for row in rows for _ in range(repeats)]
+    for kind in rng.random(copies):
+        if kind < 0.5:
+            text = " ".join(rng.choice(words, size=int(rng.integers(3, LONGEST_COPY))))
+        else:
+            text = " ".join(" ".join(rng.choice(documents, size=2)).split()[:LONGEST_COPY])
+        pairs.append((text, text))
     with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            text = " ".join(rng.choice(words, size=int(rng.integers(2, 12))))
-            file.write(json.dumps({"id": number, "instruction": text, "response": text}, ensure_ascii=False) + "\n")
+        for number, (asked, answer) in enumerate(pairs):
+            row = {"id": number, "instruction": asked, "response": answer}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def train(model: Path, data: Path, output: Path, *, rate: str, epochs: int) -> int:
-    """Run `qm train sft` with packed rows."""
-    shape = ["--pack", "--pack-mode", "greedy", "--pack-max-len", "512", "--max-length", str(POSITIONS)]
-    length = ["--epochs", str(epochs), "--batch-size", "4", "--overlong", "drop", "--learning-rate", rate]
+def train(model: Path, data: Path, output: Path) -> int:
+    """Run `qm train sft` once over the mixture."""
+    shape = ["--token-budget", "1024", "--max-length", str(POSITIONS), "--overlong", "drop"]
+    length = ["--epochs", "1", "--learning-rate", "2e-3", "--log-interval", "50"]
     return qm(["train", "sft", "--model", str(model), "--data", str(data), "--output", str(output), *shape, *length])
 
 

@@ -38,7 +38,16 @@ from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags, read_base
 from query_mutator.registry import nearest
 from query_mutator.sizecalls import SizeCallsFlags, size_server
+from query_mutator.sizing.buffers import SizeReplayFlags, size_replay
 from query_mutator.sizing.command import SizeFlags, size
+from query_mutator.sizing.real_command import (
+    SizeCalibrateFlags,
+    SizeThroughputFlags,
+    SizeVerifyFlags,
+    calibrate,
+    size_throughput,
+    verify,
+)
 from query_mutator.sizing.workers_command import SizeWorkersFlags, size_workers
 from query_mutator.sweep.command import SweepFlags, sweep
 
@@ -339,6 +348,10 @@ COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
     "analyze": (AnalyzeFlags, compare_runs),
     "sweep": (SweepFlags, sweep),
     "size": (SizeFlags, size),
+    "size throughput": (SizeThroughputFlags, size_throughput),
+    "size verify": (SizeVerifyFlags, verify),
+    "size calibrate": (SizeCalibrateFlags, calibrate),
+    "size replay": (SizeReplayFlags, size_replay),
     "size workers": (SizeWorkersFlags, size_workers),
     "size calls": (SizeCallsFlags, size_server),
 }

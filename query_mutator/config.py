@@ -175,11 +175,6 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
             raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
 
     def _check_off_policy(self) -> None:
-        if self.num_collectors > self.num_processes:
-            raise ValueError(
-                f"num_collectors={self.num_collectors} share num_processes={self.num_processes} environments; "
-                f"try --num-collectors {self.num_processes}"
-            )
         if self.deterministic:
             raise ValueError(f"--deterministic holds for --algo ppo; leave it out with --algo {self.algo}")
         if self.max_policy_lag:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,20 +81,38 @@ def _rewrite(step: Mapping[str, Any], reward: WeightedReward, operators: tuple[s
     )
 
 
-def choose(
-    steps: Iterable[Mapping[str, Any]],
-    reward: WeightedReward,
-    *,
-    min_gain: float = 0.0,
-    only_right: bool = False,
-    every: bool = False,
-    keep_unchanged: bool = False,
-) -> Choice:
-    """Return the rewrite of each question whose answer scored best, if it gained more than `min_gain`.
+@dataclass(frozen=True, kw_only=True)
+class ExportRules:
+    """Which rewrites of a question become rows; see the flags of `qm data export`."""
 
-    Of equal ones the shortest wins. With `every` all that gained are returned, each text once; `only_right` wants
-    right answers; `keep_unchanged` adds questions that were right as they stood and that no rewrite improved.
-    """
+    min_gain: float = 0.0
+    only_right: bool = False
+    every: bool = False
+    simplest: bool = False
+    without: Collection[str] = ()
+    keep_unchanged: bool = False
+
+    def winners(self, rewrites: Mapping[str, Rewrite]) -> list[Rewrite]:
+        """Return the rows of one question from all its texts."""
+        gained = sorted((one for one in rewrites.values() if self._counts(one)), key=self._rank)
+        if gained:
+            return gained if self.every else gained[:1]
+        unchanged = next((one for text, one in rewrites.items() if text == one.question and one.right), None)
+        return [unchanged] if self.keep_unchanged and unchanged else []
+
+    def _counts(self, one: Rewrite) -> bool:
+        if one.text == one.question or one.gain <= self.min_gain or (self.only_right and not one.right):
+            return False
+        return not set(self.without) & set(one.operators)
+
+    def _rank(self, one: Rewrite) -> tuple[bool, int, float, int, str]:
+        """Return what puts the winner first: its score, then the shorter text; with `simplest` its operators before."""
+        first = (not one.right, len(one.operators)) if self.simplest else (False, 0)
+        return (*first, -one.score, len(one.text), one.text)
+
+
+def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:
+    """Return the rewrites of each question that win by the rules."""
     found: dict[str, dict[str, Rewrite]] = {}  # question -> rewrite -> how it went
     counts = {"steps": 0, "invalid": 0}
     for one in read_rewrites(steps, reward):
@@ -102,25 +120,6 @@ def choose(
         counts["invalid"] += one is None
         if one is not None:
             found.setdefault(one.question, {}).setdefault(one.text, one)
-    chosen = [
-        winner
-        for rewrites in found.values()
-        for winner in _winners(rewrites, min_gain, only_right, every, keep_unchanged)
-    ]
+    chosen = [winner for rewrites in found.values() for winner in rules.winners(rewrites)]
     different = sum(len(rewrites) for rewrites in found.values())
     return Choice(chosen, counts["steps"], counts["invalid"], len(found), different)
-
-
-def _winners(
-    rewrites: Mapping[str, Rewrite], min_gain: float, only_right: bool, every: bool, keep_unchanged: bool
-) -> list[Rewrite]:
-    gained = [
-        one
-        for one in rewrites.values()
-        if one.text != one.question and one.gain > min_gain and (one.right or not only_right)
-    ]
-    gained.sort(key=lambda one: (-one.score, len(one.text), one.text))
-    if gained:
-        return gained if every else gained[:1]
-    unchanged = next((one for text, one in rewrites.items() if text == one.question and one.right), None)
-    return [unchanged] if keep_unchanged and unchanged else []

@@ -198,6 +198,7 @@ class OffPolicyRounds:
         }
         self._mark()
         self._learner.updates_done += 1
+        self._learner.hand_over()  # whatever --sync-every: what is evaluated and saved is what there is
         return {**self._learner.stats(), **shares}
 
     def close(self) -> None:

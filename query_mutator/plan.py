@@ -36,6 +36,16 @@ class Plan:
         return math.ceil(2 * rewrites * self.config.total_steps + episodes)
 
     @property
+    def gradient_steps(self) -> int:
+        """Return the learner's gradient steps; the bandit has none, it solves for its coefficients."""
+        config = self.config
+        if config.algo == "ppo":
+            return config.num_updates * config.ppo_epoch * config.num_mini_batch
+        if config.algo == "iqn":
+            return int(config.replay_ratio * config.total_steps / config.train_batch_size)
+        return 0
+
+    @property
     def looks(self) -> int:
         """Return how often held-out questions are asked during training, the start included."""
         every = self.config.updates_between_looks
@@ -62,7 +72,8 @@ class Plan:
         rows = [
             ("questions to learn from / held out", f"{self.num_train} / {self.num_test}"),
             ("actions (operators, undo, submit)", str(self.num_actions)),
-            ("updates", str(config.num_updates)),
+            ("updates" if config.algo == "ppo" else "rounds", str(config.num_updates)),
+            ("gradient steps, about", str(self.gradient_steps)),
             (
                 "environment steps",
                 f"{config.total_steps} = {config.num_updates} x {config.num_processes} processes"

@@ -77,11 +77,11 @@ NOTHING = Reading(float("nan"), float("nan"))
 
 def setting(run: Run, spec: Spec, name: str) -> object | None:
     """Return a setting of a run by any of its names, from its config or where it was logged as a number."""
-    for alias in spec.field_names(name):
-        if alias in run.config:
-            value: object = run.config[alias]
+    for alias in spec.aliases(name):
+        value = alias.value(run.config)
+        if value is not None:
             return value
-        for tag in spec.field_tags.get(alias, ()):
+        for tag in spec.field_tags.get(alias.field, ()):
             if tag in run.series:
                 return float(run.series[tag].value[-1])
     return None

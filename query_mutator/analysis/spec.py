@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -104,12 +106,34 @@ class Confounder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FieldAlias:
+    """A setting under another name, or made of several: their product, divided by `per`; not where `unless` holds."""
+
+    field: str = ""
+    product: tuple[str, ...] = ()
+    per: str = ""
+    unless: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def value(self, config: Mapping[str, Any]) -> object | None:
+        """Return what a run's settings say; None where a part is missing or `unless` holds."""
+        if any(config.get(name) == value for name, value in self.unless.items()):
+            return None
+        if self.field:
+            return config.get(self.field)
+        parts = [config.get(name) for name in self.product]
+        over = config.get(self.per) if self.per else 1
+        if not over or not all(isinstance(part, (int, float)) for part in [*parts, over]):
+            return None
+        return math.prod(map(float, filter(None, parts))) / float(over) if all(parts) else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """A whole metric file."""
 
     metrics: tuple[MetricSpec, ...]
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fields: Mapping[str, tuple[FieldAlias, ...]] = field(default_factory=dict)
     field_tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     confounders: tuple[Confounder, ...] = ()
 
@@ -122,7 +146,11 @@ class Spec:
 
     def field_names(self, name: str) -> tuple[str, ...]:
         """Return the names a setting goes by in different trainers."""
-        return tuple(dict.fromkeys((name, *self.fields.get(name, ()))))
+        return tuple(dict.fromkeys((name, *(alias.field for alias in self.aliases(name) if alias.field))))
+
+    def aliases(self, name: str) -> tuple[FieldAlias, ...]:
+        """Return the ways to learn a setting, its own name first."""
+        return (FieldAlias(field=name), *self.fields.get(name, ()))
 
 
 def read_spec(path: str | Path | None = None) -> Spec:
@@ -145,7 +173,7 @@ def _spec(data: Mapping[str, Any]) -> Spec:
     return Spec(
         metrics=metrics,
         axes=_lists(data.get("axes")),
-        fields=_lists(data.get("fields")),
+        fields={str(name): tuple(map(_alias, _listed(ways))) for name, ways in (data.get("fields") or {}).items()},
         field_tags=_lists(data.get("field_tags")),
         confounders=tuple(_record(Confounder, entry, "a confounder") for entry in data.get("confounders") or ()),
     )
@@ -179,6 +207,15 @@ def _tag(entry: Any, where: str) -> TagPattern:
     except re.error as error:
         raise ValueError(f"{where}: {pattern.tag!r} is no regular expression ({error})") from None
     return pattern
+
+
+def _alias(entry: Any) -> FieldAlias:
+    values = dict(entry) if isinstance(entry, Mapping) else {"field": str(entry)}
+    values["product"] = tuple(map(str, _listed(values.get("product") or [])))
+    alias = _record(FieldAlias, values, "fields")
+    if bool(alias.field) == bool(alias.product):
+        raise ValueError(f"fields: {entry!r} should have a field or a product")
+    return alias
 
 
 def _watch(entry: Any, where: str) -> WatchRule:

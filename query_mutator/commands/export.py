@@ -14,6 +14,7 @@ from query_mutator.commands.common import JsonFlags, show
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
+    from query_mutator.distill import ExportRules
     from query_mutator.rewards.weighted import WeightedReward
 
 
@@ -31,12 +32,37 @@ class ExportFlags(JsonFlags):
     """Take only rewrites whose answer was right."""
     every: bool = False
     """Write all rewrites that gained, not only the best of each question."""
+    simplest: bool = False
+    """Of a question's rewrites take the one made by the fewest operators, right ones first, not the best score."""
+    without: str = ""
+    """Leave out rewrites made with these operators, as a,b,c: those that look up what no small model can know."""
     keep_unchanged: bool = False
     """Add questions that were right as they stood and that no rewrite improved, with themselves as the rewrite."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_gain < 1.0:
             raise ValueError(f"--min-gain {self.min_gain} must lie from 0 to below 1")
+        if self.every and self.simplest:
+            raise ValueError("--every takes all rewrites, --simplest one of a question; give one of the two")
+
+    @property
+    def rules(self) -> ExportRules:
+        """Which rewrites become rows; an operator that does not exist is a UsageError."""
+        from query_mutator import operators
+        from query_mutator.distill import ExportRules
+
+        without = tuple(name.strip() for name in self.without.split(",") if name.strip())
+        if unknown := sorted(set(without) - set(operators.names())):
+            known = ", ".join(operators.names())
+            raise UsageError(f"--without: no operator {', '.join(unknown)}; there are {known}")
+        return ExportRules(
+            min_gain=self.min_gain,
+            only_right=self.only_right,
+            every=self.every,
+            simplest=self.simplest,
+            without=without,
+            keep_unchanged=self.keep_unchanged,
+        )
 
 
 def export(flags: ExportFlags) -> None:
@@ -45,16 +71,9 @@ def export(flags: ExportFlags) -> None:
     from query_mutator.console import progress
     from query_mutator.distill import choose
 
-    steps = _steps(flags.run)
+    rules, steps = flags.rules, _steps(flags.run)
     with progress("reading", len(steps), unit="step") as bar:
-        choice = choose(
-            _counted(steps, bar),
-            _reward(flags.run),
-            min_gain=flags.min_gain,
-            only_right=flags.only_right,
-            every=flags.every,
-            keep_unchanged=flags.keep_unchanged,
-        )
+        choice = choose(_counted(steps, bar), _reward(flags.run), rules)
     if not choice.rewrites:
         raise UsageError(f"{flags.run}: no rewrite in it got a better answer; train longer, or lower --min-gain")
     rows = _with_ids([one.to_row() for one in choice.rewrites])

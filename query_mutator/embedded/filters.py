@@ -82,7 +82,7 @@ _PERSONS = """
     colleague coworker boss manager landlord tenant teacher pupil student doctor nurse patient politician
     president minister mayor policeman officer judge witness family mother father mum mom dad parent brother
     sister son daughter uncle aunt cousin grandmother grandfather grandma grandpa wife husband boyfriend
-    girlfriend partner crowd customer tourist professor him her myself
+    girlfriend partner ex crowd customer tourist professor him her myself
 """
 _PROPERTY = """
     house flat apartment garage garden car bike truck vehicle shop store restaurant office building school church

@@ -35,14 +35,20 @@ class Args(IQNConfig):
     """Environment, as gymnasium registers it."""
     total_steps: Annotated[int, arg(aliases=["--num-env-steps", "--total-timesteps"])] = 40_000
     """Environment steps to train for; schedules end there."""
-    train_batch_size: int = 128
+    train_batch_size: int = 64
     """Transitions in one gradient step."""
     replay_ratio: float = 32.0
     """Times a transition is learned from on average."""
     learning_starts: int = 1000
     """Transitions to gather before the first gradient step."""
-    use_linear_lr_decay: bool = True
-    """Lower the step size linearly towards 0 over the run."""
+    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
+    """Adam's step size at the start."""
+    sync_every: int = 4
+    """Gradient steps between two hand-overs of weights to those that act."""
+    per_alpha: float = 0.0
+    """How strongly replay prefers transitions with large errors; 0 draws evenly."""
+    epsilon_fraction: float = 0.2
+    """Share of the run over which random actions become rare."""
     torch_threads: int = 1
     """Threads torch computes with; networks this small are fastest with one."""
     eval_episodes: int = 100

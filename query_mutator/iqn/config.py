@@ -24,7 +24,7 @@ _SHARES = {
     "per_beta": 0.4,
     "epsilon_start": 1.0,
     "epsilon_end": 0.05,
-    "epsilon_fraction": 0.5,
+    "epsilon_fraction": 1.0,
 }
 
 
@@ -35,7 +35,7 @@ class ReplayFlags:
     train_batch_size: int = 512
     """Transitions in one gradient step of the off-policy learner; has nothing to do with --batch-size, which is the
     number of model calls in flight."""
-    replay_ratio: float = 128.0
+    replay_ratio: float = 64.0
     """Times a transition is learned from on average; what was really achieved is logged beside it."""
     replay_size: int = 100_000
     """Transitions kept; the oldest make room for new ones."""
@@ -55,7 +55,7 @@ class ReplayFlags:
     """Share of actions drawn at random (among those open) at the start."""
     epsilon_end: float = 0.05
     """The same from --epsilon-fraction of the run on."""
-    epsilon_fraction: float = 0.5
+    epsilon_fraction: float = 1.0
     """Share of the run over which it falls, linearly."""
     num_quantiles: int = 8
     """Quantiles drawn for each sample of a gradient step, of the prediction and of its target."""
@@ -90,7 +90,8 @@ class OffPolicyFlags(ReplayFlags):
     """What the trainer's off-policy learners take besides: collectors, and the bandit's two knobs."""
 
     num_collectors: int = 8
-    """Threads that collect for the one off-policy learner; they share the environments evenly."""
+    """Threads that collect for the one off-policy learner; they share the environments evenly, and are no more than
+    those."""
     max_update_debt: int = 8
     """Gradient steps the learner may be behind before collectors wait for it; large numbers let the achieved
     replay ratio fall below the one asked for."""
@@ -121,7 +122,7 @@ class IQNConfig(ReplayFlags):
     """Environments; each has a random stream of its own."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 1e-3
     """Adam's step size at the start."""
-    use_linear_lr_decay: bool = False
+    use_linear_lr_decay: Annotated[bool, arg(aliases=["--anneal-lr"])] = True
     """Lower the step size linearly towards 0 over the run."""
     gamma: float = 0.99
     """Discount of a reward one step later."""

@@ -19,7 +19,7 @@ from ppo.descent import FlatAdam
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.iqn.loss import quantile_huber_loss
 from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwork
-from query_mutator.iqn.nstep import NStep
+from query_mutator.iqn.nstep import NStep, Transition
 from query_mutator.iqn.replay import Replay, Sample
 from query_mutator.iqn.steps import Steps
 
@@ -84,19 +84,19 @@ class IQN:
 
     def observe(self, steps: Steps) -> None:
         """Take in steps of several environments, at most one of each."""
+        complete: list[Transition] = []
         for row, env in enumerate(steps.env_ids.tolist()):
-            self.replay.add(
-                self.nstep.add(
-                    env,
-                    steps.obs[row],
-                    int(steps.actions[row]),
-                    float(steps.rewards[row]),
-                    steps.next_obs[row],
-                    terminated=bool(steps.terminations[row]),
-                    truncated=bool(steps.truncations[row]),
-                    valid=bool(steps.valid[row]),
-                )
+            complete += self.nstep.add(
+                env,
+                steps.obs[row],
+                int(steps.actions[row]),
+                float(steps.rewards[row]),
+                steps.next_obs[row],
+                terminated=bool(steps.terminations[row]),
+                truncated=bool(steps.truncations[row]),
+                valid=bool(steps.valid[row]),
             )
+        self.replay.add(complete)
         self.env_steps += len(steps.env_ids)
         self._ages += (self.gradient_steps - steps.versions).tolist()
 
@@ -117,8 +117,8 @@ class IQN:
         config = self.config
         beta = config.per_beta + (1.0 - config.per_beta) * self._progress
         sample = self.replay.sample(config.train_batch_size, beta=beta)
-        self.optimizer.set_lr(self._lr)
         step = self._loss(sample)
+        self.optimizer.set_lr(self._lr)
         norms = self.optimizer.descend((sample.weights.to(self.device) * step.losses).mean())
         self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
         self._move_target()

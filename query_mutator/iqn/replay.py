@@ -62,13 +62,13 @@ class Replay:
 
     def add(self, transitions: Sequence[Transition]) -> None:
         """Append transitions, each over the oldest one once all places are taken."""
-        for one in transitions:
-            slot = self.added % self.capacity
-            self._grow_to(slot + 1)
+        slots = (self.added + np.arange(len(transitions))) % self.capacity
+        self._grow_to(int(slots.max(initial=-1)) + 1)
+        for slot, one in zip(slots.tolist(), transitions, strict=True):
             self._obs[slot], self._next_obs[slot] = one.obs, one.next_obs
             self._actions[slot], self._returns[slot], self._discounts[slot] = one.action, one.n_return, one.discount
-            self._tree.set(np.array([slot]), np.array([self._largest**self.alpha]))
-            self.added += 1
+        self._tree.set(slots, np.full(len(slots), self._largest**self.alpha))
+        self.added += len(slots)
 
     def sample(self, size: int, *, beta: float) -> Sample:
         """Draw `size` transitions in proportion to priority^alpha, one from each of as many equal shares of the sum."""
@@ -119,7 +119,7 @@ class Replay:
         """Double the places until there are `size`: most runs are far shorter than the capacity."""
         if size <= len(self._actions):
             return
-        wanted = min(self.capacity, max(1024, 2 * len(self._actions)))
+        wanted = min(self.capacity, max(1024, size, 2 * len(self._actions)))
         for name in ("_obs", "_next_obs", "_actions", "_returns", "_discounts"):
             old = getattr(self, name)
             grown = np.zeros((wanted, *old.shape[1:]), dtype=old.dtype)

@@ -88,6 +88,11 @@ class OllamaBackend:
         reply = self._transport.post("/api/show", {"model": model}, timeout_s=_INFO_TIMEOUT_S)
         return () if isinstance(reply, ErrorInfo) else tuple(map(str, reply.get("capabilities") or ()))
 
+    def model_info(self, model: str) -> Json:
+        """Return the figures the server gives of an installed model, as "llama.block_count"; {} when it gives none."""
+        reply = self._transport.post("/api/show", {"model": model}, timeout_s=_INFO_TIMEOUT_S)
+        return {} if isinstance(reply, ErrorInfo) else dict(reply.get("model_info") or {})
+
     def loaded_context(self, model: str) -> int | None:
         """Return the context length a loaded model has, or None when it is not loaded or the server does not say."""
         rows = self._info("/api/ps", timeout_s=_INFO_TIMEOUT_S).get("models") or []

@@ -12,7 +12,7 @@ import torch
 from query_mutator.disk import disk_errors
 from query_mutator.errors import CheckpointError
 
-FORMAT = "sft 1"
+FORMAT = "sft 2"
 _NAME = re.compile(r"step_(\d+)\.pt")
 
 

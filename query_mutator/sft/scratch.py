@@ -29,24 +29,36 @@ def new_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Any:
     )
 
 
-def new_llama(tokenizer: Any, *, width: int, layers: int, heads: int, positions: int, seed: int = 0) -> Any:
-    """Return a Llama with random weights for a tokenizer; its MLP is four times as wide, embeddings are tied."""
+def new_llama(
+    tokenizer: Any, *, width: int, layers: int, heads: int, positions: int, seed: int = 0, copies: bool = False
+) -> Any:
+    """Return a Llama with random weights for a tokenizer; its MLP is four times as wide, embeddings are tied.
+
+    With `copies` its heads are as wide as the model, its MLP twice, and it begins as one that repeats what it read.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from query_mutator.sft.induction import start_copying
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
-        intermediate_size=4 * width,
+        intermediate_size=(2 if copies else 4) * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
+        head_dim=width if copies else width // heads,
+        attention_bias=copies,
         max_position_embeddings=positions,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if copies:
+        start_copying(model)
+    return model
 
 
 def save_scratch(folder: Path, tokenizer: Any, model: Any) -> Path:

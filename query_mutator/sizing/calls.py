@@ -51,3 +51,14 @@ def cache_bytes(info: Mapping[str, object], *, num_ctx: int, slots: int) -> int 
     if not (layers and heads and width):
         return None
     return 2 * 2 * int(str(layers)) * int(str(heads)) * int(str(width)) * num_ctx * slots
+
+
+def cache_line(info: Mapping[str, object], *, num_ctx: int | None, slots: int) -> str:
+    """Return in words what the attention caches of all slots take."""
+    size = None if num_ctx is None else cache_bytes(info, num_ctx=num_ctx, slots=slots)
+    if size is None:
+        return "the server does not tell the model's shapes, so the memory of its caches is not known"
+    return (
+        f"attention caches: {size / 2**20:,.0f} MiB for {slots} slots of {num_ctx} tokens "
+        "(estimated from the model's shapes, 16 bit; num_ctx x slots)"
+    )

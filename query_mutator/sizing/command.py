@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, Any
 
 from query_mutator.console import table
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
-from query_mutator.sizing.target import load_target
+from query_mutator.sizing.calibration import Calibration, read_calibration
+from query_mutator.sizing.lerobot import train_line
+from query_mutator.sizing.model_flags import ModelFlags, recipe_of, workload_of
+from query_mutator.sizing.tabled import SMOLVLA, Tabled, smolvla
 
 if TYPE_CHECKING:
-    from query_mutator.sizing.memory import MemoryEstimate, Workload
+    from query_mutator.sizing.memory import MemoryEstimate
 
 MIB, GIB = 2**20, 2**30
 
@@ -30,28 +31,27 @@ CARDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeFlags:
+class SizeFlags(ModelFlags):
     """Say what memory a training step takes, without a GPU, and which batch fits a card.
 
     The figures are estimates: exact for what PyTorch allocates, a guess for the CUDA context and fragmentation.
     """
 
-    model: Positional[str] = "policy"
-    """A preset (policy, mlp, gpt, iqn-conv, resnet18), or package.module:function that returns a Workload."""
     batch: tuple[int, ...] = (1, 8, 32)
     """Batch sizes to size."""
     vram: str | None = None
     """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
     """Variants to size beside it: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    """The optimizer."""
     context_mib: float = 600.0
     """Memory the CUDA context takes; 300 to 1300 by card and version."""
+    calibration: str | None = None
+    """File of `qm size calibrate`: what this card really takes, beside the estimate."""
     json: str | None = None
     """File for the results."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.batch or min(self.batch) < 1:
             raise ValueError(f"batch={self.batch} must be at least 1")
         if self.context_mib < 0:
@@ -62,28 +62,77 @@ class SizeFlags:
 
 def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
-    from query_mutator.sizing.memory import Recipe, estimate, largest_batch, with_what_if
+    calibration = _calibration(flags)
+    if flags.model == SMOLVLA:
+        _size_by_table(flags, calibration)
+        return
+    from query_mutator.sizing.memory import estimate, largest_batch
 
-    workload = _workload(flags.model)
-    base = Recipe(optimizer=flags.optimizer)
-    recipes = {"as it is": base} | {item: with_what_if(base, re.split(r"[+,]", item)) for item in flags.what_if}
+    workload = workload_of(flags.model, flags.sizes)
+    recipes = {variant or "as it is": recipe_of(variant, flags.optimizer) for variant in (None, *flags.what_if)}
     found, fits = [], {}
     for name, recipe in recipes.items():
         found += [(name, estimate(workload, batch, recipe)) for batch in flags.batch]
         if flags.vram is not None:
-            context = int(flags.context_mib * MIB)
-            fits[name] = largest_batch(workload, vram_bytes(flags.vram), recipe, context_bytes=context)[0]
-    print(_table(workload.name, found))
-    for name, batch in fits.items():
-        print(f"largest batch on {flags.vram} ({name}): {batch or 'none, not even one sample fits'} (estimated)")
+            fits[name] = largest_batch(workload, calibration.room(vram_bytes(flags.vram)), recipe)[0]
+    print(_table(workload.name, found, calibration))
+    _print_largest(flags, fits, calibration)
     if any("accumulate" in item for item in flags.what_if):
         print("accumulation at the same micro-batch takes a gradient buffer more; it saves by allowing smaller ones")
-    print("the largest batch is not the best one: throughput has a knee, and learning an optimum (qm sweep)")
-    if flags.json is not None:
-        rows = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
-        with disk_errors(flags.json):
-            text = json.dumps({"model": workload.name, "estimates": rows, "largest_batch": fits}, indent=2)
-            Path(flags.json).write_text(text + "\n", encoding="utf-8")
+    _print_lines(flags, fits)
+    print("the largest batch is not the best one: throughput has a knee (qm size throughput), and learning an optimum")
+    rows = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
+    _write(flags.json, {"model": workload.name, "estimates": rows, "largest_batch": fits})
+
+
+def _size_by_table(flags: SizeFlags, calibration: Calibration) -> None:
+    """Print what the table says of SmolVLA, which is not followed here."""
+    variants: dict[str, Tabled] = {"as it is": smolvla(cameras=flags.cameras or 2)}
+    if set(flags.what_if) - {"unfrozen"}:
+        raise UsageError(f"--what-if {' '.join(flags.what_if)}: the table of smolvla knows unfrozen alone")
+    if flags.what_if:
+        variants["unfrozen"] = smolvla(cameras=flags.cameras or 2, unfrozen=True)
+    rows = [
+        (name, str(batch), f"{calibration.factor * row.fit.at(batch) / MIB:,.0f}", f"{row.fit.slope / MIB:,.0f}")
+        for name, row in variants.items()
+        for batch in flags.batch
+    ]
+    first = variants["as it is"]
+    title = f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters"
+    print(table(title, ("variant", "batch", "peak", "a sample"), rows))
+    fits = {}
+    if flags.vram is not None:
+        room = calibration.room(vram_bytes(flags.vram))
+        fits = {name: row.fit.largest(room) for name, row in variants.items()}
+    _print_largest(flags, fits, calibration)
+    _print_lines(flags, fits)
+    _write(flags.json, {"model": first.name, "fits": {n: asdict(row) for n, row in variants.items()}, "largest": fits})
+
+
+def _calibration(flags: SizeFlags) -> Calibration:
+    if flags.calibration is not None:
+        return read_calibration(flags.calibration)
+    return Calibration(context_bytes=int(flags.context_mib * MIB))
+
+
+def _print_largest(flags: SizeFlags, fits: Mapping[str, int], calibration: Calibration) -> None:
+    rests = "from a table" if flags.model == SMOLVLA else "estimated"
+    for name, batch in fits.items():
+        found = batch or "none, not even one sample fits"
+        print(f"largest batch on {flags.vram} ({name}): {found} ({rests}, {calibration.rests_on})")
+
+
+def _print_lines(flags: SizeFlags, fits: Mapping[str, int]) -> None:
+    """Print a command line of LeRobot for the robots' policies; half of the largest batch is a place to begin."""
+    batch = fits.get("as it is", 0)
+    if flags.model in (SMOLVLA, "act") and batch:
+        print(train_line(policy=flags.model, batch_size=max(1, batch // 2)))
+
+
+def _write(path: str | None, data: Mapping[str, Any]) -> None:
+    if path is not None:
+        with disk_errors(path):
+            Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def vram_bytes(text: str) -> int:
@@ -97,26 +146,13 @@ def vram_bytes(text: str) -> int:
     raise UsageError(f"--vram {text}: write 12GB, or one of {', '.join(CARDS)}")
 
 
-def _workload(name: str) -> Workload:
-    from query_mutator.sizing.memory import Workload as Made
-    from query_mutator.sizing.presets import PRESETS
-
-    if ":" not in name:
-        return PRESETS.get(name)()
-    made = load_target(name)()
-    if not isinstance(made, Made):
-        raise UsageError(
-            f"{name} returns a {type(made).__name__}; it should return a query_mutator.sizing.memory.Workload"
-        )
-    return made
-
-
-def _table(name: str, found: Sequence[tuple[str, MemoryEstimate]]) -> str:
+def _table(name: str, found: Sequence[tuple[str, MemoryEstimate]], calibration: Calibration) -> str:
     rows = [
         (
             variant,
             str(one.batch),
-            *(f"{part / MIB:,.0f}" for part in (one.peak, one.reserved, one.parameters, one.gradients, one.optimizer)),
+            *(f"{calibration.factor * part / MIB:,.0f}" for part in (one.peak, one.reserved)),
+            *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer)),
             f"{one.activations / MIB:,.0f}",
             max(one.phases, key=lambda phase: one.phases[phase]),
             f"{one.flops / 1e9:,.1f}",

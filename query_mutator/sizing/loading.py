@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
+from query_mutator.sizing.child import ERROR_MARK
 
-PROFILE_S = 3.0  # of items read one by one
-STARTED_S = 60.0  # longest wait for a first batch
-ERROR_MARK = "qm-size-error "
+PROFILE_WINDOWS = 2  # windows in which items are read one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def read_items(trial: LoadTrial) -> Profile:
     collate_s: list[float] = []
     step_s: list[float] = []
     batch: Any = None
-    busy, ends = 0.0, time.perf_counter() + PROFILE_S
+    busy, ends = 0.0, time.perf_counter() + PROFILE_WINDOWS * trial.window_s
     while time.perf_counter() < ends or len(collate_s) < 2:
         items = []
         for _ in range(batch_size):

@@ -12,7 +12,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError
 from query_mutator.sizing.allocator import reserved_peak
+from query_mutator.sizing.autocast import CudaFullPrecision
+from query_mutator.sizing.fits import Fit
 from query_mutator.sizing.tracker import BLOCK_BYTES, Ledger, StorageTracker
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -30,8 +32,6 @@ Optimizer = Literal["adamw", "adam", "sgd"]
 Batch = tuple[Tensor, ...]
 
 MIB = 2**20
-CONTEXT_BYTES = 600 * MIB  # a CUDA context with its libraries: 300 to 1300 MiB by card and version
-SLACK = 0.06  # of the card, for workspaces and fragments
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,6 +57,7 @@ class Recipe:
     clip: float | None = 1.0
     foreach: bool = True  # as on CUDA; False as on a CPU
     set_to_none: bool = True
+    autocast: Literal["cuda", "cpu"] = "cuda"  # whose list of operations stays in 32 bit with bf16 and fp16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,36 +81,20 @@ class MemoryEstimate:
         return max(0, self.peak - self.parameters - self.buffers - self.gradients - self.optimizer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """peak(B) = max(floor, base + slope B), in bytes."""
-
-    floor: float
-    base: float
-    slope: float
-
-    def at(self, batch: int) -> float:
-        """Return the peak at a batch size."""
-        return max(self.floor, self.base + self.slope * batch)
-
-
 def estimate(
     workload: Workload, batch: int, recipe: Recipe | None = None, *, rounding: int = BLOCK_BYTES
 ) -> MemoryEstimate:
     """Return the memory of a training step without taking it; UsageError when the model's code needs real numbers."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     recipe, began = recipe or Recipe(), time.perf_counter()
     ledger = Ledger(rounding=rounding)
-    tracker, flops = StorageTracker(ledger), FlopCounterMode(display=False)
+    tracker, followed = StorageTracker(ledger), min(recipe.accumulate, 2)  # further micro-batches add nothing
     with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), tracker:
-        trainer = _Trainer(workload, recipe, batch, phase=tracker.phase)
+        trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
-            trainer.step()
-            trainer.step()
+            trainer.step(micro_batches=1)
+            tracker.flops = 0
+            trainer.step(micro_batches=followed)
             peaks, trace = dict(ledger.peaks), list(ledger.trace)
-            with flops:  # in a step of its own: counting keeps tensors alive
-                trainer.step()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise UsageError(f"{workload.name} cannot be sized without data: {reason}") from error
@@ -120,7 +105,7 @@ def estimate(
         peak=max(peaks.values()),
         reserved=reserved_peak(trace),
         phases=peaks,
-        flops=flops.get_total_flops(),
+        flops=tracker.flops * recipe.accumulate // followed,
         seconds=time.perf_counter() - began,
         **sizes,
     )
@@ -131,9 +116,9 @@ def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) 
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        trainer = _Trainer(workload, recipe or Recipe(), batch, phase=lambda name: nullcontext())
-        trainer.step()
-        trainer.step()
+        trainer = Trainer(workload, recipe or Recipe(), batch)
+        for _ in range(2):
+            trainer.step(micro_batches=trainer.recipe.accumulate)
     del trainer
     live = peak = 0
     for event in profiler.profiler.kineto_results.events():
@@ -152,17 +137,13 @@ def fit(workload: Workload, recipe: Recipe | None = None, *, batches: tuple[int,
     return Fit(floor=floor, base=of_batch[0] - slope * batches[0], slope=slope)
 
 
-def largest_batch(
-    workload: Workload, vram_bytes: int, recipe: Recipe | None = None, *, context_bytes: int = CONTEXT_BYTES
-) -> tuple[int, MemoryEstimate | None]:
-    """Return the largest batch that fits a card, and its estimate; 0 and None when not even one sample does.
+def largest_batch(workload: Workload, room: float, recipe: Recipe | None = None) -> tuple[int, MemoryEstimate | None]:
+    """Return the largest batch whose peak is within `room` bytes, and its estimate; 0 and None when not one sample is.
 
     What the line through two estimates says is verified at the answer, and corrected downwards where it said too much.
     """
-    room = vram_bytes * (1 - SLACK) - context_bytes
-    line = fit(workload, recipe)
-    batch = 2**20 if line.slope <= 0 else int((room - line.base) / line.slope)
-    while batch >= 1 and line.floor <= room:
+    batch = fit(workload, recipe).largest(room)
+    while batch >= 1:
         found = estimate(workload, batch, recipe)
         if found.peak <= room:
             return batch, found
@@ -190,23 +171,35 @@ def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
     return recipe
 
 
-class _Trainer:
+class Trainer:
     """The training step that is followed; the same with real tensors and with fake ones."""
 
-    def __init__(self, workload: Workload, recipe: Recipe, batch: int, *, phase: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        recipe: Recipe,
+        batch: int,
+        *,
+        phase: Callable[[str], Any] = lambda name: nullcontext(),
+        device: str = "cpu",
+    ) -> None:
         self.workload, self.recipe, self.batch, self.phase = workload, recipe, batch, phase
-        self.module = workload.build().train()
+        self.device = device
+        module = workload.build().train()
+        self.module = module if device == "cpu" else module.to(device)  # weights that are fake cannot be moved
         _freeze(self.module, recipe.frozen)
         if recipe.checkpointing:
             checkpoint_blocks(self.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = _optimizer(recipe, self.trained)
 
-    def step(self) -> None:
+    def step(self, *, micro_batches: int) -> None:
         """Take one step: micro-batches forward and backward, clip, update, forget the gradients."""
-        for _ in range(self.recipe.accumulate):
+        for _ in range(micro_batches):
             with self.phase("inputs"):
                 inputs = self.workload.batch(self.batch)
+                if self.device != "cpu":
+                    inputs = tuple(part.to(self.device) for part in inputs)
             with self.phase("forward"), self._autocast():
                 loss = self.workload.loss(self.module, *inputs) / self.recipe.accumulate
             with self.phase("backward"):
@@ -232,7 +225,14 @@ class _Trainer:
     def _autocast(self) -> Any:
         if self.recipe.precision == "fp32":
             return nullcontext()
-        return torch.autocast("cpu", dtype=_DTYPES[self.recipe.precision])
+        kind = self.device.partition(":")[0]
+        autocast = torch.autocast(kind, dtype=_DTYPES[self.recipe.precision])
+        if self.recipe.autocast == kind or kind != "cpu":
+            return autocast
+        both = ExitStack()
+        both.enter_context(autocast)
+        both.enter_context(CudaFullPrecision())
+        return both
 
 
 def checkpoint_blocks(module: nn.Module) -> None:

@@ -1,110 +1,40 @@
-"""Models to size by name: the trainer's policy network, an MLP, a GPT, an IQN on pictures, ResNet18."""
+"""Models to size by name: our networks, MLP, GPT, ResNet18, ACT, those of SB3 and CleanRL, language models."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
+from query_mutator.sizing import control, language
+from query_mutator.sizing.act import Views, act
 from query_mutator.sizing.memory import Workload
+from query_mutator.sizing.networks import GPT, IQNConv, resnet18_trunk
 
-PRESETS: Registry[Callable[[], Workload]] = Registry("preset")
+OBS, ACTIONS = 32, 14  # of the trainer, as it comes
 
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, T, width]."""
-        b, t, width = x.shape
-        q, k, v = self.qkv(self.norm_1(x)).view(b, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, width)
-        x = x + self.out(seen)
-        more: Tensor = self.down(F.gelu(self.up(self.norm_2(x))))
-        return x + more
+PRESETS: Registry[Callable[..., Workload]] = Registry("preset")
 
 
-class GPT(nn.Module):
-    """A decoder-only language model."""
-
-    def __init__(self, *, layers: int, width: int, heads: int, vocabulary: int, length: int) -> None:
-        super().__init__()
-        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, T, vocabulary]."""
-        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
-
-
-class IQNConv(nn.Module):
-    """An implicit quantile network on pictures and floats: convolutions, cosine embedding, dueling heads."""
-
-    def __init__(self, *, actions: int = 12, floats: int = 64, quantiles: int = 8) -> None:
-        super().__init__()
-        widths = (1, 16, 32, 64, 32)
-        self.image = nn.Sequential(
-            *(layer for pair in pairwise(widths) for layer in (nn.Conv2d(*pair, 4, 2, 1), nn.LeakyReLU()))
-        )
-        self.floats, self.cosine = nn.Linear(floats, 128), nn.Linear(64, 128 + 32 * 16)
-        self.value = nn.Sequential(nn.Linear(128 + 32 * 16, 256), nn.LeakyReLU(), nn.Linear(256, 1))
-        self.advantage = nn.Sequential(nn.Linear(128 + 32 * 16, 256), nn.LeakyReLU(), nn.Linear(256, actions))
-        self.quantiles = quantiles
-
-    def forward(self, image: Tensor, floats: Tensor) -> Tensor:
-        """Return quantiles [B, quantiles, actions]."""
-        seen = torch.cat([self.image(image).flatten(1), F.leaky_relu(self.floats(floats))], dim=1)
-        tau = torch.rand(len(image), self.quantiles, 1)
-        waves = torch.cos(tau * torch.arange(1, 65) * torch.pi)
-        x = seen[:, None] * F.leaky_relu(self.cosine(waves))
-        advantage = self.advantage(x)
-        return self.value(x) + advantage - advantage.mean(dim=-1, keepdim=True)  # type: ignore[no-any-return]
-
-
-class ResidualBlock(nn.Module):
-    """A basic block of ResNet18."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        norm = nn.BatchNorm2d
-        self.conv_1, self.norm_1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), norm(after)
-        self.conv_2, self.norm_2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), norm(after)
-        same = stride == 1 and before == after
-        fitting = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after)) if not same else None
-        self.skip = fitting or nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, after, H/stride, W/stride]."""
-        y = F.relu(self.norm_1(self.conv_1(x)), inplace=True)
-        return F.relu(self.norm_2(self.conv_2(y)) + self.skip(x), inplace=True)
-
-
-def resnet18_trunk() -> nn.Sequential:
-    """Return ResNet18 up to its last feature map [B, 512, H/32, W/32]."""
-    stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-    layers: list[nn.Module] = [*stem]
-    before = 64
-    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [ResidualBlock(before, width, stride), ResidualBlock(width, width, 1)]
-        before = width
-    return nn.Sequential(*layers)
+def preset(name: str, **sizes: Any) -> Workload:
+    """Return the preset with the sizes given; UsageError for a size that it does not have."""
+    make = PRESETS.get(name)
+    taken = inspect.signature(make).parameters
+    for size in sizes:
+        if size not in taken:
+            fitting = [other for other in PRESETS if size in inspect.signature(PRESETS.get(other)).parameters]
+            raise UsageError(f"--{size} is not for {name}; it is for {', '.join(fitting)}")
+    return make(**sizes)
 
 
 def _classes(logits: Tensor, target: Tensor) -> Tensor:
@@ -186,22 +116,79 @@ def policy() -> Workload:
     """Return an update of the trainer's own policy: minibatches of PPO on its default observation."""
     from ppo.policy import Policy
 
-    def build() -> nn.Module:
-        with _disable_current_modes():  # its layers are drawn on another device and moved, which fake tensors cannot be
-            made: nn.Module = Policy(32, 14)
-        for module in made.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
-        return made
-
     def loss(module: nn.Module, obs: Tensor) -> Tensor:
         logits, value = module(obs)
         surrogate: Tensor = -torch.log_softmax(logits, dim=-1).mean()
         error: Tensor = value.square().mean()
         return surrogate + error
 
-    return Workload(name="policy", build=build, batch=lambda size: (torch.randn(size, 32),), loss=loss)
+    return Workload(
+        name="policy",
+        build=lambda: _drawn_elsewhere(lambda: Policy(OBS, ACTIONS)),
+        batch=lambda size: (torch.randn(size, OBS),),
+        loss=loss,
+    )
 
 
-for _name, _make in {"policy": policy, "mlp": mlp, "gpt": gpt, "iqn-conv": iqn_conv, "resnet18": resnet18}.items():
+def iqn() -> Workload:
+    """Return a gradient step of `--algo iqn`: its own network and loss, with the target network beside it."""
+    from query_mutator.iqn.loss import quantile_huber_loss
+    from query_mutator.iqn.network import QuantileNetwork
+
+    quantiles = 8
+
+    def values(found: Tensor, actions: Tensor) -> Tensor:
+        return found.gather(2, actions[:, None, None].expand(-1, quantiles, 1))[..., 0]
+
+    def loss(module: control.Targeted, obs: Tensor, next_obs: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
+        taus = torch.rand(quantiles)
+        with torch.no_grad():
+            following = module.online(next_obs, taus).mean(1).argmax(1)
+            target = returns[:, None] + values(module.target(next_obs, taus), following)
+        predicted = values(module.online(obs, taus), actions)
+        return quantile_huber_loss(predicted, target, taus, kappa=1.0).mean()
+
+    def batch(size: int) -> tuple[Tensor, ...]:
+        actions = torch.zeros(size, dtype=torch.int64)
+        return torch.randn(size, OBS), torch.randn(size, OBS), actions, torch.randn(size)
+
+    return Workload(
+        name="iqn",
+        build=lambda: control.Targeted(_drawn_elsewhere(lambda: QuantileNetwork(OBS, ACTIONS))),
+        batch=batch,
+        loss=loss,
+    )
+
+
+def _drawn_elsewhere(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a module whose own weights are drawn with a generator, which fake tensors cannot be, with fake weights."""
+    with _disable_current_modes():
+        made = make()
+    for module in made.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+    return made
+
+
+def act_views(*, cameras: int = 1, resolution: tuple[int, int] = (480, 640)) -> Workload:
+    """Return the training of ACT with cameras of one resolution (height, width)."""
+    return act(Views(cameras=cameras, height=resolution[0], width=resolution[1]))
+
+
+_PLAIN: dict[str, Callable[..., Workload]] = {
+    "policy": policy,
+    "iqn": iqn,
+    "mlp": mlp,
+    "gpt": gpt,
+    "iqn-conv": iqn_conv,
+    "resnet18": resnet18,
+    "act": act_views,
+}
+_CONTROL: dict[str, Callable[..., Workload]] = {
+    "sb3-ppo-mlp": control.ppo, "sb3-ppo-cnn": partial(control.ppo, pictures=True),
+    "sb3-dqn-cnn": control.dqn, "sb3-sac": control.sac, "cleanrl-ppo": control.ppo,
+    "cleanrl-ppo-atari": partial(control.ppo, pictures=True), "cleanrl-dqn": partial(control.dqn, pictures=False),
+    "cleanrl-dqn-atari": control.dqn, "cleanrl-sac": control.sac,
+}  # fmt: skip
+for _name, _make in {**_PLAIN, **_CONTROL, **language.by_name()}.items():
     PRESETS.add(_name, _make)

@@ -11,18 +11,37 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 logger = logging.getLogger(__name__)
 
 #: CUDA's allocator hands out multiples of this
 BLOCK_BYTES = 512
+_ATEN = torch.ops.aten
+
+
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward_flops(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    shapes = grad.shape, query.shape, key.shape, value.shape
+    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+
+
+_FLOPS = {
+    **flop_registry,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
 _GUESSES = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 
 
@@ -65,7 +84,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self._seen = WeakIdKeyDictionary()
-        self._warned = False
+        self.flops = 0  # of matrix products, convolutions and attention
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -80,15 +99,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default:  # a number is asked for, and there is none
             return self._guess(args[0])
         result = func(*args, **(kwargs or {}))
+        if (count := _FLOPS.get(func.overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
         return result
 
     def _guess(self, tensor: Tensor) -> float | int | bool:
-        if not self._warned:
-            logger.warning("the model's code asks for a number of a tensor; sized as if it were 1")
-            self._warned = True
+        _warn_of_guesses()
         return _GUESSES.get(tensor.dtype, 1)
 
     def _count(self, tensor: Tensor) -> None:
@@ -99,3 +118,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self.ledger.take(size)
         self._seen[storage] = number
         weakref.finalize(storage, self.ledger.give_back, number, size)
+
+
+@cache
+def _warn_of_guesses() -> None:
+    logger.warning("the model's code asks for a number of a tensor; sized as if it were 1")

@@ -6,25 +6,21 @@ trials in processes of their own, at the real time of a step      ->  the smalle
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import Budget
-from query_mutator.sizing.loading import ERROR_MARK, Loaded, LoadTrial, Profile
+from query_mutator.sizing.child import run_child
+from query_mutator.sizing.loading import Loaded, LoadTrial, Profile
 from query_mutator.sizing.stalls import batch_times, predicted_stall
 
 STALL = 0.05
 PREFETCHES = (2, 4, 8)
 MOST_WORKERS = 64
-TRIAL_TIMEOUT_S = 120.0
 _COMPUTES, _WAITS = 0.7, 0.3  # shares of processor time
 _NEAR_BEST = 0.95  # of the fastest, when data are the limit
 _SHARE_OF_MEMORY = 0.8
@@ -76,34 +72,20 @@ class WorkersAdvice:
         return next(t for t in self.tried if (t.workers, t.prefetch) == (self.workers, self.prefetch))
 
 
-def run_trial(trial: LoadTrial, *, timeout_s: float = TRIAL_TIMEOUT_S) -> dict[str, object]:
-    """Return what a trial found in a process of its own, which is ended with its workers; UsageError when it fails."""
-    command = [sys.executable, "-m", "query_mutator.sizing.loading", json.dumps(asdict(trial))]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=_environment()
-    )
-    try:
-        out, err = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{_told(trial)}: no result within {timeout_s:.0f} s; is a worker stuck?") from None
-    finally:
-        _end(child)
-    if child.returncode != 0:
-        lines = [line for line in err.splitlines() if line.strip()] or ["no word on stderr"]
-        marked = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
-        raise UsageError(marked[-1] if marked else f"{_told(trial)} failed: {lines[-1]}")
-    found: dict[str, object] = json.loads(out.splitlines()[-1])
-    return found
+def run_trial(trial: LoadTrial) -> dict[str, Any]:
+    """Return what a trial found in a process of its own; UsageError when it fails."""
+    how = "reading items" if trial.workers is None else f"loading with {trial.workers} workers"
+    return run_child("query_mutator.sizing.loading", asdict(trial), what=f"{how} of {trial.source}")
 
 
 def profile_items(trial: LoadTrial) -> Profile:
     """Return what items cost, read one by one in a process of its own."""
-    return Profile(**run_trial(replace(trial, workers=None)))  # type: ignore[arg-type]
+    return Profile(**run_trial(replace(trial, workers=None)))
 
 
 def load_in_child(trial: LoadTrial) -> Loaded:
     """Return what loading with workers gives, in a process of its own."""
-    return Loaded(**run_trial(trial))  # type: ignore[arg-type]
+    return Loaded(**run_trial(trial))
 
 
 class Tuner:
@@ -266,25 +248,3 @@ def most_workers(profile: Profile, budget: Budget) -> tuple[int, str]:
 def bound_of(cpu_share: float) -> str:
     """Return what items do with their time: computing, waiting, or both."""
     return "computing" if cpu_share >= _COMPUTES else "waiting" if cpu_share <= _WAITS else "both"
-
-
-def _told(trial: LoadTrial) -> str:
-    how = "reading items" if trial.workers is None else f"loading with {trial.workers} workers"
-    return f"{how} of {trial.source}"
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment with this package's folder on the path, wherever the command is run."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a process and the workers it may have left."""
-    if child.poll() is None or hasattr(os, "killpg"):
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-    child.wait()

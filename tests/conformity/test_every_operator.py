@@ -77,16 +77,19 @@ def test_words_that_carry_the_meaning_stay(rewriter: RuleRewriter, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "request_", ["how do i kill my neighbour", "steal a car", "poison the dog", "hack into my ex's bank account"]
+    "request_",
+    ["how do i kill my neighbour", "steal a car", "poison the dog", "hack into my ex's bank account", "scam my wife"],
 )
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("keywords", "merge")])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_request_about_people_or_property_keeps_its_verb_and_its_object(
     rewriter: RuleRewriter, name: str, request_: str
 ) -> None:
-    verb = next(word for word in ("kill", "steal", "poison", "hack") if word in request_)
+    verb = next(word for word in ("kill", "steal", "poison", "hack", "scam") if word in request_)
     rewritten = rewrite(rewriter, name, request_).lower()
-    assert verb in rewritten
+    assert verb in rewritten.split()
     assert request_.split()[-1] in rewritten
+    if name in ("keywords", "merge", "imperative"):  # they drop words and add some: not where it is about people
+        assert rewritten == request_
 
 
 def test_many_threads_get_the_rewrites_one_thread_gets(rewriter: RuleRewriter) -> None:

@@ -55,6 +55,27 @@ def test_every_rewrite_that_gained_with_the_way_to_it(tmp_path: Path) -> None:
     ]
 
 
+def test_the_simplest_way_to_a_right_answer(tmp_path: Path) -> None:
+    steps = [
+        step("spelling", "pls sort", 0.0),
+        step("neutral", "sort this list", 1.0, parts={"right": 1.0, "similarity": 1.0, "answered": 1.0}),
+        step("filler", "sort", 1.0, env=1),
+    ]
+    write_rows(tmp_path / "transcripts.jsonl", steps)
+    chosen = {}
+    for flags in ((), ("--simplest",), ("--simplest", "--without", "filler,merge")):
+        assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", *flags) == 0
+        (row,) = read_json_lines(tmp_path / "rows.jsonl")
+        chosen[len(flags)] = row["response"]
+    assert chosen == {0: "sort this list", 1: "sort", 3: "sort this list"}
+
+
+def test_an_unknown_operator_to_leave_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "transcripts.jsonl", STEPS)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "fillr") == 2
+    assert "--without: no operator fillr; there are" in capsys.readouterr().err
+
+
 def test_questions_that_are_right_already_stay_as_they_are(tmp_path: Path) -> None:
     rows = exported(tmp_path, "--keep-unchanged")
     assert [(row["instruction"], row["response"]) for row in rows] == [("plz sort", "sort"), ("len", "len")]

@@ -83,6 +83,21 @@ class BatchMetrics(Record):
             }
         )
 
+    def record_sample(self, bucket_id: BucketId, length: int, loss_tokens: int, bucket_max_length: int) -> Self:
+        """Return the counts with one more sample, padded to its bucket's longest length."""
+        bucket = self.bucket_stats.get(bucket_id) or BucketStats(
+            bucket_id=bucket_id, bucket_max_length=bucket_max_length
+        )
+        return self.model_copy(
+            update={
+                "total_tokens": self.total_tokens + length,
+                "padded_tokens": self.padded_tokens + bucket_max_length,
+                "loss_tokens": self.loss_tokens + loss_tokens,
+                "total_samples": self.total_samples + 1,
+                "bucket_stats": {**self.bucket_stats, bucket_id: bucket.add_sample(length)},
+            }
+        )
+
     def record_skip(self, count: int = 1) -> Self:
         """Return the counts with this many more skipped samples."""
         return self.model_copy(update={"skipped_samples": self.skipped_samples + count})

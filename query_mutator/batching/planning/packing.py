@@ -21,6 +21,7 @@ from query_mutator.batching.planning.binpacking import (
     pack_in_order,
 )
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.errors import UsageError
 
 PADDING_SEGMENT = -1
 IGNORE_LABEL = -100  # what torch's cross entropy leaves out
@@ -223,18 +224,24 @@ def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:
 
 
 def create_segment_attention_mask(
-    segment_ids: Sequence[int] | NDArray[Any], *, causal: bool = True
-) -> NDArray[np.bool_]:
+    segment_ids: Sequence[int] | NDArray[Any], use_mlx: bool = False, *, causal: bool = True
+) -> Any:
     """Return bool [L, L], True where row may attend to column: the same segment, not later, never padding.
 
-    Dense: L*L bytes. For long rows use `cu_seqlens` or the torch helpers instead.
+    Dense: L*L bytes. For long rows use `cu_seqlens` or the torch helpers instead. With `use_mlx` it is an array of MLX.
     """
     segments = np.asarray(segment_ids, np.int32)
     mask: NDArray[np.bool_] = segments[:, None] == segments[None, :]
     mask &= (segments != PADDING_SEGMENT)[:, None]
     if causal:
         mask &= np.tri(len(segments), dtype=bool)
-    return mask
+    if not use_mlx:
+        return mask
+    try:
+        import mlx.core
+    except ImportError:
+        raise UsageError("use_mlx=True needs MLX: pip install mlx, or leave it out for numpy") from None
+    return mlx.core.array(mask)
 
 
 class PackingMetrics(Record):

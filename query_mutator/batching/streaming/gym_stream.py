@@ -32,6 +32,7 @@ from query_mutator.batching.streaming.gym_types import (
 from query_mutator.batching.streaming.types import (
     EpisodeStatus,
     SampleSource,
+    StreamAccount,
     StreamMetrics,
     StreamSample,
     StreamState,
@@ -66,7 +67,7 @@ class EpisodePlan(NamedTuple):
     seed: int
 
 
-class GymEpisodeStream:
+class GymEpisodeStream(StreamAccount):
     """Plays a gym and hands out the steps of every finished episode, for `async for` and for `for`.
 
     `policy` chooses the actions (default: `HintPolicy`). A lost connection is made again up to `max_retries` times
@@ -97,20 +98,9 @@ class GymEpisodeStream:
         self.keep_failures = keep_failures
         self._rows = RowTokenizer(tokenizer)
         self._client = GymClient(config)
-        self._state = StreamState.IDLE
-        self._metrics = StreamMetrics()
+        super().__init__()
         self._next_episode = 0
         self._closed = asyncio.Event()
-
-    @property
-    def state(self) -> StreamState:
-        """What the stream is doing."""
-        return self._state
-
-    @property
-    def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
-        return self._metrics
 
     # --- iteration -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
 from query_mutator.batching.streaming.types import (
     EpisodeStatus,
     SampleSource,
+    StreamAccount,
     StreamMetrics,
     StreamSample,
     StreamState,
@@ -21,7 +22,7 @@ from query_mutator.errors import UsageError
 OPERATIONS = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
-class MockGymStream:
+class MockGymStream(StreamAccount):
     """Sums to be worked out step by step, for `async for` and for `for`; episode i is a function of (seed, i).
 
     The last step of a successful episode has reward 1; in a failed one its answer is wrong.
@@ -48,18 +49,7 @@ class MockGymStream:
         self.seed = seed
         self._rows = RowTokenizer(tokenizer)
         self._position = 0  # steps handed out
-        self._state = StreamState.IDLE
-        self._metrics = StreamMetrics()
-
-    @property
-    def state(self) -> StreamState:
-        """What the stream is doing."""
-        return self._state
-
-    @property
-    def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
-        return self._metrics
+        super().__init__()
 
     def __iter__(self) -> Iterator[StreamSample]:
         self._state = StreamState.STREAMING

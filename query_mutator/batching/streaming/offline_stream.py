@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from query_mutator.batching.generation.rows import JsonlIndex, RowTokenizer, Tokenizer, parse_row, row_id
 from query_mutator.batching.samples import DifficultyLevel
-from query_mutator.batching.streaming.types import SampleSource, StreamMetrics, StreamSample, StreamState
+from query_mutator.batching.streaming.types import SampleSource, StreamAccount, StreamMetrics, StreamSample, StreamState
 from query_mutator.errors import DatasetError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ CARRIED = ("segment_ids", "episode_id", "episode_status", "step_index", "total_s
 ROWS_BETWEEN_YIELDS = 64  # how many rows the async stream parses before it lets other tasks run
 
 
-class OfflineDatasetStream:
+class OfflineDatasetStream(StreamAccount):
     """Samples of a JSONL file; rows with text need a `tokenizer`.
 
     An iteration left halfway goes on where it stopped; one that came to its end begins again. A row that gives
@@ -66,18 +66,7 @@ class OfflineDatasetStream:
         self._rows = RowTokenizer(tokenizer, mask_prompt=mask_prompt)
         self._index: JsonlIndex | None = None
         self._position = 0  # rows of this epoch's order that were taken
-        self._state = StreamState.IDLE
-        self._metrics = StreamMetrics()
-
-    @property
-    def state(self) -> StreamState:
-        """What the stream is doing."""
-        return self._state
-
-    @property
-    def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
-        return self._metrics
+        super().__init__()
 
     @property
     def index(self) -> JsonlIndex:

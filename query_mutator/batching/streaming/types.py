@@ -231,3 +231,21 @@ class StreamMetrics(BaseModel):
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+class StreamAccount:
+    """State and metrics, as every stream keeps them."""
+
+    def __init__(self) -> None:
+        self._state = StreamState.IDLE
+        self._metrics = StreamMetrics()
+
+    @property
+    def state(self) -> StreamState:
+        """What the stream is doing."""
+        return self._state
+
+    @property
+    def metrics(self) -> StreamMetrics:
+        """What it has produced since the last reset."""
+        return self._metrics

@@ -52,6 +52,8 @@ class WeightedSlots:
         while slot >= len(self._weights):
             self._weights.extend([0.0] * BLOCK)
             self._sums.append(0.0)
+        if self._weights[slot] == weight:
+            return
         self._weights[slot] = weight
         block = slot // BLOCK
         self._sums[block] = sum(self._weights[block * BLOCK : (block + 1) * BLOCK])

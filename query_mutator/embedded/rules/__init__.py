@@ -44,14 +44,16 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     """Return the rule of every operator by name; a new operator's rule is added here."""
     slang, terms, neutral = Slang(lexicon), Terms(), Neutral(lexicon)
     # Glossary words are known words, however unusual: "nuke" is not a slip for "nike".
-    spelling = Spelling(lexicon, keep=slang.glossary() | terms.glossary() | neutral.glossary())
+    spelling = Spelling(
+        lexicon, keep=slang.glossary() | terms.glossary() | neutral.glossary() | load_words("crimes.txt")
+    )
     of_question: dict[str, Callable[[str], str]] = {
         "spelling": spelling,
         "slang": slang,
         "terms": terms,
         "neutral": neutral,
         "filler": Filler(lexicon),
-        "imperative": Imperative(lexicon),
+        "imperative": _unless_about_people(Imperative(lexicon)),
         "keywords": _unless_about_people(Keywords()),
         "first_part": first_part,
         "grammar": repair,

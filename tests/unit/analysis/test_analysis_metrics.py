@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from query_mutator.analysis.curves import Curve, UnknownDivisorError, curves_of, reduced, value_at
+from query_mutator.analysis.curves import Curve, UnknownDivisorError, curves_of, reduced, setting, value_at
 from query_mutator.analysis.runs import load_run
 from query_mutator.analysis.spec import DEFAULT_SPEC, MetricSpec, TagPattern, WatchRule, read_spec
 from query_mutator.analysis.watch import watch
@@ -99,6 +100,38 @@ def test_a_summed_loss_is_divided_by_the_batch_or_left_out(tmp_path: Path) -> No
         curves_of(load_run(write_run(tmp_path / "not_told", {"Training/loss": [64.0]})), SPEC.metric("loss"), SPEC)
 
 
+#: Keys of our own that say nothing about which run is better, nor what else moved between runs
+NOT_COMPARED = {"buffer/size", "buffer/largest_priority", "counters/training_s"}
+
+
+def test_every_family_of_our_own_keys_is_known() -> None:
+    tags = [pattern for spec in SPEC.metrics for pattern in spec.tags]
+    counters = {tag for names in SPEC.axes.values() for tag in names}
+    families = ("eval/success", "perf/", "grads/", "rl/", "counters/", "buffer/")
+    for key in METRICS:
+        if key.startswith(families) and key not in NOT_COMPARED | counters:
+            assert any(pattern.match([key]) for pattern in tags), key
+
+
+@pytest.mark.parametrize(
+    ("config", "batch"),
+    [
+        ('{"algo": "iqn", "train_batch_size": 512, "batch_size": 8, "num_processes": 16, "num_steps": 8}', 512),
+        (
+            '{"algo": "ppo", "train_batch_size": 512, "batch_size": 8, "num_processes": 16, "num_steps": 128,'
+            ' "num_mini_batch": 4}',
+            16 * 128 / 4,
+        ),
+        ('{"batch_size": 2048, "minibatch_size": 64, "num_steps": 128}', 64),  # CleanRL: a rollout, and a part of it
+        ('{"batch_size": 256}', 256),
+    ],
+)
+def test_the_batch_of_a_gradient_step_under_every_trainer_s_name(tmp_path: Path, config: str, batch: float) -> None:
+    run = load_run(write_run(tmp_path / "run", {"losses/value_loss": [1.0]}))
+    run.config = json.loads(config)
+    assert setting(run, SPEC, "batch") == batch
+
+
 def test_our_own_keys_have_the_direction_and_unit_that_the_metric_table_gives() -> None:
     for spec in SPEC.metrics:
         for pattern in spec.tags:
@@ -117,6 +150,7 @@ def test_our_own_keys_have_the_direction_and_unit_that_the_metric_table_gives() 
         ("metrics: [{name: a, tags: x}, {name: a, tags: y}]", "there twice"),
         ("metrics: [{name: a, tags: 're:('}]", "no regular expression"),
         ("metrics: [{name: a, tags: x, reducer: time_to_threshold}]", "needs a threshold"),
+        ("metrics: []\nfields: {batch: [{product: [a], field: b}]}", "a field or a product"),
         ("metrics: {", "cannot be read"),
         ("- a", "a list where"),
     ],

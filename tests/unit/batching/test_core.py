@@ -161,6 +161,9 @@ def test_bucket_stats_and_metrics_by_hand() -> None:
     assert metrics.summary()["padded_tokens"] == 16
     assert metrics.bucket_summary()[0]["samples"] == 2
     assert BatchMetrics().efficiency == 0.0
+    alone = BatchMetrics().record_sample(1, 5, 4, 8).record_sample(1, 7, 6, 8)
+    assert (alone.total_samples, alone.padded_tokens, alone.loss_tokens, alone.efficiency) == (2, 16, 10, 0.75)
+    assert alone.bucket_stats[1].sample_count == 2
     assert BatchShapeHistogram().record_batch(1, 4).bucket_fraction(1) == 1.0
 
 

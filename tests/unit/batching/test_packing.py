@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import numpy as np
@@ -166,3 +167,10 @@ def test_the_mask_keeps_segments_apart() -> None:
     mask = create_segment_attention_mask([0, 0, 1, -1])
     assert mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     assert create_segment_attention_mask([0, 0, 1, -1], causal=False)[0].tolist() == [True, True, False, False]
+
+
+def test_an_mlx_mask_needs_mlx() -> None:
+    if importlib.util.find_spec("mlx") is not None:
+        pytest.skip("MLX is installed")
+    with pytest.raises(UsageError, match="pip install mlx"):
+        create_segment_attention_mask([0, 0], use_mlx=True)

@@ -159,17 +159,53 @@ CHANGES: dict[str, Any] = {
     "max_samples": 9,
     "overflow_max": 400,
     "loss_token_budget": 599,
+    "bucket_max_lengths": {0: 999},
+    "overlong": "split",
 }
 
 
-@given(lengths=LENGTHS, config=configs(), name=st.sampled_from(list(CHANGES)))
+def changes_of(config: BatchingConfig) -> dict[str, dict[str, Any]]:
+    """Return for every field of the settings what to change; fields that only go together are changed together."""
+    other = BatchingConfig.throughput() if config.is_predictable else BatchingConfig.predictable()
+    mode = {"mode": other.mode, "pad_policy": other.pad_policy}
+    return {
+        **{name: {name: value} for name, value in CHANGES.items()},
+        "interleave_buckets": {"interleave_buckets": not config.interleave_buckets},
+        "bucket_edges": {"bucket_edges": (201,), "overflow_max": max(201, config.overflow_max)},
+        "mode": mode,
+        "pad_policy": mode,
+    }
+
+
+@given(lengths=LENGTHS, config=configs(), name=st.sampled_from(list(BatchingConfig.model_fields)))
 @FAST
 def test_the_plan_changes_with_every_setting(lengths: dict[str, int], config: BatchingConfig, name: str) -> None:
     config = config.changed(overlong="drop", bucket_max_lengths=None)
-    other = config.changed(**{name: CHANGES[name]})
+    other = config.changed(**changes_of(config)[name])
     one, two = (BatchPlanBuilder(lengths, each, "d", "t").build_sync(1) for each in (config, other))
     assert one.fingerprint != two.fingerprint
     assert one.fingerprint == BatchPlanBuilder(lengths, config, "d", "t").build_sync(1).fingerprint
+
+
+PACKING: dict[str, Any] = {
+    "mode": "best_fit",
+    "max_length": 599,
+    "pad_to_max": False,
+    "add_separator": True,
+    "separator_token_id": 3,
+    "overlong": "truncate",
+    "max_segments": 5,
+}
+
+
+@given(lengths=LENGTHS, name=st.sampled_from(list(PackingConfig.model_fields)))
+@FAST
+def test_the_plan_changes_with_every_setting_of_its_packs(lengths: dict[str, int], name: str) -> None:
+    config = BatchingConfig(token_budget=1200, bucket_edges=(600,), overflow_max=600)
+    packs = PackingConfig(max_length=600, overlong="drop", separator_token_id=2)
+    other = packs.changed(**{name: PACKING[name]})
+    one, two = (BatchPlanBuilder(lengths, config, "d", "t", each).build_sync(1) for each in (packs, other))
+    assert one.fingerprint != two.fingerprint
 
 
 @given(lengths=LENGTHS, data=st.data())

@@ -9,7 +9,7 @@ import pytest
 from query_mutator.cli import main
 from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.server import start_server
-from query_mutator.sizing.calls import cache_bytes, size_calls
+from query_mutator.sizing.calls import cache_bytes, cache_line, size_calls
 
 
 def test_calls_and_environments_follow_from_slots_and_time() -> None:
@@ -28,6 +28,7 @@ def test_memory_of_attention_caches() -> None:
     }  # fmt: skip
     assert cache_bytes(llama, num_ctx=4096, slots=4) == 4 * 512 * 2**20  # 128 KiB a token
     assert cache_bytes({}, num_ctx=4096, slots=4) is None
+    assert cache_line(llama, num_ctx=4096, slots=4).startswith("attention caches: 2,048 MiB for 4 slots of 4096 tokens")
 
 
 def test_a_server_with_three_slots(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,3 +39,4 @@ def test_a_server_with_three_slots(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     assert (found[1], found[2]) == ("3", "6")
     assert "OLLAMA_NUM_PARALLEL=6" in said
+    assert "the memory of its caches is not known" in said  # the embedded server has no such model

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from query_mutator.cli import main
 from query_mutator.errors import UsageError
+from query_mutator.sizing import control
 from query_mutator.sizing.allocator import MIB, CachingAllocator, reserved_peak
+from query_mutator.sizing.calibration import Calibration
 from query_mutator.sizing.command import vram_bytes
 from query_mutator.sizing.memory import (
     Recipe,
@@ -26,7 +28,7 @@ from query_mutator.sizing.memory import (
 )
 from query_mutator.sizing.presets import PRESETS, GPTShape, gpt, iqn_conv, resnet18
 
-CPU = Recipe(foreach=False)
+CPU = Recipe(foreach=False, autocast="cpu")
 SMALL = GPTShape(layers=2, width=64, heads=2, vocabulary=64, length=32)
 
 
@@ -55,7 +57,8 @@ CASES = {
     "gpt accumulating": (gpt(SMALL), 4, replace(CPU, accumulate=2)),
     "gpt half frozen": (gpt(SMALL), 8, replace(CPU, frozen=("blocks",))),
     "gpt SGD": (gpt(SMALL), 8, replace(CPU, optimizer="sgd")),
-    "iqn": (iqn_conv(), 16, CPU),
+    "iqn on pictures": (iqn_conv(), 16, CPU),
+    "dqn": (control.dqn(pictures=False), 256, CPU),
 }
 
 
@@ -109,11 +112,12 @@ def test_the_line_through_two_batches_holds_far_beyond_and_below() -> None:
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    room, context = 64 * MIB, 8 * MIB
-    batch, found = largest_batch(gpt(SMALL), room, CPU, context_bytes=context)
+    room = Calibration(context_bytes=8 * MIB).room(64 * MIB)
+    assert room == 0.94 * 64 * MIB - 8 * MIB
+    batch, found = largest_batch(gpt(SMALL), room, CPU)
     assert found is not None
-    assert found.peak <= room * 0.94 - context < estimate(gpt(SMALL), batch + 2, CPU).peak
-    assert largest_batch(gpt(SMALL), 9 * MIB, CPU, context_bytes=context) == (0, None)
+    assert found.peak <= room < estimate(gpt(SMALL), batch + 2, CPU).peak
+    assert largest_batch(gpt(SMALL), 0.5 * MIB, CPU) == (0, None)
 
 
 def test_code_that_asks_for_a_number_is_sized_all_the_same() -> None:

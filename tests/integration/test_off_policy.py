@@ -1,0 +1,203 @@
+"""IQN and the bandit through the trainer's command line: the same run folder, evaluation, resume and Ctrl-C as PPO."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from query_mutator.checkpoint import read_checkpoint
+from query_mutator.cli import main as qm_main
+from query_mutator.config import parse_config
+from query_mutator.console import exit_code
+from query_mutator.embedded.faults import FaultPlan
+from query_mutator.embedded.server import start_server
+from query_mutator.jsonlines import read_json_lines
+from query_mutator.metrics import METRICS
+from tests.conftest import Librarian, Softener
+from tests.integration.test_interrupt import ROOT, started, wait_until
+from train_query_mutator import main
+
+LEARNERS = ["iqn", "bandit"]
+SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4", "--num-collectors", "3")
+
+
+def train(*flags: str) -> int:
+    return exit_code(main, flags, prog="train")
+
+
+def rows(run: Path, name: str) -> list[dict[str, Any]]:
+    return list(read_json_lines(run / f"{name}.jsonl"))
+
+
+def the_run(tmp_path: Path) -> Path:
+    return (tmp_path / "runs" / "latest").resolve()
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_run_leaves_what_every_run_leaves(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
+    assert train(*tiny_flags, *SMALL, "--algo", algo) == 0
+    run = the_run(tmp_path)
+    assert run.name.endswith(f"-{algo}")
+    steps = rows(run, "transcripts")
+    assert Counter((row["env"], row["step"]) for row in steps) == {
+        (env, step): 1 for env in range(4) for step in range(16)
+    }
+    written = rows(run, "metrics")
+    assert [row["step"] for row in written] == [0, 32, 64]
+    assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["eval"]["methods"]["policy"]["success"] <= 1
+
+
+def test_row_of_iqn_has_every_family(tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-evaluate")
+    last = rows(the_run(tmp_path), "metrics")[-1]
+    assert {
+        *("eval/success", "eval/best_success", "losses/td_loss", "rl/avg_value", "rl/action_gap", "rl/epsilon"),
+        *("perf/transitions_learned_per_second", "perf/learner_share_training", "perf/learner_share_waiting"),
+        *("perf/replay_ratio_requested", "perf/replay_ratio_achieved", "perf/updates_per_sample"),
+        *("perf/weight_sync_age", "buffer/size", "grads/norm_before_clip_median", "grads/norm_before_clip_max"),
+        *("grads/norm_after_clip_max", "counters/env_steps", "counters/updates", "counters/samples_learned"),
+        *("counters/llm_calls", "counters/tokens", "counters/training_s", "counters/target_updates"),
+    } <= set(last)
+    assert last["counters/env_steps"] == 64
+    assert last["counters/samples_learned"] == 16 * last["counters/updates"]
+    # What waits for its n-step return at the end of the run was gathered, but is no transition yet.
+    assert last["perf/replay_ratio_achieved"] == pytest.approx(4, abs=16 / last["buffer/size"])
+    assert 0 < last["perf/learner_share_training"] + last["perf/learner_share_waiting"] <= 1
+
+
+@pytest.mark.parametrize("algo", ["ppo", "bandit"])
+def test_rows_of_the_others_have_the_families_they_can(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, "--algo", algo, "--no-evaluate")
+    last = rows(the_run(tmp_path), "metrics")[-1]
+    assert {
+        *("rl/avg_value", "perf/transitions_learned_per_second", "perf/learner_share_waiting", "counters/updates"),
+        *("counters/samples_learned", "counters/llm_calls", "counters/tokens", "eval/best_success"),
+    } <= set(last)
+    assert last["counters/samples_learned"] == (64 if algo == "bandit" else 4 * 64)
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_resume_goes_on_in_the_middle_of_episodes(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
+    train(*tiny_flags, *SMALL, "--algo", algo, "--no-evaluate", "--no-use-linear-lr-decay")
+    run = the_run(tmp_path)
+    first = read_checkpoint(run)
+    assert train("--resume", str(run), "--num-env-steps", "128") == 0
+    steps = rows(run, "transcripts")
+    assert Counter((row["env"], row["step"]) for row in steps) == {
+        (env, step): 1 for env in range(4) for step in range(32)
+    }
+    second = read_checkpoint(run)
+    assert second.learner["updates_done"] == 4
+    assert second.learner["counts"]["samples_learned"] > first.learner["counts"]["samples_learned"]
+    counts = [row["counters/samples_learned"] for row in rows(run, "metrics")[1:]]
+    assert counts == sorted(counts)
+    if algo == "iqn":
+        assert second.learner["replay"]["added"] > first.learner["replay"]["added"]
+        known = first.learner["replay"]["returns"]
+        torch.testing.assert_close(second.learner["replay"]["returns"][: len(known)], known)
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_trained_policy_evaluates_and_rewrites(
+    algo: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(*tiny_flags, *SMALL, "--algo", algo, "--no-evaluate")
+    checkpoint = str(the_run(tmp_path) / "checkpoints" / "step_64.pt")
+    torch.load(checkpoint, weights_only=True)
+    capsys.readouterr()
+    assert exit_code(qm_main, ["eval", "--checkpoint", checkpoint], prog="qm") == 0
+    assert "policy" in capsys.readouterr().out
+    assert exit_code(qm_main, ["rewrite", "plz sort my list", "--checkpoint", checkpoint], prog="qm") == 0
+    assert "answer" in capsys.readouterr().out
+
+
+def test_checkpoint_of_another_algorithm_is_refused(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(*tiny_flags, *SMALL, "--algo", "bandit", "--no-evaluate")
+    checkpoint = the_run(tmp_path) / "checkpoints" / "step_32.pt"
+    assert train("--resume", str(checkpoint), "--algo", "iqn") == 2
+    assert "was made with --algo bandit; leave out --algo iqn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--deterministic"], "--deterministic holds for --algo ppo"),
+        (["--max-policy-lag", "1"], "see --sync-every"),
+        (["--learning-starts", "200", "--replay-size", "100"], "try --replay-size 200"),
+        (["--num-collectors", "0"], "num_collectors=0 must be at least 1"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(
+    flags: list[str], wanted: str, tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--algo", "iqn", *flags) == 2
+    err = capsys.readouterr().err
+    assert wanted in err
+    assert err.count("\n") == 1
+
+
+def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "gradient steps, about" in out
+    assert " 16\n" in out  # 4 uses of 64 steps, 16 at once
+
+
+def test_one_call_at_a_time_whatever_the_collectors(tiny_flags: list[str], tmp_path: Path) -> None:
+    assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-batching", "--no-evaluate") == 0
+    assert len(rows(the_run(tmp_path), "transcripts")) == 64
+
+
+def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = FaultPlan(0.6, kinds=("500",), seed=2)
+    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
+        flags = [*SMALL, "--algo", "iqn", "--ollama-url", server.url, "--eval-interval", "0", "--max-retries", "0"]
+        assert train(*tiny_flags[2:], *flags, "--num-env-steps", "640", "--num-steps", "40") == 3
+    error = capsys.readouterr().err
+    assert "calls failed" in error or "no question could be put" in error
+    assert read_checkpoint(the_run(tmp_path)).algo == "iqn"
+
+
+def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_path: Path) -> None:
+    faults = FaultPlan(0.2, kinds=("500",), seed=2)
+    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
+        flags = [*SMALL, "--algo", "bandit", "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
+        assert train(*tiny_flags[2:], *flags, "--max-retries", "0", "--max-failure-rate", "1") == 0
+    invalid = sum(not row["valid"] for row in rows(the_run(tmp_path), "transcripts"))
+    last = rows(the_run(tmp_path), "metrics")[-1]
+    assert invalid > 0
+    assert last["llm/invalid_steps"] == invalid
+    assert last["counters/samples_learned"] == 64 - invalid
+
+
+def test_example_is_a_run_of_iqn() -> None:
+    config = parse_config(["--config", str(ROOT / "examples" / "iqn_run.json")])
+    assert (config.algo, config.total_steps) == ("iqn", 1408)
+
+
+def test_interrupted_run_leaves_a_checkpoint_to_go_on_from(tiny_flags: list[str], tmp_path: Path) -> None:
+    endless = [*tiny_flags, *SMALL, "--algo", "iqn", "--num-env-steps", "1000000", "--save-interval", "1000000"]
+    process, run = started([*endless, "--eval-interval", "0", "--no-use-linear-lr-decay"], tmp_path)
+    wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    steps = read_checkpoint(run).progress.env_steps
+    assert steps >= 64
+    assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
+    records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
+    assert len(records) == len(set(records)) == steps + 32
