@@ -316,7 +316,7 @@ def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
     return PooledScheduler(client=system.recorder, encoder=encoder, retry_delay_s=_never_again, batch_size=batch_size)
 
 
-def _never_again(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> None:
+def _never_again(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> None:
     return None
 
 

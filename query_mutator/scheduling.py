@@ -65,7 +65,9 @@ Flow = Generator[Need, Any, Any]
 class RetryDelay(Protocol):
     """Says how long to wait before trying again, or None when the failure is final."""
 
-    def __call__(self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> float | None: ...
+    def __call__(
+        self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int
+    ) -> float | None: ...
 
 
 class Scheduler(Protocol):
@@ -117,6 +119,7 @@ class _Tries:
         self._journal = journal if call.site is not None else None
         self._began = time.monotonic()
         self.attempt = 0
+        self._timeouts = 0
 
     def next(self) -> tuple[ChatRequest, Outcome | None]:
         """Begin another attempt; return its request, and its outcome if it was made before."""
@@ -143,7 +146,10 @@ class _Tries:
         if error is None:
             return None
         key = self._call.request.messages[-1].content
-        delay_s = self._retry_delay_s(error, self.attempt, key=key, elapsed_s=outcome.elapsed_s)
+        self._timeouts += error.kind == "timeout"
+        delay_s = self._retry_delay_s(
+            error, self.attempt, key=key, elapsed_s=outcome.elapsed_s, timeouts=self._timeouts
+        )
         if delay_s is not None and self._journal is not None:
             assert self._call.site is not None
             return 0.0 if self._journal.holds(self._call.site, self.attempt + 1) else delay_s

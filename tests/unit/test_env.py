@@ -45,7 +45,7 @@ class FailingModel:
         self.client.close()
 
 
-def no_retry(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> float | None:
+def no_retry(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
     return None
 
 

@@ -25,6 +25,13 @@ def test_each_kind_is_tried_again_as_often_as_it_can_help(kind: str) -> None:
     assert [delay is not None for delay in delays(kind)] == [attempt <= expected for attempt in range(1, 7)]
 
 
+def test_a_time_out_after_other_failures_is_the_first_time_out() -> None:
+    error = ErrorInfo(kind="timeout", message="")
+    asked = [retry_delay_s(error, 3, key="k", timeouts=timeouts) is not None for timeouts in (1, 2)]
+    assert asked == [True, False]
+    assert retry_delay_s(error, 5, key="k", timeouts=1) is None  # four retries are all there are
+
+
 def test_no_retries_means_none_for_any_kind() -> None:
     assert all(delays(kind, max_retries=0) == [None] * 6 for kind in ERROR_KINDS)
 

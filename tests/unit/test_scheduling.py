@@ -24,11 +24,11 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 MakeScheduler = Callable[[Client], Scheduler]
 
 
-def never(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> float | None:
+def never(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
     return None
 
 
-def at_once_twice(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float) -> float | None:
+def at_once_twice(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
     return 0.0 if attempt <= 2 else None
 
 
