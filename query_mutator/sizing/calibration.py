@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from query_mutator.errors import UsageError
 
 MIB = 2**20
@@ -40,6 +38,8 @@ def fit_calibration(measured: Sequence[float], estimated: Sequence[float], *, to
     `totals` are those of nvidia-smi, context included; else they are what PyTorch allocated, and the context is still
     a rule of thumb. One point gives the factor alone.
     """
+    import numpy as np
+
     y, x = np.asarray(measured, dtype=np.float64), np.asarray(estimated, dtype=np.float64)
     if not len(x) or not (x > 0).all() or not (y > 0).all():
         raise ValueError("measured memory must be above 0")
