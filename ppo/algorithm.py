@@ -24,6 +24,16 @@ from ppo.rollout import Batch, RolloutBuffer
 ACTION_STREAM, SHUFFLE_STREAM = 1, 2
 
 
+def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
+    """Have the environments' random streams go on from `states`; another number of them is a ValueError."""
+    if len(states) != len(rngs):
+        raise ValueError(
+            f"the checkpoint has {len(states)} environments, this run {len(rngs)}; try num_processes={len(states)}"
+        )
+    for rng, state in zip(rngs, states, strict=True):
+        rng.bit_generator.state = state
+
+
 def ppo_update(
     policy: Policy,
     optimizer: FlatAdam,
@@ -197,12 +207,7 @@ class PPO:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; a policy of other sizes or another number of streams is a ValueError."""
-        streams = state["rng"]["actions"]
-        if len(streams) != len(self.action_rngs):
-            raise ValueError(
-                f"the checkpoint has {len(streams)} environments, this run {len(self.action_rngs)}; "
-                f"try num_processes={len(streams)}"
-            )
+        restore_streams(self.action_rngs, state["rng"]["actions"])
         try:
             self.policy.load_state_dict(state["policy"])
         except RuntimeError as error:
@@ -212,6 +217,4 @@ class PPO:
         for name, count in state.get("counts", {}).items():
             setattr(self, name, int(count))
         self.shuffle_rng.bit_generator.state = state["rng"]["shuffle"]
-        for rng, stream in zip(self.action_rngs, streams, strict=True):
-            rng.bit_generator.state = stream
         self.frozen = self._freeze()

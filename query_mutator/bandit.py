@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ppo.algorithm import ACTION_STREAM
+from ppo.algorithm import ACTION_STREAM, restore_streams
 from query_mutator.iqn.network import Acted
 from query_mutator.iqn.steps import FloatArray, Steps
 
@@ -170,11 +170,10 @@ class Bandit:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; other sizes are a ValueError."""
         outer, reward = (state["optimizer"][name].numpy().copy() for name in ("outer", "reward"))
-        if outer.shape != self._outer.shape or len(state["rng"]["actions"]) != len(self._rngs):
-            raise ValueError("the checkpoint's bandit has other observations, actions or environments")
+        if outer.shape != self._outer.shape:
+            raise ValueError("the checkpoint's bandit has other observations or actions")
+        restore_streams(self._rngs, state["rng"]["actions"])
         self._outer, self._reward, self._inverse = outer, reward, np.linalg.inv(outer)
-        for rng, stream in zip(self._rngs, state["rng"]["actions"], strict=True):
-            rng.bit_generator.state = stream
         self.updates_done = int(state["updates_done"])
         for name, count in state["counts"].items():
             setattr(self, name, int(count))

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppo.algorithm import ACTION_STREAM
+from ppo.algorithm import ACTION_STREAM, restore_streams
 from ppo.descent import FlatAdam
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.iqn.loss import quantile_huber_loss
@@ -199,12 +199,7 @@ class IQN:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; a network of other sizes or another number of streams is a ValueError."""
-        streams = state["rng"]["actions"]
-        if len(streams) != len(self.action_rngs):
-            raise ValueError(
-                f"the checkpoint has {len(streams)} environments, this run {len(self.action_rngs)}; "
-                f"try num_processes={len(streams)}"
-            )
+        restore_streams(self.action_rngs, state["rng"]["actions"])
         try:
             self.network.load_state_dict(state["policy"])
             self.target.load_state_dict(state["target"])
@@ -215,8 +210,6 @@ class IQN:
         self.replay.rng.bit_generator.state = state["rng"]["replay"]
         self.nstep.load_state_dict(state["pending"])
         self.quantile_rng.set_state(state["rng"]["quantiles"])
-        for rng, stream in zip(self.action_rngs, streams, strict=True):
-            rng.bit_generator.state = stream
         self.updates_done = int(state["updates_done"])
         for name, count in state["counts"].items():
             setattr(self, name, int(count))

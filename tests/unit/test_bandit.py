@@ -78,5 +78,9 @@ def test_it_goes_on_from_its_state() -> None:
 
 
 def test_a_state_of_other_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="other observations, actions or environments"):
+    with pytest.raises(ValueError, match="other observations or actions"):
         Bandit(OBS_DIM, 3, CONFIG).load_state_dict(Bandit(OBS_DIM, 2, CONFIG).state_dict())
+    state = Bandit(OBS_DIM, 2, CONFIG).state_dict()
+    state["rng"]["actions"] = state["rng"]["actions"][1:]
+    with pytest.raises(ValueError, match="try num_processes="):
+        Bandit(OBS_DIM, 2, CONFIG).load_state_dict(state)
