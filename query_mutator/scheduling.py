@@ -282,9 +282,7 @@ class PooledScheduler:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
         is_local = isinstance(encoder, Remember) and not encoder.is_remote
-        self._encode_workers = (
-            ENCODE_WORKERS if is_local else 1
-        )  # a server is not to be asked for one text twice at once
+        self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet

@@ -39,6 +39,8 @@ class Task:
 
 Rule = Callable[[Task], str]
 
+BLURRING = ("imperative", "keywords", "merge")  # rules that drop or add words, and with them whom a question is about
+
 
 def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     """Return the rule of every operator by name; a new operator's rule is added here."""
@@ -53,8 +55,8 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
         "terms": terms,
         "neutral": neutral,
         "filler": Filler(lexicon),
-        "imperative": _unless_about_people(Imperative(lexicon)),
-        "keywords": _unless_about_people(Keywords()),
+        "imperative": Imperative(lexicon),
+        "keywords": Keywords(),
         "first_part": first_part,
         "grammar": repair,
         "expand": Expand(phrasebook),
@@ -62,16 +64,17 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)
     merge = Merge(clean=lambda text: neutral(spelling(text)))
-    rules["merge"] = lambda task: _unless_about_people(lambda text: merge(text, task.neighbour))(task.question)
-    return rules
+    rules["merge"] = lambda task: merge(task.question, task.neighbour)
+    return rules | {name: _unless_about_people(rules[name]) for name in BLURRING}
 
 
-def _unless_about_people(rule: Callable[[str], str]) -> Callable[[str], str]:
-    """Return a rule that leaves a text alone that names a person, an animal or property: whom it is about must stay."""
+def _unless_about_people(rule: Rule) -> Rule:
+    """Return a rule that leaves a question alone that names a person, an animal or property."""
     living = load_words("living.txt")
 
-    def carry_out(text: str) -> str:
-        return text if any(stem in living for word in words(text) for stem in stems(word)) else rule(text)
+    def carry_out(task: Task) -> str:
+        is_about_people = any(stem in living for word in words(task.question) for stem in stems(word))
+        return task.question if is_about_people else rule(task)
 
     return carry_out
 
