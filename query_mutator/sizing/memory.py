@@ -86,9 +86,9 @@ def estimate(
 ) -> MemoryEstimate:
     """Return the memory of a training step without taking it; UsageError when the model's code needs real numbers."""
     recipe, began = recipe or Recipe(), time.perf_counter()
-    ledger = Ledger(rounding=rounding)
-    tracker, followed = StorageTracker(ledger), min(recipe.accumulate, 2)  # further micro-batches add nothing
-    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), tracker:
+    ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
+    tracker, followed = StorageTracker(ledger, fake), min(recipe.accumulate, 2)  # further micro-batches add nothing
+    with _quiet(), fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
             trainer.step(micro_batches=1)

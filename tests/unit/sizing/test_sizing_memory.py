@@ -49,7 +49,20 @@ def mlp() -> Workload:
     )
 
 
+def copied() -> Workload:
+    """Layers that are deep copies of one, as those of PyTorch's own transformer are."""
+    return Workload(
+        name="copied",
+        build=lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(64, 2, 512, dropout=0.0), 3, enable_nested_tensor=False
+        ),
+        batch=lambda size: (torch.randn(4, size, 64),),
+        loss=lambda module, x: module(x).square().mean(),
+    )
+
+
 CASES = {
+    "copies of a layer": (copied(), 2, CPU),
     "mlp": (mlp(), 64, CPU),
     "gpt": (gpt(SMALL), 8, CPU),
     "gpt checkpointed": (gpt(SMALL), 8, replace(CPU, checkpointing=True)),
