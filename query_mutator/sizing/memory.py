@@ -87,7 +87,9 @@ def estimate(
     """Return the memory of a training step without taking it; UsageError when the model's code needs real numbers."""
     recipe, began = recipe or Recipe(), time.perf_counter()
     ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
-    tracker, followed = StorageTracker(ledger, fake), min(recipe.accumulate, 2)  # further micro-batches add nothing
+    scratch = recipe.autocast == "cpu" and not torch.backends.mkldnn.enabled  # type: ignore[truthy-bool]
+    tracker = StorageTracker(ledger, fake, scratch=scratch)
+    followed = min(recipe.accumulate, 2)  # further micro-batches add nothing
     with _quiet(), fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:

@@ -119,12 +119,15 @@ def knee_line(rates: dict[int, float]) -> str:
 
 def verify(flags: SizeVerifyFlags) -> None:
     """Print estimate and truth by batch size; with --largest the largest batch that fits."""
+    import torch
+
     from query_mutator.sizing.memory import estimate
 
     device, rows = device_of(flags.device), []
     workload, recipe = workload_of(flags.model, flags.sizes), recipe_of(flags.variant, flags.optimizer)
     for batch in flags.batch:
-        found = estimate(workload, batch, _as_on(recipe, device), rounding=1 if device == "cpu" else 512)
+        with torch.backends.mkldnn.flags(enabled=device != "cpu"):  # its scratch memory is not PyTorch's to count
+            found = estimate(workload, batch, _as_on(recipe, device), rounding=1 if device == "cpu" else 512)
         real = _real(flags, batch, device, measure="peak")
         if not real["fits"]:
             rows.append((str(batch), f"{found.peak / MIB:,.1f}", "does not fit", "", ""))

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
+from query_mutator.sizing.scratch import scratch_bytes
 from query_mutator.sizing.shapes import ShapeMemory
 
 logger = logging.getLogger(__name__)
@@ -84,9 +85,9 @@ class Ledger:
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages in a ledger while it is active; enter it inside the FakeTensorMode given."""
 
-    def __init__(self, ledger: Ledger, mode: FakeTensorMode) -> None:
+    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, scratch: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger, self._shapes = ledger, ShapeMemory(mode)
+        self.ledger, self._shapes, self._scratch = ledger, ShapeMemory(mode), scratch
         self._seen = WeakIdKeyDictionary()
         self.flops = 0  # of matrix products, convolutions and attention
 
@@ -114,6 +115,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
+        if self._scratch and (size := scratch_bytes(func, args, result)):
+            self.ledger.give_back(self.ledger.take(size), size)
         return result
 
     def _guess(self, tensor: Tensor) -> float | int | bool:
