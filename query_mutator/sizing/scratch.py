@@ -47,7 +47,8 @@ def _columns(
         return 0
     one = math.prod(weight.shape[1:]) * math.prod(out.shape[2:]) * x.element_size()  # of a sample and a group
     dilated = set(dilation) != {1}
-    large = len(x) >= _NNPACK_BATCH and max(weight.shape[2:]) < _NNPACK_KERNEL and torch.backends.nnpack.is_available()
+    there = bool(torch.backends.nnpack.is_available())  # type: ignore[no-untyped-call]
+    large = there and len(x) >= _NNPACK_BATCH and max(weight.shape[2:]) < _NNPACK_KERNEL
     if dilated or (large and groups == 1):
         return one if backward or dilated else 0
     return one * len(x)
