@@ -17,10 +17,10 @@ _SMALL, _MIDDLE = 1 * MIB, 10 * MIB
 
 
 class _Block:
-    __slots__ = ("free", "next", "prev", "size")
+    __slots__ = ("address", "free", "next", "prev", "size")
 
-    def __init__(self, size: int) -> None:
-        self.size, self.free = size, True
+    def __init__(self, size: int, address: int) -> None:
+        self.size, self.address, self.free = size, address, True
         self.prev: _Block | None = None
         self.next: _Block | None = None
 
@@ -30,7 +30,7 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.reserved = 0
-        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # by size
+        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # by size, then by address
 
     def allocate(self, size: int) -> _Block:
         """Return a block of at least `size` bytes."""
@@ -51,25 +51,25 @@ class CachingAllocator:
             if other is not None and other.free:
                 self._remove(other, small)
                 block = self._merged(block, other)
-        bisect.insort(self._free[small], (block.size, id(block), block))
+        bisect.insort(self._free[small], (block.size, block.address, block))
 
     def _segment(self, size: int, small: bool) -> _Block:
         rounded = -(-size // (2 * MIB)) * 2 * MIB
         segment = 2 * MIB if small else 20 * MIB if size < _MIDDLE else rounded
         self.reserved += segment
-        return _Block(segment)
+        return _Block(segment, self.reserved - segment)
 
     def _split(self, block: _Block, size: int, small: bool) -> None:
-        rest = _Block(block.size - size)
+        rest = _Block(block.size - size, block.address + size)
         rest.prev, rest.next = block, block.next
         if block.next is not None:
             block.next.prev = rest
         block.next, block.size = rest, size
-        bisect.insort(self._free[small], (rest.size, id(rest), rest))
+        bisect.insort(self._free[small], (rest.size, rest.address, rest))
 
     def _remove(self, block: _Block, small: bool) -> None:
         pool = self._free[small]
-        del pool[bisect.bisect_left(pool, (block.size, id(block)))]
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]
 
     @staticmethod
     def _merged(block: _Block, other: _Block) -> _Block:

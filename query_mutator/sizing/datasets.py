@@ -1,15 +1,9 @@
-"""Data sets whose loading is to be sized: folders of files, objects of a program, LeRobot's, synthetic ones.
-
-synthetic:io       items wait 4 ms, as for a disk or a network: workers help beyond the number of processors
-synthetic:cpu      items compute for 4 ms: workers help up to the number of processors
-synthetic:bursty   items wait 1 ms, one in 32 for 60 ms: batches ahead help
-"""
+"""Data sets whose loading is to be sized: folders of files, objects of a program, LeRobot's, synthetic ones."""
 
 from __future__ import annotations
 
 import importlib.util
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,41 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from query_mutator.errors import UsageError
+from query_mutator.sizing.synthetic import SYNTHETIC
 from query_mutator.sizing.target import load_target
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-_ITEMS = 4096
 USUAL_BATCH = 8
-
-
-class Synthetic(Dataset[Tensor]):
-    """Items that take a known time: `ms` each, every `burst_every`-th by chance `burst_ms`; waiting, or computing."""
-
-    def __init__(self, ms: float, *, computing: bool = False, burst_every: int = 0, burst_ms: float = 0.0) -> None:
-        rng = random.Random(0)
-        bursts = [burst_every > 0 and rng.random() < 1 / burst_every for _ in range(_ITEMS)]
-        self.seconds = [(burst_ms if burst else ms) / 1000 for burst in bursts]
-        self.computing = computing
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Return 1024 numbers after the item's time."""
-        if self.computing:
-            ends = time.process_time() + self.seconds[index]
-            while time.process_time() < ends:
-                pass
-        else:
-            time.sleep(self.seconds[index])
-        return torch.zeros(1024)
-
-
-SYNTHETIC = {
-    "synthetic:io": lambda: Synthetic(4.0),
-    "synthetic:cpu": lambda: Synthetic(4.0, computing=True),
-    "synthetic:bursty": lambda: Synthetic(1.0, burst_every=32, burst_ms=60.0),
-}
 
 
 class Files(Dataset[Any]):
@@ -128,6 +92,31 @@ def with_workers(
         worker_init_fn=loader.worker_init_fn,
         **more,
     )
+
+
+class Ready:
+    """A collate function that has its batch ready: loading with it takes what the handing over takes."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __call__(self, items: list[Any]) -> Any:
+        """Return the batch."""
+        return self.batch
+
+
+def ready_batches(batch: Any, *, start_method: str | None) -> DataLoader[Any]:
+    """Return a loader whose one worker gives the same batch again and again."""
+    blank = DataLoader(_Blank(), batch_size=1, collate_fn=Ready(batch))
+    return with_workers(blank, workers=1, prefetch=4, start_method=start_method)
+
+
+class _Blank(Dataset[None]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> None:
+        return None
 
 
 class _Again(Sampler[list[int]]):

@@ -17,10 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from query_mutator.errors import UsageError
 from query_mutator.sizing.child import ERROR_MARK
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 PROFILE_WINDOWS = 2  # windows in which items are read one by one
 
@@ -39,6 +42,7 @@ class LoadTrial:
     window_s: float = 1.5
     windows: int = 3
     first: int = 0  # item at which reading begins
+    ready: bool = False  # every batch is ready: what is left is the handing over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class Profile:
     step_s: float
     batch_size: int
     batch_bytes: int
-    cpu_share: float  # processor time by wall time: 1 computes, 0 waits
+    cpu_share: float  # processor time by the time items take: 1 computes, 0 waits
     size: int | None  # items of the data set
 
 
@@ -71,6 +75,11 @@ class Loaded:
         """Return the median share of time that steps waited."""
         return statistics.median(self.stalls)
 
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds that a step waited, in the median window."""
+        return self.step_s * self.stall / (1 - self.stall)
+
 
 def main() -> int:
     """Carry out the trial that the command line holds, and print what it found as a line of JSON."""
@@ -85,7 +94,7 @@ def main() -> int:
 
 
 def read_items(trial: LoadTrial) -> Profile:
-    """Read items one by one for a few seconds."""
+    """Read items one by one for a few seconds; what they wait for a processor that others keep busy is left out."""
     from torch.utils.data import IterableDataset
 
     from query_mutator.sizing.datasets import Endless, as_loader
@@ -103,10 +112,11 @@ def read_items(trial: LoadTrial) -> Profile:
     while time.perf_counter() < ends or len(collate_s) < 2:
         items = []
         for _ in range(batch_size):
-            began, cpu = time.perf_counter(), time.process_time()
+            began, cpu, queued = time.perf_counter(), time.process_time(), _queued_s()
             items.append(next(order) if size is None else loader.dataset[next(order)])
-            item_s.append(time.perf_counter() - began)
-            busy += time.process_time() - cpu
+            used = time.process_time() - cpu
+            item_s.append(max(used, time.perf_counter() - began - (_queued_s() - queued)))
+            busy += used
         made = time.perf_counter()
         batch = collate(items)
         taken = time.perf_counter()
@@ -124,18 +134,17 @@ def read_items(trial: LoadTrial) -> Profile:
     )
 
 
+def _queued_s() -> float:
+    """Return the seconds that this thread was ready to run and had no processor; 0 where that is not told."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def load_batches(trial: LoadTrial) -> Loaded:
     """Load batches with workers while a consumer takes its time with each."""
-    from query_mutator.sizing.datasets import as_loader, with_workers
-
-    workers, take = trial.workers or 0, _step(trial)
-    loader = with_workers(
-        as_loader(trial.source, batch_size=trial.batch_size),
-        workers=workers,
-        prefetch=trial.prefetch,
-        start_method=trial.start_method,
-        first=trial.first,
-    )
+    workers, take, loader = trial.workers or 0, _step(trial), _loader(trial)
     began = time.perf_counter()
     batches = iter(loader)
     batch = next(batches)
@@ -160,6 +169,21 @@ def load_batches(trial: LoadTrial) -> Loaded:
     )
     del batches, loader
     return found
+
+
+def _loader(trial: LoadTrial) -> DataLoader[Any]:
+    from query_mutator.sizing.datasets import as_loader, ready_batches, with_workers
+
+    loader = as_loader(trial.source, batch_size=trial.batch_size)
+    if trial.ready:
+        return ready_batches(next(iter(loader)), start_method=trial.start_method)
+    return with_workers(
+        loader,
+        workers=trial.workers or 0,
+        prefetch=trial.prefetch,
+        start_method=trial.start_method,
+        first=trial.first,
+    )
 
 
 def _window(

@@ -15,8 +15,8 @@ from statistics import median
 
 from query_mutator.analysis.runs import find_runs, load_run
 from query_mutator.errors import UsageError
+from query_mutator.sizing.stalls import ENOUGH
 
-STALL = 0.05
 HEADROOM = 1.2
 _WAITS = re.compile(r"(?:^|[/_])(data_s|data_time|dataloading_s|dataload\w*|data_wait\w*)$")
 _STEPS = re.compile(r"(?:^|[/_])(updt_s|update_s|step_time|train_step_s|batch_time)$")
@@ -60,7 +60,7 @@ def verdict(times: LoggedTimes) -> str:
         f"steps wait {times.stall:.1%} of the time (measured: {1e3 * times.wait_s:.3g} ms for data, "
         f"{1e3 * times.step_s:.3g} ms a step)"
     )
-    if times.stall <= STALL:
+    if times.stall <= ENOUGH:
         return f"{seen}: the workers are enough, and more cannot help; fewer may do, `qm size workers` finds out"
     if not times.workers:
         return f"{seen}: data are the limit; tell how many workers the run had with --num-workers"

@@ -86,9 +86,11 @@ def estimate(
 ) -> MemoryEstimate:
     """Return the memory of a training step without taking it; UsageError when the model's code needs real numbers."""
     recipe, began = recipe or Recipe(), time.perf_counter()
-    ledger = Ledger(rounding=rounding)
-    tracker, followed = StorageTracker(ledger), min(recipe.accumulate, 2)  # further micro-batches add nothing
-    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), tracker:
+    ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
+    scratch = recipe.autocast == "cpu" and not torch.backends.mkldnn.enabled
+    tracker = StorageTracker(ledger, fake, scratch=scratch)
+    followed = min(recipe.accumulate, 2)  # further micro-batches add nothing
+    with _quiet(), fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
             trainer.step(micro_batches=1)
@@ -248,6 +250,10 @@ def checkpoint_blocks(module: nn.Module) -> None:
 def _freeze(module: nn.Module, frozen: Sequence[str]) -> None:
     names = [name for name, _ in module.named_parameters()]
     last = names[-1].split(".")[0] if names else ""
+    for part in frozen:
+        if part != "*" and not any(name.startswith(part) for name in names):
+            first = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
+            raise UsageError(f"frozen:{part}: no parameter begins so; they begin with {first}")
     for name, parameter in module.named_parameters():
         if any(name.startswith(part) or (part == "*" and not name.startswith(last)) for part in frozen):
             parameter.requires_grad_(False)

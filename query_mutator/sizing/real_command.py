@@ -52,6 +52,12 @@ class SizeThroughputFlags(RealFlags):
     seconds: float = 1.0
     """Seconds of steps at each."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_batches(self.batch)
+        if self.seconds <= 0:
+            raise ValueError(f"seconds={self.seconds} must be above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SizeVerifyFlags(RealFlags):
@@ -61,6 +67,10 @@ class SizeVerifyFlags(RealFlags):
     """Batch sizes to verify."""
     largest: bool = False
     """On a GPU: find the largest batch that really fits, each trial in a process of its own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_batches(self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +89,11 @@ class SizeCalibrateFlags(ModelFlags):
     """How the measured runs trained: bf16, checkpointing, accumulate:4, joined by +."""
     out: str = "calibration.json"
     """File to write."""
+
+
+def _check_batches(batches: tuple[int, ...]) -> None:
+    if not batches or min(batches) < 1:
+        raise ValueError(f"batch={batches} must be at least 1")
 
 
 def size_throughput(flags: SizeThroughputFlags) -> None:
@@ -119,12 +134,17 @@ def knee_line(rates: dict[int, float]) -> str:
 
 def verify(flags: SizeVerifyFlags) -> None:
     """Print estimate and truth by batch size; with --largest the largest batch that fits."""
+    import torch
+
     from query_mutator.sizing.memory import estimate
 
     device, rows = device_of(flags.device), []
+    if flags.largest and device == "cpu":
+        raise UsageError("--largest needs a GPU: on a CPU the whole machine would run out of memory")
     workload, recipe = workload_of(flags.model, flags.sizes), recipe_of(flags.variant, flags.optimizer)
     for batch in flags.batch:
-        found = estimate(workload, batch, _as_on(recipe, device), rounding=1 if device == "cpu" else 512)
+        with torch.backends.mkldnn.flags(enabled=device != "cpu"):  # its scratch memory is not PyTorch's to count
+            found = estimate(workload, batch, _as_on(recipe, device), rounding=1 if device == "cpu" else 512)
         real = _real(flags, batch, device, measure="peak")
         if not real["fits"]:
             rows.append((str(batch), f"{found.peak / MIB:,.1f}", "does not fit", "", ""))
@@ -138,8 +158,6 @@ def verify(flags: SizeVerifyFlags) -> None:
 
 
 def _largest(flags: SizeVerifyFlags, device: str) -> None:
-    if device == "cpu":
-        raise UsageError("--largest needs a GPU: on a CPU the whole machine would run out of memory")
     batch = bisect(lambda b: bool(_real(flags, b, device, measure="peak")["fits"]))
     print(f"largest batch that fits: {batch or 'none, not even one sample fits'} (measured)")
 
@@ -178,7 +196,10 @@ def _point(item: str) -> tuple[int, float]:
     batch, equals, memory = item.partition("=")
     if not (equals and batch.isdigit() and int(batch)):
         raise UsageError(f"--measured {item}: write BATCH=MEMORY, as 8=2.4GB")
-    return int(batch), vram_bytes(memory)
+    try:
+        return int(batch), vram_bytes(memory)
+    except UsageError:
+        raise UsageError(f"--measured {item}: write BATCH=MEMORY, as 8=2.4GB") from None
 
 
 def _logged(flags: SizeCalibrateFlags) -> list[tuple[int, float]]:

@@ -12,6 +12,8 @@ import random
 from collections.abc import Sequence
 
 BATCHES = 2000
+ENOUGH = 0.05  # of the time that steps may wait
+PREFETCHES = (2, 4, 8)
 
 
 def batch_times(item_s: Sequence[float], *, batch_size: int, collate_s: float = 0.0, seed: int = 0) -> list[float]:

@@ -16,16 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
+
+from query_mutator.sizing.scratch import scratch_bytes
+from query_mutator.sizing.shapes import ShapeMemory
 
 logger = logging.getLogger(__name__)
 
 #: CUDA's allocator hands out multiples of this
 BLOCK_BYTES = 512
 _ATEN = torch.ops.aten
+_DEVICE, _NUMBER = torch.ops.prim.device.default, _ATEN._local_scalar_dense.default
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -78,11 +83,11 @@ class Ledger:
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages in a ledger while it is active; enter it inside FakeTensorMode."""
+    """Counts storages in a ledger while it is active; enter it inside the FakeTensorMode given."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, scratch: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger = ledger
+        self.ledger, self._shapes, self._scratch = ledger, ShapeMemory(mode), scratch
         self._seen = WeakIdKeyDictionary()
         self.flops = 0  # of matrix products, convolutions and attention
 
@@ -94,16 +99,24 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         yield
         self.ledger.phase = before
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and saying so for every operation takes long
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry the operation out and count the storages of its results."""
-        if func is torch.ops.aten._local_scalar_dense.default:  # a number is asked for, and there is none
+        if func is _DEVICE:  # asked many times for each operation
+            return args[0].device
+        if func is _NUMBER:  # a number is asked for, and there is none
             return self._guess(args[0])
-        result = func(*args, **(kwargs or {}))
+        result = self._shapes.call(func, args, kwargs or {})
         if (count := _FLOPS.get(func.overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
+        if self._scratch and (size := scratch_bytes(func, args, result)):
+            self.ledger.give_back(self.ledger.take(size), size)
         return result
 
     def _guess(self, tensor: Tensor) -> float | int | bool:

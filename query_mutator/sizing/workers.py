@@ -16,14 +16,13 @@ from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import Budget
 from query_mutator.sizing.child import run_child
 from query_mutator.sizing.loading import Loaded, LoadTrial, Profile
-from query_mutator.sizing.stalls import batch_times, predicted_stall
+from query_mutator.sizing.stalls import ENOUGH, PREFETCHES, batch_times, predicted_stall
 
-STALL = 0.05
-PREFETCHES = (2, 4, 8)
 MOST_WORKERS = 64
 _COMPUTES, _WAITS = 0.7, 0.3  # shares of processor time
 _NEAR_BEST = 0.95  # of the fastest, when data are the limit
 _SHARE_OF_MEMORY = 0.8
+_REPEATS = 3  # of a trial that says otherwise than the queue worked by hand
 
 Measure = Callable[[LoadTrial], Loaded]
 
@@ -37,11 +36,27 @@ class Tried:
     start_method: str
     loaded: Loaded
     predicted: float
+    handover_s: float = 0.0  # that a step waits for a batch which is ready
 
     @property
     def enough(self) -> bool:
-        """Return whether steps wait for at most STALL of the time."""
-        return self.loaded.stall <= STALL
+        """Return whether steps wait for data for at most ENOUGH of the time; what cannot be told, the queue decides."""
+        return self.by_queue if self.hidden else self.loaded.stall <= ENOUGH
+
+    @property
+    def by_queue(self) -> bool:
+        """Return what the queue worked by hand says of that."""
+        return self.predicted <= ENOUGH
+
+    @property
+    def hidden(self) -> bool:
+        """Return whether the handing over alone makes the difference, as on a machine that others keep busy."""
+        return self.for_data <= ENOUGH < self.loaded.stall
+
+    @property
+    def for_data(self) -> float:
+        """Return the share of time that steps wait, without the handing over: no number of workers changes that."""
+        return _without(self.loaded.stall, self.loaded.step_s, self.handover_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +72,7 @@ class WorkersAdvice:
     limited_by: str
     profile: Profile
     step_s: float
+    handover_s: float = 0.0
     tried: list[Tried] = field(default_factory=list)
     complete: bool = True  # False when time was up before the search was over
     seconds: float = 0.0
@@ -64,7 +80,7 @@ class WorkersAdvice:
     @property
     def keeps_up(self) -> bool:
         """Return whether by the items' times alone steps would not wait."""
-        return self.chosen.predicted <= STALL
+        return self.chosen.predicted <= ENOUGH
 
     @property
     def chosen(self) -> Tried:
@@ -110,10 +126,12 @@ class Tuner:
         self.batch_s = batch_times(profile.item_s, batch_size=profile.batch_size, collate_s=profile.collate_s)
         self.most, self.limited_by = most_workers(profile, budget)
         self.tried: list[Tried] = []
-        self._longest_s = 0.0
+        self.handovers_s: list[float] = []
+        self._longest_s, self._trials = 0.0, 0
 
     def advice(self) -> WorkersAdvice:
         """Return the smallest number of workers that is enough."""
+        self._hand_over()
         self._search()
         best, complete = self._best(), self._time_left()
         if best.workers:
@@ -128,6 +146,7 @@ class Tuner:
             limited_by=self.limited_by,
             profile=self.profile,
             step_s=self.step_s,
+            handover_s=self.handover_s,
             tried=self.tried,
             complete=complete,
             seconds=time.monotonic() - self.began,
@@ -156,12 +175,12 @@ class Tuner:
             workers -= 1
 
     def _promising(self, workers: int) -> bool:
-        return any(self.predicted(workers, prefetch) <= STALL for prefetch in PREFETCHES[: 1 if not workers else None])
+        return any(self.predicted(workers, prefetch) <= ENOUGH for prefetch in PREFETCHES[: 1 if not workers else None])
 
     def _enough(self, workers: int) -> bool:
         """Return whether a number of workers is enough with any number of batches ahead worth a trial."""
         for prefetch in PREFETCHES if workers else PREFETCHES[:1]:
-            more_helps = prefetch == PREFETCHES[0] or self.predicted(workers, prefetch) <= 2 * STALL
+            more_helps = prefetch == PREFETCHES[0] or self.predicted(workers, prefetch) <= 2 * ENOUGH
             if more_helps and self._time_left() and self._try(workers, prefetch).enough:
                 return True
         return False
@@ -187,28 +206,48 @@ class Tuner:
             if (known.workers, known.prefetch, known.start_method) == (workers, prefetch, method):
                 return known
         began = time.monotonic()
+        tried = self._measured(workers, prefetch, method)
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        while (
+            tried.enough != tried.by_queue
+            and len(tried.loaded.stalls) < _REPEATS * self.trial.windows
+            and self._time_left()
+        ):
+            self._hand_over()
+            tried = _together(tried, self._measured(workers, prefetch, method), handover_s=self.handover_s)
+        self.tried.append(tried)
+        self.say(f"num_workers={workers} prefetch_factor={prefetch}: steps wait {tried.loaded.stall:.1%} of the time")
+        return tried
+
+    def _measured(self, workers: int, prefetch: int, method: str) -> Tried:
+        self._trials += 1
         trial = replace(
             self.trial,
             workers=workers,
             prefetch=prefetch,
             start_method=method if workers else None,
             batch_size=self.profile.batch_size,
-            first=len(self.tried) * 997 + len(self.profile.item_s),
+            first=self._trials * 997 + len(self.profile.item_s),
         )
-        loaded = self.measure(trial)
-        if min(loaded.stalls) <= STALL < max(loaded.stalls):  # too close to call
-            loaded = self.measure(replace(trial, window_s=2 * trial.window_s))
-        self._longest_s = max(self._longest_s, time.monotonic() - began)
-        tried = Tried(
+        return Tried(
             workers=workers,
             prefetch=prefetch,
             start_method=method,
-            loaded=loaded,
+            loaded=self.measure(trial),
             predicted=self.predicted(workers, prefetch),
+            handover_s=self.handover_s if workers else 0.0,
         )
-        self.tried.append(tried)
-        self.say(f"{workers} workers, {prefetch} batches ahead: stall {loaded.stall:.1%}")
-        return tried
+
+    @property
+    def handover_s(self) -> float:
+        """Return the seconds that a step waits for a batch that is ready, at the slowest."""
+        return max(self.handovers_s, default=0.0)
+
+    def _hand_over(self) -> None:
+        """Measure what the handing over takes now; without a step nothing is compared to it."""
+        if self.step_s:
+            trial = replace(self.trial, workers=1, ready=True, start_method=self.start_methods[0])
+            self.handovers_s.append(self.measure(replace(trial, batch_size=self.profile.batch_size)).wait_s)
 
     def _best(self) -> Tried:
         enough = [t for t in self.tried if t.enough]
@@ -228,6 +267,25 @@ class Tuner:
 
     def _time_left(self) -> bool:
         return not self.tried or time.monotonic() - self.began + self._longest_s < self.time_s
+
+
+def _without(stall: float, step_s: float, handover_s: float) -> float:
+    """Return the share of time that steps wait when each waits so much less."""
+    waited = max(0.0, step_s * stall / max(1e-9, 1 - stall) - handover_s)
+    return waited / (waited + step_s) if waited else 0.0
+
+
+def _together(tried: Tried, more: Tried, *, handover_s: float) -> Tried:
+    """Return two trials of the same as one."""
+    old, new = tried.loaded, more.loaded
+    share = len(old.stalls) / (len(old.stalls) + len(new.stalls))
+    loaded = replace(
+        new,
+        stalls=[*old.stalls, *new.stalls],
+        samples_per_s=share * old.samples_per_s + (1 - share) * new.samples_per_s,
+        waits_s=[*old.waits_s, *new.waits_s],
+    )
+    return replace(more, loaded=loaded, handover_s=handover_s if tried.workers else 0.0)
 
 
 def most_workers(profile: Profile, budget: Budget) -> tuple[int, str]:

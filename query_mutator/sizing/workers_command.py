@@ -34,7 +34,8 @@ class SizeWorkersFlags:
     batch_size: int | None = None
     """Items of a batch; by default the loader's, else 8."""
     step_ms: float | None = None
-    """Milliseconds that a training step takes; without it, and without --step, the fastest loading is looked for."""
+    """Milliseconds that a training step takes; without it, and without --step, the fastest loading is looked for (the
+    synthetic sets have steps of their own)."""
     step: str | None = None
     """package.module:function that is called with each batch instead: the real step."""
     from_logs: str | None = None
@@ -74,7 +75,7 @@ def size_workers(flags: SizeWorkersFlags) -> None:
     advice = _measured(flags)
     print(_items(advice))
     print(_table(advice.tried))
-    for line in _lines(advice):
+    for line in [*_lines(advice), *_known(flags, advice)]:
         print(line)
     if flags.json is not None:
         with disk_errors(flags.json):
@@ -96,12 +97,20 @@ def _measured(flags: SizeWorkersFlags) -> WorkersAdvice:
         source=flags.loader or flags.dataset or "",
         batch_size=flags.batch_size,
         step=flags.step,
-        step_s=(flags.step_ms or 0.0) / 1000,
+        step_s=_step_ms(flags) / 1000,
         window_s=flags.window_s,
     )
     profile = profile_items(trial)
     methods = [flags.start_method] if flags.start_method != "auto" else _start_methods()
     return Tuner(trial, profile, budget, start_methods=methods, time_s=flags.time_s, began=began, say=note).advice()
+
+
+def _step_ms(flags: SizeWorkersFlags) -> float:
+    from query_mutator.sizing.synthetic import STEP_MS
+
+    if flags.step_ms is not None:
+        return flags.step_ms
+    return 0.0 if flags.step is not None else STEP_MS.get(flags.dataset or "", 0.0)
 
 
 def _start_methods() -> list[str]:
@@ -123,7 +132,8 @@ def _items(advice: WorkersAdvice) -> str:
         f"items: {1e3 * mean:.3g} ms each, 95 % within {1e3 * late:.3g} ms, the longest {1e3 * times[-1]:.3g} ms; "
         f"processor time {profile.cpu_share:.0%}: {what}\n"
         f"a batch of {profile.batch_size}: {1e3 * (mean * profile.batch_size + profile.collate_s):.3g} ms to make, "
-        f"{profile.batch_bytes / MIB:.3g} MiB; a step takes {1e3 * advice.step_s:.3g} ms"
+        f"{profile.batch_bytes / MIB:.3g} MiB; a step takes {1e3 * advice.step_s:.3g} ms, "
+        f"and waits {1e3 * advice.handover_s:.2g} ms for a batch that is ready"
     )
 
 
@@ -134,6 +144,7 @@ def _table(tried: Sequence[Tried]) -> str:
             str(t.prefetch) if t.workers else "",
             t.start_method if t.workers else "",
             f"{t.loaded.stall:.1%}",
+            f"{t.for_data:.1%}",
             f"{t.predicted:.1%}",
             f"{1e3 * t.loaded.wait_p95_s:.1f}",
             f"{t.loaded.samples_per_s:,.0f}",
@@ -142,8 +153,9 @@ def _table(tried: Sequence[Tried]) -> str:
         )
         for t in sorted(tried, key=lambda t: (t.workers, t.prefetch, t.start_method))
     ]
-    header = ("workers", "ahead", "start", "stall", "predicted", "p95 ms", "samples/s", "first s", "MiB")
-    return table("stall: share of the time that steps wait; MiB: of all workers together", header, rows)
+    header = ("workers", "ahead", "start", "wait", "for data", "predicted", "p95 ms", "samples/s", "first s", "MiB")
+    title = "wait: share of the time that steps wait; for data: without the handing over; MiB: of all workers together"
+    return table(title, header, rows)
 
 
 def _lines(advice: WorkersAdvice) -> list[str]:
@@ -157,6 +169,11 @@ def _lines(advice: WorkersAdvice) -> list[str]:
     if best.workers:
         flags += f" prefetch_factor={best.prefetch}"
     lines = [f"{flags}: {seen} (measured)"]
+    if best.hidden:
+        lines.append(
+            f"of that {best.for_data:.1%} to {best.loaded.stall:.1%} are for data: the handing over is slow on this "
+            f"machine now. By the items' times it is {best.predicted:.1%} (estimated), and that decided"
+        )
     if not advice.enough:
         lines.append(_data_bound(advice))
     lines += _start_lines(advice)
@@ -195,6 +212,22 @@ def _start_lines(advice: WorkersAdvice) -> list[str]:
     return [
         f"first batch after: {told} (measured); persistent workers pay that once. spawn is the safe one with threads"
     ]
+
+
+def _known(flags: SizeWorkersFlags, advice: WorkersAdvice) -> list[str]:
+    """Say for a synthetic set what the answer should be."""
+    from query_mutator.sizing.budget import machine_budget
+    from query_mutator.sizing.synthetic import SYNTHETIC, known_answer
+
+    if flags.dataset not in SYNTHETIC or not advice.step_s:
+        return []
+    size, cpus = advice.profile.batch_size, machine_budget().cpus
+    known = known_answer(flags.dataset, batch_size=size, step_s=advice.step_s, cpus=cpus)
+    found = "found" if known.workers == advice.workers else f"NOT found ({advice.workers} came out)"
+    ahead = f" prefetch_factor={known.prefetch}" if known.workers else ""
+    ahead += "" if known.enough else ", which is not enough"
+    at = f"{flags.dataset} at {1e3 * advice.step_s:g} ms a step"
+    return [f"known answer for {at}: num_workers={known.workers}{ahead}; {found}"]
 
 
 def _lerobot(advice: WorkersAdvice) -> str:

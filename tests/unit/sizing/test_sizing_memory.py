@@ -49,7 +49,20 @@ def mlp() -> Workload:
     )
 
 
+def copied() -> Workload:
+    """Layers that are deep copies of one, as those of PyTorch's own transformer are."""
+    return Workload(
+        name="copied",
+        build=lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(64, 2, 512, dropout=0.0), 3, enable_nested_tensor=False
+        ),
+        batch=lambda size: (torch.randn(4, size, 64),),
+        loss=lambda module, x: module(x).square().mean(),
+    )
+
+
 CASES = {
+    "copies of a layer": (copied(), 2, CPU),
     "mlp": (mlp(), 64, CPU),
     "gpt": (gpt(SMALL), 8, CPU),
     "gpt checkpointed": (gpt(SMALL), 8, replace(CPU, checkpointing=True)),
@@ -78,11 +91,37 @@ def test_the_trainer_s_own_policy_is_within_ten_per_cent() -> None:
     assert found.peak == pytest.approx(measured_peak(policy, 256, CPU), rel=0.1)
 
 
-def test_a_residual_network_is_within_three_per_cent() -> None:
-    workload = replace(resnet18(), batch=lambda size: (torch.randn(size, 3, 32, 32), torch.randint(0, 1000, (size,))))
-    found = estimate(workload, 2, CPU, rounding=1)
-    assert found.peak == pytest.approx(measured_peak(workload, 2, CPU), rel=0.03)
+@pytest.mark.parametrize(("side", "batch"), [(32, 2), (224, 4)])
+def test_a_residual_network_is_within_three_per_cent(side: int, batch: int) -> None:
+    def pictures(size: int) -> tuple[Tensor, ...]:
+        return torch.randn(size, 3, side, side), torch.randint(0, 1000, (size,))
+
+    workload = replace(resnet18(), batch=pictures)
+    found = estimate(workload, batch, CPU, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.03)
     assert found.parameters == 11_689_512 * 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "layer"),
+    [
+        (4, (8, 8, 3, 1, 1)),
+        (4, (8, 8, 1, 2)),
+        (4, (8, 8, 1)),
+        (4, (8, 8, 3, 1, 0, 2)),
+        (16, (8, 8, 3, 1, 1)),
+    ],
+    ids=["plain", "strided", "1 x 1", "dilated", "batch of 16"],
+)
+def test_columns_of_convolutions_on_a_cpu(batch: int, layer: tuple[int, ...]) -> None:
+    workload = Workload(
+        name="layer",
+        build=lambda: nn.Conv2d(*layer),
+        batch=lambda size: (torch.randn(size, 8, 40, 40),),
+        loss=lambda module, x: module(x).mean(),
+    )
+    found = estimate(workload, batch, CPU, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.1)
 
 
 def test_what_an_estimate_is_made_of() -> None:

@@ -131,6 +131,11 @@ def test_calibrating_from_a_log_and_using_it(
     [
         (["calibrate", "mlp"], "give --measured"),
         (["calibrate", "mlp", "--measured", "8:2GB"], "write BATCH=MEMORY"),
+        (["calibrate", "mlp", "--measured", "8=lots"], "write BATCH=MEMORY"),
+        (["verify", "mlp", "--batch", "0"], "must be at least 1"),
+        (["verify", "mlp", "--largest", "--device", "cpu"], "--largest needs a GPU"),
+        (["throughput", "mlp", "--seconds", "-1"], "must be above 0"),
+        (["mlp", "--batch", "1", "--what-if", "frozen:nowhere"], "no parameter begins so"),
         (["calibrate", "mlp", "--log", "nowhere.log"], "No such file"),
         (["mlp", "--calibration", "nowhere.json"], "writes such a file"),
         (["verify", "mlp", "--device", "cuda"], "PyTorch sees no GPU"),
