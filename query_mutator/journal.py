@@ -85,6 +85,18 @@ class Journal:
         """Return the action that an environment took at a step before the run was ended, None for an unknown one."""
         return self._actions.pop((env, step), None)
 
+    def settle(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the actions [n] of steps (environment, step): those taken before the run was ended, else `chosen` [n].
+
+        What was not known is in the journal when this returns.
+        """
+        known = [self.action(*step) for step in steps]
+        actions = [new if old is None else old for old, new in zip(known, chosen.tolist(), strict=True)]
+        self.write_actions(
+            [(*step, action) for step, action, old in zip(steps, actions, known, strict=True) if old is None]
+        )
+        return np.array(actions, dtype=np.int64)
+
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> Outcome | None:
         """Return the outcome written for a call, None when there is none or it answered another request."""
         sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
