@@ -29,7 +29,7 @@ NOT_SETTINGS = {
     *("wandb_entity", "capture_video", "logdir", "log_dir", "output_dir", "ollama_url", "device"),
 }
 MOVED = 0.10  # two groups' figures that differ by more than that share have moved
-_SEED_IN_NAME = re.compile(r"[-_.]*(?:seed|s)[-_]?(\d+)$", re.IGNORECASE)
+_SEED_IN_NAME = re.compile(r"[-_.]+(?:seed|s)[-_]?(\d+)(?:_\d+)?$", re.IGNORECASE)  # Stable-Baselines3 adds its _1
 _STAMP_IN_NAME = re.compile(r"^\d{8}-\d{6}-|-\d+$|__\d{9,}$")
 
 

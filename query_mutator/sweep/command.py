@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
+from query_mutator.analysis.spec import Reducer
 from query_mutator.console import note, table
 from query_mutator.disk import disk_errors
 from query_mutator.errors import TooManyFailuresError
 
 if TYPE_CHECKING:
-    from query_mutator.analysis.spec import Spec
+    from query_mutator.analysis.spec import MetricSpec, Spec
     from query_mutator.sweep.plan import Setting, Trial, Value
     from query_mutator.sweep.results import Measured, SettingResult
     from query_mutator.sweep.runner import Ended, Runner, SweepFolder
@@ -57,6 +58,8 @@ class SweepFlags:
     """Print the commands and stop."""
     metric: str = "success"
     """Performance metric, as the metric file calls it, or as the command prints it."""
+    reducer: Reducer | None = None
+    """How a trial's curve of it is read, such as auc; by default as the metric file says."""
     throughput: str | None = None
     """Throughput metric; by default the first that is known."""
     axis: str = "step"
@@ -94,7 +97,10 @@ def sweep(flags: SweepFlags) -> None:
     from query_mutator.sweep.plan import grid_settings, parse_grid, parse_ranges, random_settings, trials_of
 
     spec = read_spec(flags.spec)
-    spec.metric(flags.metric)
+    metric = spec.metric(flags.metric)
+    if flags.reducer:
+        read = replace(metric, reducer=flags.reducer)
+        spec = replace(spec, metrics=tuple(read if one is metric else one for one in spec.metrics))
     if flags.throughput:
         spec.metric(flags.throughput)
     grid, ranges = parse_grid(flags.grid), parse_ranges(flags.random)
@@ -192,7 +198,7 @@ class _Sweep:
         says = [sentence(self.metric, found, results)]
         if self.flags.confirm:
             says.append(self._confirm(best))
-        print(_table(results, self.metric.name, trials))
+        print(_table(results, self.metric, trials))
         print(*says, sep="\n")
         self._write(results, found, measured, failed, says)
         picture = Path(self.flags.picture or self.folder.path / "heatmap.png")
@@ -257,8 +263,8 @@ def _show_failures(failed: Sequence[Ended], folder: SweepFolder) -> None:
         note(f"their output is under {folder.path / 'trials'}")
 
 
-def _table(results: Sequence[SettingResult], metric: str, trials: Sequence[Trial]) -> str:
-    from query_mutator.analysis.wording import interval, number
+def _table(results: Sequence[SettingResult], metric: MetricSpec, trials: Sequence[Trial]) -> str:
+    from query_mutator.analysis.wording import interval, number, reading_name
 
     names = list(results[0].setting) if results else []
     rows = [
@@ -271,5 +277,11 @@ def _table(results: Sequence[SettingResult], metric: str, trials: Sequence[Trial
         )
         for result in results
     ]
-    header = (*names, "seeds", f"{metric} [95 %]", "throughput", "Pareto front")
+    header = (
+        *names,
+        "seeds",
+        f"{metric.name}, {reading_name(metric, metric.reducer)} [95 %]",
+        "throughput",
+        "Pareto front",
+    )
     return table(f"{len(results)} settings", header, rows)
