@@ -370,6 +370,11 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
     alone = [group.name for group in groups if group.num_seeds == 1]
     if alone:
         lines.append(f"one seed only, which says nothing about how others would do: {', '.join(alone)}")
+    if len(alone) == len(groups) > 1 and not any(run.config for group in groups for run in group.runs):
+        lines.append(
+            "these runs do not tell their settings, so none was taken for another seed of the same; if some are, "
+            "name the groups: --group-by '{group}-s{seed}' or --group-by 'a-*,b-*'"
+        )
     for group in groups:
         if 1 < group.num_seeds < len(group.runs):
             lines.append(f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} different seeds")

@@ -187,10 +187,12 @@ def _derived(run: Run, confounder: Confounder, spec: Spec) -> float | None:
     if confounder.metric:
         curves = curves_of(run, spec.metric(confounder.metric), spec).values()
         return _mean([reduced(curve, spec.metric(confounder.metric)).value for curve in curves])
-    if confounder.field:
-        value = _number(setting(run, spec, confounder.field))
-        return _ratio(value, _number(setting(run, spec, confounder.per_field))) if confounder.per_field else value
-    return _ratio(_growth(run, confounder.over, spec), _growth(run, confounder.under, spec))
+    if confounder.over:
+        counted = _ratio(_growth(run, confounder.over, spec), _growth(run, confounder.under, spec))
+        if counted is not None or not confounder.field:
+            return counted
+    value = _number(setting(run, spec, confounder.field))
+    return _ratio(value, _number(setting(run, spec, confounder.per_field))) if confounder.per_field else value
 
 
 def _growth(run: Run, axis: str, spec: Spec) -> float | None:

@@ -62,7 +62,7 @@ def _block(block: Block) -> str:
 
 
 def _table(block: Table) -> str:
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in block.header)
+    head = "".join(f'<th scope="col">{html.escape(cell).replace(" %", "&nbsp;%")}</th>' for cell in block.header)
     rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in block.rows)
     caption = f"<caption>{html.escape(block.title)}</caption>"
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'

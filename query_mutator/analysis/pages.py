@@ -133,8 +133,8 @@ def differences(analysis: Analysis) -> tuple[Block, ...]:
         moved = [row.name for row in analysis.confounders if row.moved]
         if moved and len(names) > 1:
             blocks.append(
-                f"{len(moved)} of these moved together ({'; '.join(moved)}), so no single one of them can be held "
-                "responsible for a difference between the groups."
+                f"What differs was not changed alone: {' and '.join(moved)} moved with it. So a difference between the "
+                "groups cannot be put down to any one of them."
             )
     return tuple(blocks)
 

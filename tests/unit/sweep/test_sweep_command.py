@@ -111,7 +111,7 @@ def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path) -> None:
+def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
         "from query_mutator.metrics import MetricsWriter\n"
@@ -127,6 +127,12 @@ def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path) -> No
     assert [row["throughput"] for row in found["settings"]] == [5, 5, 5]
     values = [row["values"] for row in found["settings"]]  # all read up to step 1000, where the shortest ended
     assert values == [pytest.approx([0.08 * x] * 2) for x in (1, 2, 4)]
+    capsys.readouterr()
+    again = ["sweep", *grid, "--reducer", "last", "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]
+    assert main(again) == 0
+    assert "success, last [95 %]" in capsys.readouterr().out
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert found["settings"][0]["values"] == pytest.approx([0.1] * 2)
 
 
 def test_settings_of_grids_and_of_chance() -> None:
