@@ -159,8 +159,7 @@ class _Sweep:
         found = optimum_of(self.measured(trials), maximise=self.maximise)
         if isinstance(found, str) or found.kind != "edge":
             return {}
-        ends = {axis.name: axis.at_edge or (axis.reaches[0] if len(axis.reaches) == 1 else "") for axis in found.axes}
-        more = {name: extended(grid[name], end) for name, end in ends.items() if end}
+        more = {axis.name: extended(grid[axis.name], axis.end) for axis in found.axes if axis.end}
         added = {name: value for name, value in more.items() if value is not None}
         return (
             {name: (*values, added[name]) if name in added else values for name, values in grid.items()}
