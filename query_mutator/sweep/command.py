@@ -185,6 +185,7 @@ class _Sweep:
 
     def conclude(self, trials: Sequence[Trial]) -> None:
         """Print the table, the failures and the sentence; write results and picture."""
+        from query_mutator.analysis.wording import reading_name
         from query_mutator.sweep.picture import draw_sweep
         from query_mutator.sweep.results import best_setting, by_setting, optimum_of, sentence, with_front
 
@@ -201,7 +202,8 @@ class _Sweep:
         print(*says, sep="\n")
         self._write(results, found, measured, failed, says)
         picture = Path(self.flags.picture or self.folder.path / "heatmap.png")
-        note(str(draw_sweep(results, found, picture, title=says[0])))
+        read = f"{self.metric.name}, {reading_name(self.metric, self.metric.reducer)}"
+        note(str(draw_sweep(results, found, picture, title=says[0], metric=read)))
         if failed:
             raise TooManyFailuresError(f"{len(failed)} of {len(trials)} trials failed; --retry-failed runs them again")
 
