@@ -46,6 +46,9 @@ class SweepFlags:
     """Seeds of each setting."""
     first_seed: int = 1
     """The first of them."""
+    seed_step: int = 1000
+    """Distance between two seeds. Trainers give environment i the seed plus i, so that runs whose seeds are next
+    to each other share most of their environments and are no independent repeats."""
     jobs: int = 1
     """Trials at a time."""
     timeout_min: float | None = None
@@ -82,13 +85,23 @@ class SweepFlags:
             )
         if bool(self.grid) == bool(self.random):
             raise ValueError("give either --grid NAME=VALUE,VALUE or --random NAME=LOW:HIGH")
-        for name, least in (("trials", 1), ("seeds", 1), ("jobs", 1), ("extend", 0), ("confirm", 0)):
+        for name, least in (("trials", 1), ("seeds", 1), ("seed_step", 1), ("jobs", 1), ("extend", 0), ("confirm", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.timeout_min is not None and not self.timeout_min > 0:
             raise ValueError(f"timeout_min={self.timeout_min} must be above 0")
         if self.picture is not None and Path(self.picture).suffix not in (".png", ".svg"):
             raise ValueError(f"picture={self.picture} must end in .png or .svg")
+
+    @property
+    def trial_seeds(self) -> range:
+        """Return the seeds of every setting."""
+        return range(self.first_seed, self.first_seed + self.seeds * self.seed_step, self.seed_step)
+
+    @property
+    def fresh_seeds(self) -> range:
+        """Return as many seeds as --confirm says, none of which chose the best setting."""
+        return range(self.trial_seeds.stop, self.trial_seeds.stop + self.confirm * self.seed_step, self.seed_step)
 
 
 def sweep(flags: SweepFlags) -> None:
@@ -105,7 +118,7 @@ def sweep(flags: SweepFlags) -> None:
         spec.metric(flags.throughput)
     grid, ranges = parse_grid(flags.grid), parse_ranges(flags.random)
     settings = grid_settings(grid) if grid else random_settings(ranges, count=flags.trials)
-    trials = trials_of(settings, seeds=flags.seeds, first_seed=flags.first_seed)
+    trials = trials_of(settings, flags.trial_seeds)
     if flags.dry_run:
         _show_plan(flags, trials)
         return
@@ -115,7 +128,7 @@ def sweep(flags: SweepFlags) -> None:
     job.run(trials)
     while grid and job.extensions < flags.extend and (more := job.extended_grid(grid, trials)):
         grid, job.extensions = more, job.extensions + 1
-        trials = trials_of(grid_settings(grid), seeds=flags.seeds, first_seed=flags.first_seed)
+        trials = trials_of(grid_settings(grid), flags.trial_seeds)
         note(f"the best lies at an end of the grid; extended to {dict(grid)}")
         job.run(trials)
     job.conclude(trials)
@@ -175,7 +188,7 @@ class _Sweep:
             from query_mutator.sweep.plan import trials_of
             from query_mutator.sweep.results import by_setting
 
-            batch = trials_of(settings, seeds=self.flags.seeds, first_seed=self.flags.first_seed)
+            batch = trials_of(settings, self.flags.trial_seeds)
             self.run(batch)
             means = {result.name: result.mean for result in by_setting(self.measured(batch))}
             return [means.get(", ".join(f"{name}={value}" for name, value in one.items())) for one in settings]
@@ -213,8 +226,7 @@ class _Sweep:
         from query_mutator.sweep.plan import trials_of
         from query_mutator.sweep.results import by_setting
 
-        first = self.flags.first_seed + self.flags.seeds
-        fresh = trials_of([best.setting], seeds=self.flags.confirm, first_seed=first)
+        fresh = trials_of([best.setting], self.flags.fresh_seeds)
         self.run(fresh)
         results = by_setting(self.measured(fresh))
         if not results:
