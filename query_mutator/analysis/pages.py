@@ -272,7 +272,7 @@ def _readings_cell(readings: Sequence[Reading], runs: Sequence[str]) -> str | Ce
 
 def with_figure(document: Document, file: str, *, svg: str = "") -> Document:
     """Return the report with the curves behind its verdicts, replacing an earlier figure."""
-    figure = Figure(caption="Mean over seeds with its 95 % interval; thin lines are single runs.", file=file, svg=svg)
+    figure = Figure(caption="Mean over runs with its 95 % interval; thin lines are single runs.", file=file, svg=svg)
     place = next((n for n, section in enumerate(document.sections) if section.title in ("Verdicts", "Results")), 0)
     sections = list(document.sections)
     kept = tuple(block for block in sections[place].blocks if not isinstance(block, Figure))

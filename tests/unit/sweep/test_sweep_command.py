@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from query_mutator.cli import main
+from query_mutator.config import parse_config
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.sweep.plan import (
     Trial,
@@ -109,6 +111,18 @@ def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(lines) == 4
     assert "--algo iqn --train-batch-size 64 --running-speed 160 --seed 1 --save-dir" in lines[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("qm sweep ")]
+    assert len(lines) >= 5
+    for words in lines:
+        before = words.index("--")
+        assert main([*words[:before], "--dry-run", "--dir", str(tmp_path), *words[before:]]) == 0
+        trials = capsys.readouterr().out.splitlines()
+        for trial in (trials[0], trials[-1]):
+            parse_config(shlex.split(trial)[2:])  # behind `python train_query_mutator.py`
 
 
 def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
