@@ -291,13 +291,12 @@ class Trainer:
     def _make_rounds(self) -> Rounds:
         from query_mutator.rounds import make_rounds
 
-        again = self.learner.updates_done  # the same episodes again would teach nothing new
         return make_rounds(
             self.config,
             self.envs,
             self.learner,
             self.obs,
-            seed=new_seed(self.config.seed, again) if again else self.config.seed,
+            seed=envs_seed(self.config.seed, updates_done=self.learner.updates_done),
             on_steps=self._add_steps,
             journal=self.journal,
         )
@@ -459,8 +458,12 @@ def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
         encoder.on_learn = journal.write_vectors
 
 
-def new_seed(seed: int, updates_done: int) -> int:
-    """Return a seed for episodes that differ from those of the first `updates_done` updates."""
+def envs_seed(seed: int, *, updates_done: int) -> int:
+    """Return the first environment's seed, to which the others add their number.
+
+    Were it `seed` itself, runs with seeds next to each other would share most environments and be no independent
+    repeats. After some updates it is another one: the same episodes again would teach nothing new.
+    """
     import numpy as np
 
     return int(np.random.SeedSequence([seed, updates_done]).generate_state(1)[0])

@@ -58,6 +58,7 @@ class SystemSettings:
     num_ctx: int | None = None
     keep_alive: str = "30m"
     encoder: str = "all-MiniLM-L6-v2"
+    encoder_max_tokens: int | None = None
     device: str = "cpu"
     deterministic: bool = False
     running_speed: float = 0.0
@@ -137,7 +138,11 @@ class System:
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
         settings = self.settings
         encoder = resolve_encoder(
-            settings.encoder, device=settings.device, deterministic=settings.deterministic, embed=embed
+            settings.encoder,
+            device=settings.device,
+            deterministic=settings.deterministic,
+            max_tokens=settings.encoder_max_tokens,
+            embed=embed,
         )
         self._stack.callback(encoder.close)
         return encoder

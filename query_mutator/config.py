@@ -104,6 +104,8 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
     """How long an Ollama server keeps a model loaded after a call."""
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
+    encoder_max_tokens: int | None = None
+    """Tokens of a text that the sentence encoder reads at most; by default all that it can."""
     dataset: str = "python_docs"
     """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
     question_column: str | None = None
@@ -167,6 +169,10 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0; the usual value is {usual}")
+        if self.encoder_max_tokens is not None and self.encoder_max_tokens < 8:
+            raise ValueError(
+                f"encoder_max_tokens={self.encoder_max_tokens} must be at least 8; leave it out to read all"
+            )
         if self.algo != "ppo":
             self._check_off_policy()
         if not 0 <= self.max_failure_rate <= 1:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder_weights import DEFAULT_ENCODER, Weights, find_weights, packaged_folder
+from query_mutator.encoder_weights import DEFAULT_ENCODER, Weights, find_weights, fingerprint, packaged_folder
 from query_mutator.errors import EncoderError
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,16 @@ def resolve_encoder(
     device: str = "cpu",
     deterministic: bool = False,
     micro_batch: int = 64,
+    max_tokens: int | None = None,
     embed: Embed | None = None,
 ) -> Encoder:
     """Return the encoder that `spec` names: a folder, a model name, `ollama:NAME` or `hash`.
 
-    `embed(model, texts)` reaches the server for `ollama:NAME`. An encoder that cannot be had is an EncoderError.
+    Of a longer text the first `max_tokens` are read, as far as the model goes. `embed(model, texts)` reaches the server
+    for `ollama:NAME`. An encoder that cannot be had is an EncoderError.
     """
+    if max_tokens is not None and (spec == "hash" or spec.startswith("ollama:")):
+        raise EncoderError(f"encoder {spec!r} reads whole texts; leave --encoder-max-tokens out")
     if spec == "hash":
         return Remember(HashEncoder())
     if spec.startswith("ollama:"):
@@ -72,15 +76,17 @@ def resolve_encoder(
             raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
         return Remember(RemoteEncoder(spec.removeprefix("ollama:"), embed))
     weights = find_weights(spec)
-    return Remember(_load(weights, device=device, deterministic=deterministic, micro_batch=micro_batch))
+    return Remember(
+        _load(weights, device=device, deterministic=deterministic, micro_batch=micro_batch, max_tokens=max_tokens)
+    )
 
 
-def _load(weights: Weights, *, device: str, deterministic: bool, micro_batch: int) -> Encoder:
+def _load(weights: Weights, **settings: Any) -> Encoder:
     from query_mutator.encoder_bert import BertEncoder, is_plain_bert
 
     kind = BertEncoder if is_plain_bert(weights.folder) else SentenceTransformerEncoder
     try:
-        return kind(weights, device=device, deterministic=deterministic, micro_batch=micro_batch)
+        return kind(weights, **settings)
     except Exception as error:  # a broken file fails in as many ways as there are readers of it
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EncoderError(f"encoder {weights.name!r} ({weights.source}) cannot be loaded: {reason[:160]}") from error
@@ -253,13 +259,21 @@ class SentenceTransformerEncoder:
     """Any other sentence-transformers folder, run by that library."""
 
     def __init__(
-        self, weights: Weights, *, device: str = "cpu", deterministic: bool = False, micro_batch: int = 64
+        self,
+        weights: Weights,
+        *,
+        device: str = "cpu",
+        deterministic: bool = False,
+        micro_batch: int = 64,
+        max_tokens: int | None = None,
     ) -> None:
         self.name, self.source = weights.name, weights.source
-        self.fingerprint = weights.sha256 + (":one-row" if deterministic else "")
+        self.fingerprint = fingerprint(weights, deterministic=deterministic, max_tokens=max_tokens)
         self._deterministic = deterministic
         self._rows = 1 if deterministic else micro_batch
         self._model = _quietly_load(weights.folder, device=device)
+        if max_tokens is not None:
+            self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
         self.dim = int(self._model.get_embedding_dimension())
         self._lock = threading.Lock()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder_weights import Weights
+from query_mutator.encoder_weights import Weights, fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,13 @@ class BertEncoder:
     """
 
     def __init__(
-        self, weights: Weights, *, device: str = "cpu", deterministic: bool = False, micro_batch: int = 64
+        self,
+        weights: Weights,
+        *,
+        device: str = "cpu",
+        deterministic: bool = False,
+        micro_batch: int = 64,
+        max_tokens: int | None = None,
     ) -> None:
         import torch
         from safetensors.torch import load_file
@@ -111,7 +117,7 @@ class BertEncoder:
 
         config = _read_json(weights.folder / "config.json")
         self.name, self.source = weights.name, weights.source
-        self.fingerprint = weights.sha256 + (":one-row" if deterministic else "")
+        self.fingerprint = fingerprint(weights, deterministic=deterministic, max_tokens=max_tokens)
         self.dim = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._eps = float(config["layer_norm_eps"])
@@ -123,7 +129,8 @@ class BertEncoder:
         self._turns = threading.BoundedSemaphore(_cores() if self._device.type == "cpu" else 1)
         self._tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(_max_tokens(weights.folder, config))
+        longest = _max_tokens(weights.folder, config)
+        self._tokenizer.enable_truncation(longest if max_tokens is None else min(longest, max_tokens))
         tensors = load_file(str(weights.folder / "model.safetensors"))
         self._place(tensors, layers=int(config["num_hidden_layers"]))
 

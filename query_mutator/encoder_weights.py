@@ -40,6 +40,11 @@ class Weights:
     sha256: str  # of the weights and the tokenizer together
 
 
+def fingerprint(weights: Weights, *, deterministic: bool, max_tokens: int | None) -> str:
+    """Return what tells rows of different weights, or of the same in other use, apart."""
+    return weights.sha256 + (":one-row" if deterministic else "") + (f":{max_tokens}" if max_tokens else "")
+
+
 def find_weights(spec: str) -> Weights:
     """Return the first of the four places that has `spec`; an EncoderError says in one line what was tried."""
     folder = Path(spec).expanduser()

@@ -49,6 +49,20 @@ def folder() -> Path:
     return found
 
 
+def test_of_a_longer_text_the_first_tokens_are_read(encoder: Encoder, folder: Path) -> None:
+    first = "one two three four five six"
+    for cut in (resolve_encoder(max_tokens=8), resolve_encoder(str(folder), max_tokens=8)):
+        np.testing.assert_allclose(cut.encode([first + " seven eight"]), encoder.encode([first]), atol=1e-6)
+        assert cut.fingerprint != encoder.fingerprint
+    assert not np.allclose(encoder.encode([first + " seven eight"]), encoder.encode([first]), atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["hash", "ollama:all-minilm"])
+def test_an_encoder_that_reads_whole_texts_cannot_be_told_to_cut_them(spec: str) -> None:
+    with pytest.raises(EncoderError, match="--encoder-max-tokens"):
+        resolve_encoder(spec, max_tokens=64)
+
+
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -306,11 +320,14 @@ def test_another_kind_of_encoder_is_run_by_its_library_without_noise(
 ) -> None:
     pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
     pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
-    encoder = resolve_encoder(str(linked(folder, tmp_path / "cls", **{"1_Pooling/config.json": pooling})))
+    other = str(linked(folder, tmp_path / "cls", **{"1_Pooling/config.json": pooling}))
+    encoder = resolve_encoder(other)
     rows = encoder.encode(TEXTS[:2])
     assert "SentenceTransformerEncoder" in repr(encoder)
     assert rows.shape == (2, 384)
     assert capfd.readouterr().err == ""
+    cut = resolve_encoder(other, max_tokens=8).encode(["one two three four five six seven"])
+    np.testing.assert_allclose(cut, encoder.encode(["one two three four five six"]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ and filters never drift and never touch the samples.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from array import array
 from collections import deque
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.batching.files import is_text, read_json, write_json
+from query_mutator.batching.streaming.lowest_first import LowestFirst
 from query_mutator.batching.streaming.replay_types import (
     BufferEvictionPolicy,
     BufferSnapshot,
@@ -71,7 +71,7 @@ class ReplayBuffer:
         self._slot_of: dict[int, int] = {}  # serial -> slot
         self._serials_of: dict[str, int | list[int]] = {}  # sample id -> its serial; all of them when there are more
         self._ages: deque[int] = deque()  # serials, oldest first; may hold some that are gone
-        self._heap: list[tuple[float, int]] = []  # (priority, serial), lowest first; may hold some out of date
+        self._lowest = LowestFirst(self._priorities, self._serials, self._slot_of)
 
     # --- what it holds ---------------------------------------------------------------------------------------------
 
@@ -185,9 +185,7 @@ class ReplayBuffer:
 
     def _enqueue(self, serial: int, priority: float) -> None:
         if self._policy is BufferEvictionPolicy.PRIORITY:
-            heapq.heappush(self._heap, (priority, serial))
-            if len(self._heap) > 2 * self.size + 64:
-                self._rebuild_heap()
+            self._lowest.note(serial, priority)
         if self._keeps_ages:
             self._ages.append(serial)
 
@@ -204,11 +202,7 @@ class ReplayBuffer:
             while (serial := self._ages.popleft()) not in self._slot_of:
                 pass
             return self._slot_of[serial]
-        while True:  # equal priorities leave in the order they came
-            priority, serial = heapq.heappop(self._heap)
-            slot = self._slot_of.get(serial)
-            if slot is not None and self._priorities[slot] == priority:
-                return slot
+        return self._lowest.pop()
 
     def _evict_stale(self, max_staleness: int) -> None:
         while self._ages and (self._ages[0] not in self._slot_of or self.total_added - self._ages[0] > max_staleness):
@@ -217,7 +211,7 @@ class ReplayBuffer:
                 self._drop(serial)
 
     def _forget(self, slot: int) -> None:
-        serial, name = self._serials[slot], self._samples[slot].sample_id
+        serial, name = self._serials[slot], self._replays[slot].sample_id  # the twin goes anyway, its memory is touched
         del self._slot_of[serial]
         serials = self._serials_of[name]
         if isinstance(serials, int):
@@ -401,9 +395,7 @@ class ReplayBuffer:
         self._priorities[slot] = priority
         self._weights.set(slot, weight)
         if self._policy is BufferEvictionPolicy.PRIORITY:
-            heapq.heappush(self._heap, (priority, serial))
-            if len(self._heap) > 2 * self.size + 64:
-                self._rebuild_heap()
+            self._lowest.note(serial, priority)
 
     def update_priorities_by_reward(self, alpha: float = 0.1) -> None:
         """Move the priority of every sample with a reward by `alpha` towards max(0, reward + 1)."""
@@ -412,12 +404,7 @@ class ReplayBuffer:
             new = np.where(np.isnan(rewards), old, (1 - alpha) * old + alpha * np.maximum(0.0, rewards + 1.0))
             self._priorities[:] = array("d", new.tobytes())
             self._weights.rebuild(new**self._alpha)
-            self._rebuild_heap()
-
-    def _rebuild_heap(self) -> None:
-        if self._policy is BufferEvictionPolicy.PRIORITY:
-            self._heap = list(zip(self._priorities, self._serials, strict=True))
-            heapq.heapify(self._heap)
+            self._lowest.choose()
 
     # --- files -----------------------------------------------------------------------------------------------------
 
@@ -462,7 +449,7 @@ class ReplayBuffer:
             if buffer._keeps_ages:
                 buffer._ages.append(serial)
         buffer._weights.rebuild(np.array([buffer._weight(priority) for priority in lists["priorities"]]))
-        buffer._rebuild_heap()
+        buffer._lowest.choose()
         buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])
         buffer._rng.bit_generator.state = state["rng_state"]
         return buffer
