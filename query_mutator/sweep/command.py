@@ -47,8 +47,8 @@ class SweepFlags:
     first_seed: int = 1
     """The first of them."""
     seed_step: int = 1000
-    """Distance between two seeds. Trainers give environment i the seed plus i, so that runs whose seeds are next
-    to each other share most of their environments and are no independent repeats."""
+    """Distance between two seeds. Many trainers give environment i the seed plus i, so that runs whose seeds are
+    next to each other share most of their environments and are no independent repeats."""
     jobs: int = 1
     """Trials at a time."""
     timeout_min: float | None = None
