@@ -17,7 +17,7 @@ from query_mutator.disk import disk_errors
 from query_mutator.errors import TooManyFailuresError
 
 if TYPE_CHECKING:
-    from query_mutator.analysis.spec import MetricSpec, Spec
+    from query_mutator.analysis.spec import Spec
     from query_mutator.sweep.plan import Setting, Trial, Value
     from query_mutator.sweep.results import Measured, SettingResult
     from query_mutator.sweep.runner import Ended, Runner, SweepFolder
@@ -198,7 +198,6 @@ class _Sweep:
 
     def conclude(self, trials: Sequence[Trial]) -> None:
         """Print the table, the failures and the sentence; write results and picture."""
-        from query_mutator.analysis.wording import reading_name
         from query_mutator.sweep.picture import draw_sweep
         from query_mutator.sweep.results import best_setting, by_setting, optimum_of, sentence, with_front
 
@@ -211,14 +210,22 @@ class _Sweep:
         says = [sentence(self.metric, found, results)]
         if self.flags.confirm:
             says.append(self._confirm(best))
-        print(_table(results, self.metric, trials))
+        print(_table(results, self._read(measured), trials))
         print(*says, sep="\n")
         self._write(results, found, measured, failed, says)
         picture = Path(self.flags.picture or self.folder.path / "heatmap.png")
-        read = f"{self.metric.name}, {reading_name(self.metric, self.metric.reducer)}"
-        note(str(draw_sweep(results, found, picture, title=says[0], metric=read)))
+        note(str(draw_sweep(results, found, picture, title=says[0], metric=self._read(measured))))
         if failed:
             raise TooManyFailuresError(f"{len(failed)} of {len(trials)} trials failed; --retry-failed runs them again")
+
+    def _read(self, measured: Sequence[Measured]) -> str:
+        """Return what the numbers of the trials are: the metric, and what was read of its curve if there is one."""
+        from query_mutator.analysis.wording import reading_name
+        from query_mutator.sweep.results import TOLD
+
+        if all(row.source == TOLD for row in measured):
+            return self.metric.name
+        return f"{self.metric.name}, {reading_name(self.metric, self.metric.reducer)}"
 
     def _confirm(self, best: SettingResult) -> str:
         """Run the best setting with fresh seeds; return how it did."""
@@ -276,8 +283,8 @@ def _show_failures(failed: Sequence[Ended], folder: SweepFolder) -> None:
         note(f"their output is under {folder.path / 'trials'}")
 
 
-def _table(results: Sequence[SettingResult], metric: MetricSpec, trials: Sequence[Trial]) -> str:
-    from query_mutator.analysis.wording import interval, number, reading_name
+def _table(results: Sequence[SettingResult], read: str, trials: Sequence[Trial]) -> str:
+    from query_mutator.analysis.wording import interval, number
 
     names = list(results[0].setting) if results else []
     rows = [
@@ -290,11 +297,5 @@ def _table(results: Sequence[SettingResult], metric: MetricSpec, trials: Sequenc
         )
         for result in results
     ]
-    header = (
-        *names,
-        "seeds",
-        f"{metric.name}, {reading_name(metric, metric.reducer)} [95 %]",
-        "throughput",
-        "Pareto front",
-    )
+    header = (*names, "seeds", f"{read} [95 %]", "throughput", "Pareto front")
     return table(f"{len(results)} settings", header, rows)

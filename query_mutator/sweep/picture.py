@@ -13,7 +13,7 @@ from query_mutator.disk import disk_errors
 from query_mutator.sweep.results import SettingResult
 from query_mutator.sweep.surface import AxisOptimum, Floats, Optimum
 
-_AROUND = 0.45  # cells that a region is drawn wider than it is
+_AROUND = 0.45  # cells
 _TITLE_CHARACTERS = 105
 
 
@@ -53,7 +53,7 @@ def _heat_map(
     for (row, column), of_cell in cells.items():
         color = "black" if means[row, column] > (low + high) / 2 else "white"
         words = f"{means[row, column]:.3g}\n{_interval_of(of_cell)}".strip()
-        axes.text(column, row - 0.12, words, ha="center", va="top", color=color, fontsize="small")
+        axes.text(column, row - 0.18, words, ha="center", va="top", color=color, fontsize="small")
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
     axes.set(xlabel=x, ylabel=y)
@@ -80,17 +80,18 @@ def _interval_of(results: Sequence[SettingResult]) -> str:
 def _outline(axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, rows: Sequence[Any]) -> None:
     from matplotlib.patches import Rectangle
 
-    left, right, bottom, top = (
-        _place(value, levels) for value, levels in ((x.low, columns), (x.high, columns), (y.low, rows), (y.high, rows))
-    )
-    width, height = right - left + 2 * _AROUND, top - bottom + 2 * _AROUND  # around the settings, not through them
-    corner = left - _AROUND, bottom - _AROUND
-    region = Rectangle(
-        corner, width, height, fill=False, color="red", linewidth=1.5, label="95 % region of the optimum"
-    )
+    (left, right), (bottom, top) = _sides(x, columns), _sides(y, rows)
+    region = Rectangle((left, bottom), right - left, top - bottom, fill=False, color="red", linewidth=1.5)
+    region.set_label("95 % region of the optimum")
     axes.add_patch(region)
     axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12, label="best guess")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+
+
+def _sides(axis: AxisOptimum, levels: Sequence[Any]) -> tuple[float, float]:
+    """Return where a region's sides stand; at an end of the grid around the cell, not through it."""
+    low = _place(axis.low, levels) - ("low" in axis.reaches) * _AROUND
+    return low, _place(axis.high, levels) + ("high" in axis.reaches) * _AROUND
 
 
 def _place(value: float, levels: Sequence[Any]) -> float:
