@@ -413,6 +413,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             env = self.envs[index]
             self._scheduler.start(int(index), _step_and_reset(env, int(action)), done=env.total_steps)
 
+    def places(self, env_ids: Iterable[SupportsInt]) -> list[tuple[int, int]]:
+        """Return where environments are: the number each has in the run, and the steps it has taken."""
+        return [(env.env_id, env.total_steps) for env in (self.envs[int(index)] for index in env_ids)]
+
     def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
         """Begin a reset in every environment; `recv` returns it as a step without reward, `infos["reset"]` says so."""
         for index, env_seed in enumerate(_seeds(seed, self.num_envs)):

@@ -185,7 +185,7 @@ class Trainer:
         self.counted.go_on_from(CallTotals(calls=done.llm_calls, tokens=done.tokens))
         self.best_success = done.best_success
         self.journal = None
-        if config.algo == "ppo" and not config.max_policy_lag:  # others run ahead of what could be replayed
+        if not config.max_policy_lag:  # with one, environments run ahead of what could be replayed
             self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
             keep_embeddings(system.encoder, self.journal)
         self.envs = make_envs(config, system, task, run_dir, self.journal)
@@ -442,7 +442,7 @@ def make_envs(
     ]
     batch_size = config.batch_size if config.use_batching else None
     if config.algo != "ppo":
-        return EnvGroups(envs, batch_size, num_groups=min(config.num_collectors, len(envs)))
+        return EnvGroups(envs, batch_size, num_groups=min(config.num_collectors, len(envs)), journal=journal)
     return BatchedQueryMutationEnv(envs, batch_size, journal=journal)
 
 

@@ -175,13 +175,8 @@ class Collector:
 
     def _journaled(self, acted: ActOutput, envs: NDArray[np.int64], journal: Journal) -> ActOutput:
         """Return what was done here before the run was ended, and write down what was not."""
-        chosen = acted.actions.tolist()
-        steps = [(env, self._envs.envs[env].total_steps) for env in envs.tolist()]
-        known = [journal.action(*step) for step in steps]
-        new = [(*step, action) for step, action, before in zip(steps, chosen, known, strict=True) if before is None]
-        journal.write_actions(new)
-        actions = np.array([old if old is not None else action for old, action in zip(known, chosen, strict=True)])
-        if len(new) == len(steps) or (actions == acted.actions).all():
+        actions = journal.settle(self._envs.places(envs), acted.actions)
+        if (actions == acted.actions).all():
             return acted
         return acted._replace(actions=actions, logprobs=self._ppo.frozen.logprobs(self._obs[envs], actions))
 

@@ -66,6 +66,7 @@ class Journal:
     ) -> None:
         self._folder = folder
         self._on_replay = on_replay
+        self._is_ending = False
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
         self.vectors: dict[str, FloatArray] = {}  # embeddings [D] found here, by their texts
@@ -85,6 +86,18 @@ class Journal:
         """Return the action that an environment took at a step before the run was ended, None for an unknown one."""
         return self._actions.pop((env, step), None)
 
+    def settle(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the actions [n] of steps (environment, step): those taken before the run was ended, else `chosen` [n].
+
+        What was not known is in the journal when this returns.
+        """
+        known = [self.action(*step) for step in steps]
+        actions = [new if old is None else old for old, new in zip(known, chosen.tolist(), strict=True)]
+        self.write_actions(
+            [(*step, action) for step, action, old in zip(steps, actions, known, strict=True) if old is None]
+        )
+        return np.array(actions, dtype=np.int64)
+
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> Outcome | None:
         """Return the outcome written for a call, None when there is none or it answered another request."""
         sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
@@ -102,7 +115,13 @@ class Journal:
         return (site.env, site.step, site.phase, attempt) in self._outcomes
 
     def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: Outcome) -> None:
-        """Append a completed call; it is with the operating system when this returns."""
+        """Append a completed call; it is with the operating system when this returns.
+
+        One that was ended from our side is left out, to be made again: the run is ending, nothing came of it.
+        """
+        if outcome.completion.error is not None and outcome.completion.error.kind == "cancelled":
+            self._is_ending = True
+            return
         entry = {
             "env": site.env,
             "step": site.step,
@@ -116,10 +135,11 @@ class Journal:
         self._append(_encode(entry) + "\n")
 
     def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
-        """Append environment, step and action of steps that begin."""
-        self._append(
-            "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
-        )
+        """Append environment, step and action of steps that begin; none that follow a call which was ended by us."""
+        if not self._is_ending:
+            self._append(
+                "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
+            )
 
     def write_vectors(self, texts: Sequence[str], rows: FloatArray) -> None:
         """Append the embeddings [n, D] of texts."""

@@ -6,6 +6,9 @@ In a round every environment takes `num_steps` steps; between rounds nothing is 
 whole state. Within one, an environment goes on as soon as its step is back, acting by the newest weights. Steps reach
 the learner, which is the calling thread, through one queue; it takes them in before it learns, unless it is behind by
 more than `max_update_debt` gradient steps: then the queue fills and collectors wait.
+
+Every action is in the journal before its step begins, and one that is found there is taken again. So a run that was
+killed goes through the same episodes without a call made twice; its learner may see their steps in another order.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 
 from query_mutator.collector import OnSteps, carried_out
 from query_mutator.iqn.steps import FloatArray, Steps
+from query_mutator.journal import Journal
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 PATIENCE_S = 0.2  # between two looks at whether a collector has failed
@@ -60,9 +64,17 @@ class Learner(Protocol):
 class Group:
     """The environments of one collector, and their observations [n, O] between two rounds."""
 
-    def __init__(self, envs: BatchedQueryMutationEnv, first: int, learner: Learner, obs: FloatArray | None) -> None:
+    def __init__(
+        self,
+        envs: BatchedQueryMutationEnv,
+        first: int,
+        learner: Learner,
+        obs: FloatArray | None,
+        *,
+        journal: Journal | None = None,
+    ) -> None:
         """Take environments that are numbers `first` and following of the run; without `obs` they begin anew."""
-        self.envs, self._learner, self._obs = envs, learner, obs
+        self.envs, self._learner, self._obs, self._journal = envs, learner, obs, journal
         self._ids = np.arange(first, first + envs.num_envs)
         self._actions = np.zeros(envs.num_envs, dtype=np.int64)
         self._versions = np.zeros(envs.num_envs, dtype=np.int64)
@@ -87,7 +99,10 @@ class Group:
             return
         assert self._obs is not None
         self._versions[envs] = self._learner.version
-        self._actions[envs] = self._learner.act(self._obs[envs], self._ids[envs].tolist())
+        actions = self._learner.act(self._obs[envs], self._ids[envs].tolist())
+        if self._journal is not None:
+            actions = self._journal.settle(self.envs.places(envs), actions)
+        self._actions[envs] = actions
         self.envs.send(self._actions[envs], envs)
 
     def _steps(
@@ -119,12 +134,21 @@ class Group:
 class EnvGroups:
     """All environments of a run, in the groups that its collectors step; none in the middle of a step."""
 
-    def __init__(self, envs: Sequence[QueryMutationEnv], batch_size: int | None, *, num_groups: int) -> None:
+    def __init__(
+        self,
+        envs: Sequence[QueryMutationEnv],
+        batch_size: int | None,
+        *,
+        num_groups: int,
+        journal: Journal | None = None,
+    ) -> None:
         """Share environments evenly: the sizes of two groups differ by one at most."""
         bounds = np.linspace(0, len(envs), num_groups + 1).round().astype(int).tolist()
         shares = [envs[first:last] for first, last in itertools.pairwise(bounds)]
         workers = [None if batch_size is None else min(batch_size, len(share)) for share in shares]
-        self.groups = [BatchedQueryMutationEnv(share, size) for share, size in zip(shares, workers, strict=True)]
+        self.groups = [
+            BatchedQueryMutationEnv(share, size, journal=journal) for share, size in zip(shares, workers, strict=True)
+        ]
         self.envs = list(envs)
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -157,12 +181,19 @@ class OffPolicyRounds:
         num_steps: int,
         on_steps: OnSteps,
         max_update_debt: int = 8,
+        journal: Journal | None = None,
     ) -> None:
         """Take the environments of each collector; without observations `obs` [N, O] they begin anew, seeded."""
         firsts = np.cumsum([0, *(group.num_envs for group in groups)])
         self._groups = [
-            Group(envs, int(first), learner, None if obs is None else obs[first : first + envs.num_envs].copy())
-            for envs, first in zip(groups, firsts[:-1], strict=True)
+            Group(
+                envs,
+                first,
+                learner,
+                None if obs is None else obs[first : first + envs.num_envs].copy(),
+                journal=journal,
+            )
+            for envs, first in zip(groups, firsts[:-1].tolist(), strict=True)
         ]
         if obs is None:
             learner.forget_pending()

@@ -74,9 +74,15 @@ def make_rounds(
     """Return the loop of a learner; without observations `obs` [N, O] the environments begin anew, seeded."""
     if isinstance(envs, EnvGroups):
         assert not isinstance(learner, PPO)
-        debt = config.max_update_debt
         return OffPolicyRounds(
-            envs.groups, learner, obs, seed=seed, num_steps=config.num_steps, on_steps=on_steps, max_update_debt=debt
+            envs.groups,
+            learner,
+            obs,
+            seed=seed,
+            num_steps=config.num_steps,
+            on_steps=on_steps,
+            max_update_debt=config.max_update_debt,
+            journal=journal,
         )
     assert isinstance(learner, PPO)
     lag = config.max_policy_lag

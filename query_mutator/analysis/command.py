@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from query_mutator.errors import UsageError
 from query_mutator.flags import parse_flags
 
 PICTURES = (".png", ".svg")
+_FILES = ("json", "csv", "markdown", "rst", "html", "figure")  # flags that say where to, not what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class AnalyzeFlags:
     last_k: int | None = None
     """Points that the mean of the last k takes; by default as the metric file says."""
     set: tuple[str, ...] = ()
-    """RUN:NAME=VALUE: a setting that the run does not tell."""
+    """RUN:NAME=VALUE: a setting that the run does not tell; * in RUN stands for anything."""
     merge: bool = True
     """Take RUN_2 beside RUN as its continuation when it goes on where RUN was."""
     template: Literal["report", "experiment"] = "report"
@@ -154,7 +156,7 @@ def _runs(flags: AnalyzeFlags) -> Any:
     for item in flags.set:
         run_name, colon, rest = item.partition(":")
         name, equals, value = rest.partition("=")
-        matching = [run for run in runs if run.name == run_name]
+        matching = [run for run in runs if fnmatch(run.name, run_name)]
         if not (colon and equals and matching):
             names = ", ".join(run.name for run in runs)
             raise UsageError(f"--set {item}: write RUN:NAME=VALUE, with a run of these: {names}")
@@ -166,8 +168,20 @@ def _runs(flags: AnalyzeFlags) -> Any:
 def _experiment(flags: AnalyzeFlags, by_axis: Any, by_time: Any, steps: float | None, seconds: float | None) -> Any:
     from query_mutator.analysis.template import experiment
 
-    command = shlex.join(["qm", "analyze", *flags.runs, *(["--logdir", flags.logdir] if flags.logdir else [])])
+    command = shlex.join(["qm", "analyze", *flags.runs, *_words(flags)])
     return experiment(by_axis, by_time, title=flags.title, command=command, step_interval=steps, interval_s=seconds)
+
+
+def _words(flags: AnalyzeFlags) -> Iterator[str]:
+    """Yield the flags that are not at their defaults, those for files left out."""
+    for field in fields(flags):
+        value, name = getattr(flags, field.name), field.name.replace("_", "-")
+        if field.name == "runs" or field.name in _FILES or value == field.default:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from (f"--{name}", *map(str, value if isinstance(value, tuple) else (value,)))
 
 
 def _write_pages(flags: AnalyzeFlags, page: Any, analysis: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from query_mutator.analysis import stats
 from query_mutator.analysis.curves import (
+    CLOCK_AXES,
     NOTHING,
     UNITS,
     Curve,
@@ -34,7 +35,8 @@ from query_mutator.intervals import Interval
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 
 ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean says more than the mean
-CHECKPOINTS = 10  # columns when no interval is given
+CHECKPOINTS = 10  # rows when no interval is given, about
+_ROUND_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400)
 LEVEL = 0.95
 
 
@@ -161,13 +163,28 @@ def analyze(
     )
 
 
-def checkpoints(result: MetricResult, *, interval: float | None = None) -> list[float]:
-    """Return multiples of `interval` within the metric's window, or ten even parts of it."""
+def checkpoints(result: MetricResult, *, interval: float | None = None, axis: str = "step") -> list[float]:
+    """Return multiples of `interval` within the metric's window; of a round one, with the window's end, by default."""
     low, high = result.window
-    if interval is None:
-        return [float(x) for x in np.linspace(low, high, CHECKPOINTS)] if high > low else [high]
+    if interval is not None:
+        return _multiples(interval, low, high)
+    if high <= low:
+        return [high]
+    xs = _multiples(_round_interval((high - low) / CHECKPOINTS, axis), low, high)
+    return xs if xs and math.isclose(xs[-1], high) else [*xs, high]
+
+
+def _multiples(interval: float, low: float, high: float) -> list[float]:
     first = math.ceil(low / interval - 1e-9)
     return [number * interval for number in range(max(first, 1), math.floor(high / interval + 1e-9) + 1)]
+
+
+def _round_interval(least: float, axis: str) -> float:
+    """Return the next 1, 2 or 5 times a power of ten, or the next time that a clock shows as a round one."""
+    if axis in CLOCK_AXES and 1 <= least <= _ROUND_S[-1]:
+        return float(next(seconds for seconds in _ROUND_S if seconds >= least))
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((times * power for times in (1, 2, 5) if times * power >= least), 10 * power)
 
 
 def at_checkpoints(result: MetricResult, xs: Sequence[float]) -> dict[str, list[list[Reading]]]:
@@ -353,6 +370,11 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
     alone = [group.name for group in groups if group.num_seeds == 1]
     if alone:
         lines.append(f"one seed only, which says nothing about how others would do: {', '.join(alone)}")
+    if len(alone) == len(groups) > 1 and not any(run.config for group in groups for run in group.runs):
+        lines.append(
+            "these runs do not tell their settings, so none was taken for another seed of the same; if some are, "
+            "name the groups: --group-by '{group}-s{seed}' or --group-by 'a-*,b-*'"
+        )
     for group in groups:
         if 1 < group.num_seeds < len(group.runs):
             lines.append(f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} different seeds")

@@ -20,6 +20,7 @@ from query_mutator.analysis.spec import Direction, MetricSpec, Spec, TagPattern
 from query_mutator.errors import UsageError
 
 AXES = ("step", "time", "active", "gpu_hours")
+CLOCK_AXES = ("time", "active")  # in seconds
 UNITS = {
     "step": "environment steps",
     "time": "time since the start",

@@ -79,7 +79,7 @@ def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterat
                 if math.isfinite(traced.value):
                     place = (traced.run, traced.tag, name, axis, traced.x, traced.value, traced.divided_by)
                     yield (*about, group.group, *place)
-    for group_name, rows in at_checkpoints(result, checkpoints(result, interval=interval)).items():
+    for group_name, rows in at_checkpoints(result, checkpoints(result, interval=interval, axis=axis)).items():
         curves = [curve for of_group, curve in result.curves if of_group == group_name]
         for row in rows:
             for curve, found in zip(curves, row, strict=True):

@@ -70,8 +70,8 @@ def _panel(axes: Any, result: MetricResult, unit: str) -> None:
             axes.plot(*thin, color=color, alpha=0.3, linewidth=0.8)
         if curves:
             x, mean, half = mean_and_band(curves)
-            seeds = f"{len(curves)} seed" + ("s" if len(curves) > 1 else "")
-            axes.plot(x, mean, color=color, label=f"{group.group} ({seeds})")
+            runs = f"{len(curves)} run" + ("s" if len(curves) > 1 else "")
+            axes.plot(x, mean, color=color, label=f"{group.group} ({runs})")
             axes.fill_between(x, mean - half, mean + half, color=color, alpha=0.18, linewidth=0)
     label = result.metric.title or result.name
     axes.set(xlabel=unit, ylabel=f"{label} ({result.metric.unit})" if result.metric.unit else label)

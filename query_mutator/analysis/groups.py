@@ -29,7 +29,7 @@ NOT_SETTINGS = {
     *("wandb_entity", "capture_video", "logdir", "log_dir", "output_dir", "ollama_url", "device"),
 }
 MOVED = 0.10  # two groups' figures that differ by more than that share have moved
-_SEED_IN_NAME = re.compile(r"[-_.]*(?:seed|s)[-_]?(\d+)$", re.IGNORECASE)
+_SEED_IN_NAME = re.compile(r"[-_.]+(?:seed|s)[-_]?(\d+)(?:_\d+)?$", re.IGNORECASE)  # Stable-Baselines3 adds its _1
 _STAMP_IN_NAME = re.compile(r"^\d{8}-\d{6}-|-\d+$|__\d{9,}$")
 
 
@@ -187,10 +187,12 @@ def _derived(run: Run, confounder: Confounder, spec: Spec) -> float | None:
     if confounder.metric:
         curves = curves_of(run, spec.metric(confounder.metric), spec).values()
         return _mean([reduced(curve, spec.metric(confounder.metric)).value for curve in curves])
-    if confounder.field:
-        value = _number(setting(run, spec, confounder.field))
-        return _ratio(value, _number(setting(run, spec, confounder.per_field))) if confounder.per_field else value
-    return _ratio(_growth(run, confounder.over, spec), _growth(run, confounder.under, spec))
+    if confounder.over:
+        counted = _ratio(_growth(run, confounder.over, spec), _growth(run, confounder.under, spec))
+        if counted is not None or not confounder.field:
+            return counted
+    value = _number(setting(run, spec, confounder.field))
+    return _ratio(value, _number(setting(run, spec, confounder.per_field))) if confounder.per_field else value
 
 
 def _growth(run: Run, axis: str, spec: Spec) -> float | None:

@@ -18,7 +18,7 @@ h1 { margin-top: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--dim); padding-bottom: .3rem; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th { white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 td[title] { text-decoration: underline dotted var(--dim); cursor: help; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
@@ -62,7 +62,7 @@ def _block(block: Block) -> str:
 
 
 def _table(block: Table) -> str:
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in block.header)
+    head = "".join(f'<th scope="col">{html.escape(cell).replace(" %", "&nbsp;%")}</th>' for cell in block.header)
     rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in block.rows)
     caption = f"<caption>{html.escape(block.title)}</caption>"
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'

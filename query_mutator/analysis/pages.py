@@ -18,7 +18,7 @@ from query_mutator.analysis.compare import (
 )
 from query_mutator.analysis.curves import Reading, reduced
 from query_mutator.analysis.document import Block, Bullets, Cell, Document, Figure, Section, Table
-from query_mutator.analysis.wording import at, clock, interval, number, percent, trace_of
+from query_mutator.analysis.wording import at, clock, interval, number, percent, place, reading_name, trace_of
 
 DECIDES = "Only performance metrics decide which group is better; the others say what else is different."
 
@@ -104,11 +104,11 @@ def by_checkpoint(analysis: Analysis, every: float | None) -> tuple[Block, ...]:
     """Return, for each performance metric, its values at checkpoints of the common window."""
     blocks = []
     for result in analysis.of_role("performance") or analysis.results[:1]:
-        xs = checkpoints(result, interval=every)
+        xs = checkpoints(result, interval=every, axis=analysis.axis)
         readings = at_checkpoints(result, xs)
         rows = tuple(
-            (at(x, analysis.axis), *(_mean_cell(readings[name][place], result, name) for name in readings))
-            for place, x in enumerate(xs)
+            (at(x, analysis.axis), *(_mean_cell(readings[name][row], result, name) for name in readings))
+            for row, x in enumerate(xs)
         )
         best = "best so far" if result.metric.reducer == "best_so_far" else "linear between points"
         title = f"{result.name}: mean over seeds ({best}), common window only"
@@ -133,8 +133,8 @@ def differences(analysis: Analysis) -> tuple[Block, ...]:
         moved = [row.name for row in analysis.confounders if row.moved]
         if moved and len(names) > 1:
             blocks.append(
-                f"{len(moved)} of these moved together ({'; '.join(moved)}), so no single one of them can be held "
-                "responsible for a difference between the groups."
+                f"What differs was not changed alone: {' and '.join(moved)} moved with it. So a difference between the "
+                "groups cannot be put down to any one of them."
             )
     return tuple(blocks)
 
@@ -148,7 +148,7 @@ def second_looks(analysis: Analysis) -> tuple[Block, ...]:
                 found.run,
                 found.metric,
                 found.rule,
-                Cell(number(found.value), f"{found.run} {found.tag} x={found.x:g}"),
+                Cell(number(found.value), f"{found.run} {found.tag} x={place(found.x)}"),
                 found.says,
             )
             for found in analysis.findings
@@ -192,7 +192,8 @@ def comparison_table(result: MetricResult, analysis: Analysis) -> Table:
     """Return a metric's row for each group: value, difference, tests, verdict."""
     compared = {comparison.group: comparison for comparison in result.comparisons}
     rows = tuple((*_value_cells(value), *_comparison_cells(compared.get(value.group))) for value in result.groups)
-    header = ("group", "n", f"{result.metric.reducer} [95 %]", "difference [95 %]", "permutation p (least possible)",
+    reading = reading_name(result.metric, result.metric.reducer)
+    header = ("group", "n", f"{reading} [95 %]", "difference [95 %]", "permutation p (least possible)",
               "p (Holm)", "margin", "detectable", "verdict")  # fmt: skip
     unit = f" in {result.metric.unit}" if result.metric.unit else ""
     better = {"up": "more is better", "down": "less is better", "-": ""}[result.metric.direction]
@@ -216,11 +217,9 @@ def readings_table(result: MetricResult) -> Table:
             found = [reduced(curve, metric, reducer=way) for curve in curves]
             cells.append(_readings_cell(found, [f"{curve.run} {curve.tag}" for curve in curves]))
         rows.append((value.group, *cells))
-    names = {"mean_last_k": f"mean of last {metric.k}", "best_so_far": "best so far", "auc": "area under curve / width",
-             "time_to_threshold": f"first x at {metric.threshold}"}  # fmt: skip
     return Table(
         title=f"{result.name}: other readings of the same curves, mean over seeds",
-        header=("group", *(names.get(way, way) for way in ways)),
+        header=("group", *(reading_name(metric, way) for way in ways)),
         rows=tuple(rows),
     )
 
@@ -228,6 +227,8 @@ def readings_table(result: MetricResult) -> Table:
 def _metric_rows(result: MetricResult) -> list[tuple[str | Cell, ...]]:
     compared = {comparison.group: comparison for comparison in result.comparisons}
     unit = f" ({result.metric.unit})" if result.metric.unit else ""
+    divisors = {traced.divided_by.split()[0] for value in result.groups for traced in value.values if traced.divided_by}
+    unit += "".join(f" / {divisor}" for divisor in sorted(divisors))
     rows: list[tuple[str | Cell, ...]] = []
     for value in result.groups:
         comparison = compared.get(value.group)
@@ -264,14 +265,14 @@ def _readings_cell(readings: Sequence[Reading], runs: Sequence[str]) -> str | Ce
     known = [reading.value for reading in readings if math.isfinite(reading.value)]
     if not known:
         return "-"
-    trace = "; ".join(f"{run} x={reading.x:g}" for run, reading in zip(runs, readings, strict=True))
+    trace = "; ".join(f"{run} x={place(reading.x)}" for run, reading in zip(runs, readings, strict=True))
     missing = f" ({len(known)} of {len(readings)})" if len(known) < len(readings) else ""
     return Cell(number(float(np.mean(known))) + missing, trace)
 
 
 def with_figure(document: Document, file: str, *, svg: str = "") -> Document:
     """Return the report with the curves behind its verdicts, replacing an earlier figure."""
-    figure = Figure(caption="Mean over seeds with its 95 % interval; thin lines are single runs.", file=file, svg=svg)
+    figure = Figure(caption="Mean over runs with its 95 % interval; thin lines are single runs.", file=file, svg=svg)
     place = next((n for n, section in enumerate(document.sections) if section.title in ("Verdicts", "Results")), 0)
     sections = list(document.sections)
     kept = tuple(block for block in sections[place].blocks if not isinstance(block, Figure))

@@ -21,7 +21,7 @@ from query_mutator.analysis.pages import (
     sentence,
     sources,
 )
-from query_mutator.analysis.wording import at, number
+from query_mutator.analysis.wording import number
 
 
 def experiment(
@@ -122,11 +122,15 @@ def _recommendations(analysis: Analysis, performance: Sequence[MetricResult]) ->
         lines.append(f"Run more seeds before drawing conclusions (the smallest group has {seeds}){seen}.")
     if any(row.moved for row in analysis.confounders):
         lines.append("Hold the figures that moved along constant, one at a time, before naming a cause.")
-    lines += [
-        f"Look at {f.metric} of {f.run}: {f.says}, at {at(f.x, analysis.axis)} {analysis.unit}."
-        for f in analysis.findings[:5]
-    ]
-    return tuple(lines)
+    return (*lines, *_looks(analysis))
+
+
+def _looks(analysis: Analysis) -> list[str]:
+    """Return a line for each thing that the watch rules found, with the runs it was found in."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for finding in analysis.findings:
+        found.setdefault((finding.metric, finding.says), []).append(finding.run)
+    return [f"Look at {metric} of {', '.join(runs)}: {says}." for (metric, says), runs in list(found.items())[:5]]
 
 
 def _size(comparison: Comparison) -> float:

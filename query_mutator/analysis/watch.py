@@ -52,7 +52,7 @@ def watch(curve: Curve, metric: MetricSpec) -> Iterator[Finding]:
 def _first(curve: Curve, metric: MetricSpec, rule: WatchRule, hit: Flags, says: str) -> Iterator[Finding]:
     if hit.any():
         at, times = int(np.argmax(hit)), int(hit.sum())
-        says = f"{says} ({times} of {len(curve)} points, first at {curve.x[at]:g})"
+        says = f"{says} ({times} of {len(curve)} points, first at {curve.x[at]:,.10g})"
         yield _finding(curve, metric, rule, at, says)
 
 
@@ -75,7 +75,7 @@ def _plateau(curve: Curve, metric: MetricSpec, rule: WatchRule) -> Iterator[Find
     best = curve.best_so_far(metric.direction).y
     reached = int(np.argmax(best == best[-1]))
     if curve.x[reached] <= curve.x[-1] - rule.share * (curve.x[-1] - curve.x[0]):
-        yield _finding(curve, metric, rule, reached, rule.says or f"no new best since {curve.x[reached]:g}")
+        yield _finding(curve, metric, rule, reached, rule.says or f"no new best since {curve.x[reached]:,.10g}")
 
 
 def _finding(curve: Curve, metric: MetricSpec, rule: WatchRule, at: int, says: str) -> Finding:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from query_mutator.analysis.compare import Comparison, Traced
+from query_mutator.analysis.curves import CLOCK_AXES
+from query_mutator.analysis.spec import MetricSpec
 from query_mutator.intervals import Interval
 
 
@@ -32,17 +34,33 @@ def clock(seconds: float) -> str:
 
 def at(x: float, axis: str) -> str:
     """Return a place on an axis as text."""
-    if axis in ("time", "active") and math.isfinite(x):
+    if axis in CLOCK_AXES and math.isfinite(x):
         return clock(x)
     return f"{x:,.0f}" if math.isfinite(x) and abs(x) >= 100 else number(x)
+
+
+def place(x: float) -> str:
+    """Return a place on an axis with all its digits, so that the point can be found again."""
+    return f"{x:.12g}"
 
 
 def trace_of(traced: Traced) -> str:
     """Return run, tag and x of a number."""
     divided = f", divided by {traced.divided_by}" if traced.divided_by else ""
-    return f"{traced.run} {traced.tag} x={traced.x:g}{divided}"
+    return f"{traced.run} {traced.tag} x={place(traced.x)}{divided}"
 
 
 def percent(comparison: Comparison) -> str:
     """Return the share of the baseline that a difference is, in brackets."""
     return f" ({100 * comparison.share:+.1f} %)" if math.isfinite(comparison.share) else ""
+
+
+def reading_name(metric: MetricSpec, way: str) -> str:
+    """Return what a reducer reads of a metric's curve, in words."""
+    names = {
+        "mean_last_k": f"mean of last {metric.k}",
+        "best_so_far": "best so far",
+        "auc": "area under curve / width",
+        "time_to_threshold": f"first x at {metric.threshold}",
+    }
+    return names.get(way, way)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
+from query_mutator.analysis.spec import Reducer
 from query_mutator.console import note, table
 from query_mutator.disk import disk_errors
 from query_mutator.errors import TooManyFailuresError
@@ -45,6 +46,9 @@ class SweepFlags:
     """Seeds of each setting."""
     first_seed: int = 1
     """The first of them."""
+    seed_step: int = 1000
+    """Distance between two seeds. Many trainers give environment i the seed plus i, so that runs whose seeds are
+    next to each other share most of their environments and are no independent repeats."""
     jobs: int = 1
     """Trials at a time."""
     timeout_min: float | None = None
@@ -57,6 +61,8 @@ class SweepFlags:
     """Print the commands and stop."""
     metric: str = "success"
     """Performance metric, as the metric file calls it, or as the command prints it."""
+    reducer: Reducer | None = None
+    """How a trial's curve of it is read, such as auc; by default as the metric file says."""
     throughput: str | None = None
     """Throughput metric; by default the first that is known."""
     axis: str = "step"
@@ -79,13 +85,23 @@ class SweepFlags:
             )
         if bool(self.grid) == bool(self.random):
             raise ValueError("give either --grid NAME=VALUE,VALUE or --random NAME=LOW:HIGH")
-        for name, least in (("trials", 1), ("seeds", 1), ("jobs", 1), ("extend", 0), ("confirm", 0)):
+        for name, least in (("trials", 1), ("seeds", 1), ("seed_step", 1), ("jobs", 1), ("extend", 0), ("confirm", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.timeout_min is not None and not self.timeout_min > 0:
             raise ValueError(f"timeout_min={self.timeout_min} must be above 0")
         if self.picture is not None and Path(self.picture).suffix not in (".png", ".svg"):
             raise ValueError(f"picture={self.picture} must end in .png or .svg")
+
+    @property
+    def trial_seeds(self) -> range:
+        """Return the seeds of every setting."""
+        return range(self.first_seed, self.first_seed + self.seeds * self.seed_step, self.seed_step)
+
+    @property
+    def fresh_seeds(self) -> range:
+        """Return as many seeds as --confirm says, none of which chose the best setting."""
+        return range(self.trial_seeds.stop, self.trial_seeds.stop + self.confirm * self.seed_step, self.seed_step)
 
 
 def sweep(flags: SweepFlags) -> None:
@@ -94,12 +110,15 @@ def sweep(flags: SweepFlags) -> None:
     from query_mutator.sweep.plan import grid_settings, parse_grid, parse_ranges, random_settings, trials_of
 
     spec = read_spec(flags.spec)
-    spec.metric(flags.metric)
+    metric = spec.metric(flags.metric)
+    if flags.reducer:
+        read = replace(metric, reducer=flags.reducer)
+        spec = replace(spec, metrics=tuple(read if one is metric else one for one in spec.metrics))
     if flags.throughput:
         spec.metric(flags.throughput)
     grid, ranges = parse_grid(flags.grid), parse_ranges(flags.random)
     settings = grid_settings(grid) if grid else random_settings(ranges, count=flags.trials)
-    trials = trials_of(settings, seeds=flags.seeds, first_seed=flags.first_seed)
+    trials = trials_of(settings, flags.trial_seeds)
     if flags.dry_run:
         _show_plan(flags, trials)
         return
@@ -109,7 +128,7 @@ def sweep(flags: SweepFlags) -> None:
     job.run(trials)
     while grid and job.extensions < flags.extend and (more := job.extended_grid(grid, trials)):
         grid, job.extensions = more, job.extensions + 1
-        trials = trials_of(grid_settings(grid), seeds=flags.seeds, first_seed=flags.first_seed)
+        trials = trials_of(grid_settings(grid), flags.trial_seeds)
         note(f"the best lies at an end of the grid; extended to {dict(grid)}")
         job.run(trials)
     job.conclude(trials)
@@ -153,8 +172,7 @@ class _Sweep:
         found = optimum_of(self.measured(trials), maximise=self.maximise)
         if isinstance(found, str) or found.kind != "edge":
             return {}
-        ends = {axis.name: axis.at_edge or (axis.reaches[0] if len(axis.reaches) == 1 else "") for axis in found.axes}
-        more = {name: extended(grid[name], end) for name, end in ends.items() if end}
+        more = {axis.name: extended(grid[axis.name], axis.end) for axis in found.axes if axis.end}
         added = {name: value for name, value in more.items() if value is not None}
         return (
             {name: (*values, added[name]) if name in added else values for name, values in grid.items()}
@@ -170,7 +188,7 @@ class _Sweep:
             from query_mutator.sweep.plan import trials_of
             from query_mutator.sweep.results import by_setting
 
-            batch = trials_of(settings, seeds=self.flags.seeds, first_seed=self.flags.first_seed)
+            batch = trials_of(settings, self.flags.trial_seeds)
             self.run(batch)
             means = {result.name: result.mean for result in by_setting(self.measured(batch))}
             return [means.get(", ".join(f"{name}={value}" for name, value in one.items())) for one in settings]
@@ -192,13 +210,22 @@ class _Sweep:
         says = [sentence(self.metric, found, results)]
         if self.flags.confirm:
             says.append(self._confirm(best))
-        print(_table(results, self.metric.name, trials))
+        print(_table(results, self._read(measured), trials))
         print(*says, sep="\n")
         self._write(results, found, measured, failed, says)
         picture = Path(self.flags.picture or self.folder.path / "heatmap.png")
-        note(str(draw_sweep(results, found, picture, title=says[0])))
+        note(str(draw_sweep(results, found, picture, title=says[0], metric=self._read(measured))))
         if failed:
             raise TooManyFailuresError(f"{len(failed)} of {len(trials)} trials failed; --retry-failed runs them again")
+
+    def _read(self, measured: Sequence[Measured]) -> str:
+        """Return what the numbers of the trials are: the metric, and what was read of its curve if there is one."""
+        from query_mutator.analysis.wording import reading_name
+        from query_mutator.sweep.results import TOLD
+
+        if all(row.source == TOLD for row in measured):
+            return self.metric.name
+        return f"{self.metric.name}, {reading_name(self.metric, self.metric.reducer)}"
 
     def _confirm(self, best: SettingResult) -> str:
         """Run the best setting with fresh seeds; return how it did."""
@@ -206,8 +233,7 @@ class _Sweep:
         from query_mutator.sweep.plan import trials_of
         from query_mutator.sweep.results import by_setting
 
-        first = self.flags.first_seed + self.flags.seeds
-        fresh = trials_of([best.setting], seeds=self.flags.confirm, first_seed=first)
+        fresh = trials_of([best.setting], self.flags.fresh_seeds)
         self.run(fresh)
         results = by_setting(self.measured(fresh))
         if not results:
@@ -257,7 +283,7 @@ def _show_failures(failed: Sequence[Ended], folder: SweepFolder) -> None:
         note(f"their output is under {folder.path / 'trials'}")
 
 
-def _table(results: Sequence[SettingResult], metric: str, trials: Sequence[Trial]) -> str:
+def _table(results: Sequence[SettingResult], read: str, trials: Sequence[Trial]) -> str:
     from query_mutator.analysis.wording import interval, number
 
     names = list(results[0].setting) if results else []
@@ -271,5 +297,5 @@ def _table(results: Sequence[SettingResult], metric: str, trials: Sequence[Trial
         )
         for result in results
     ]
-    header = (*names, "seeds", f"{metric} [95 %]", "throughput", "Pareto front")
+    header = (*names, "seeds", f"{read} [95 %]", "throughput", "Pareto front")
     return table(f"{len(results)} settings", header, rows)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from query_mutator.analysis.wording import number
 from query_mutator.disk import disk_errors
 from query_mutator.sweep.results import SettingResult
-from query_mutator.sweep.surface import AxisOptimum, Optimum
+from query_mutator.sweep.surface import AxisOptimum, Floats, Optimum
+
+_AROUND = 0.45  # cells
+_TITLE_CHARACTERS = 105
 
 
-def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Path, *, title: str) -> Path:
+def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Path, *, title: str, metric: str) -> Path:
     """Write a PNG or SVG of the first two settings that were varied; others are averaged over."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -24,30 +27,33 @@ def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Pat
     FigureCanvasAgg(figure)  # no window, whatever the machine's default is
     axes = figure.add_subplot()
     if len(names) >= 2:
-        _heat_map(figure, axes, results, names[0], names[1], found)
+        _heat_map(figure, axes, results, names[0], names[1], found, metric)
     else:
         _line(axes, results, names[0] if names else next(iter(results[0].setting)), found)
-    axes.set_title(title, fontsize="medium", wrap=True)
+        axes.set(ylabel=metric)
+    axes.set_title(fill(title, _TITLE_CHARACTERS), fontsize="small")
     with disk_errors(path):
         figure.savefig(path)
     return path
 
 
-def _heat_map(figure: Any, axes: Any, results: Sequence[SettingResult], x: str, y: str, found: Optimum | str) -> None:
+def _heat_map(
+    figure: Any, axes: Any, results: Sequence[SettingResult], x: str, y: str, found: Optimum | str, metric: str
+) -> None:
     columns, rows = (sorted({result.setting[name] for result in results}, key=_order) for name in (x, y))
-    sums, counts = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
+    cells: dict[tuple[int, int], list[SettingResult]] = {}
     for result in results:
-        place = rows.index(result.setting[y]), columns.index(result.setting[x])
-        sums[place] += result.mean
-        counts[place] += 1
-    means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-    image = axes.imshow(means, origin="lower", aspect="auto", cmap="viridis")
-    figure.colorbar(image, ax=axes)
-    middle = (np.nanmin(means) + np.nanmax(means)) / 2
-    for (row, column), mean in np.ndenumerate(means):
-        if np.isfinite(mean):
-            color = "black" if mean > middle else "white"
-            axes.text(column, row, number(float(mean)), ha="center", va="center", color=color, fontsize="small")
+        cells.setdefault((rows.index(result.setting[y]), columns.index(result.setting[x])), []).append(result)
+    means = np.full((len(rows), len(columns)), np.nan)
+    for cell, of_cell in cells.items():
+        means[cell] = np.mean([result.mean for result in of_cell])
+    low, high = _color_range(means, results)
+    image = axes.imshow(means, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+    figure.colorbar(image, ax=axes, label=metric)
+    for (row, column), of_cell in cells.items():
+        color = "black" if means[row, column] > (low + high) / 2 else "white"
+        words = f"{means[row, column]:.3g}\n{_interval_of(of_cell)}".strip()
+        axes.text(column, row - 0.18, words, ha="center", va="top", color=color, fontsize="small")
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
     axes.set(xlabel=x, ylabel=y)
@@ -57,14 +63,35 @@ def _heat_map(figure: Any, axes: Any, results: Sequence[SettingResult], x: str, 
             _outline(axes, region[x], columns, region[y], rows)
 
 
+def _color_range(means: Floats, results: Sequence[SettingResult]) -> tuple[float, float]:
+    """Return the ends of the colours: at least as far apart as a mean's interval is wide, so that luck stays pale."""
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    widths = [result.interval[1] - result.interval[0] for result in results if np.isfinite(result.interval).all()]
+    missing = max(0.0, (float(np.median(widths)) if widths else 0.0) - (high - low)) / 2
+    return low - missing, high + missing
+
+
+def _interval_of(results: Sequence[SettingResult]) -> str:
+    if len(results) != 1 or not np.isfinite(results[0].interval).all():
+        return ""
+    return "[{:.3g}, {:.3g}]".format(*results[0].interval)
+
+
 def _outline(axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, rows: Sequence[Any]) -> None:
     from matplotlib.patches import Rectangle
 
-    left, right, bottom, top = (
-        _place(value, levels) for value, levels in ((x.low, columns), (x.high, columns), (y.low, rows), (y.high, rows))
-    )
-    axes.add_patch(Rectangle((left, bottom), right - left, top - bottom, fill=False, color="red", linewidth=1.5))
-    axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12)
+    (left, right), (bottom, top) = _sides(x, columns), _sides(y, rows)
+    region = Rectangle((left, bottom), right - left, top - bottom, fill=False, color="red", linewidth=1.5)
+    region.set_label("95 % region of the optimum")
+    axes.add_patch(region)
+    axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12, label="best guess")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+
+
+def _sides(axis: AxisOptimum, levels: Sequence[Any]) -> tuple[float, float]:
+    """Return where a region's sides stand; at an end of the grid around the cell, not through it."""
+    low = _place(axis.low, levels) - ("low" in axis.reaches) * _AROUND
+    return low, _place(axis.high, levels) + ("high" in axis.reaches) * _AROUND
 
 
 def _place(value: float, levels: Sequence[Any]) -> float:

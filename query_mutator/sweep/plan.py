@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +79,9 @@ def draw(low: float, high: float, at: float) -> Value:
     return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.4g}")
 
 
-def trials_of(settings: Sequence[Setting], *, seeds: int, first_seed: int = 1) -> list[Trial]:
+def trials_of(settings: Sequence[Setting], seeds: Iterable[int]) -> list[Trial]:
     """Return all trials, each once, the first seed of every setting before the second of any."""
-    trials = [Trial(setting=setting, seed=first_seed + seed) for seed in range(seeds) for setting in settings]
+    trials = [Trial(setting=setting, seed=seed) for seed in seeds for setting in settings]
     return list({trial.name: trial for trial in trials}.values())
 
 

@@ -21,6 +21,8 @@ from query_mutator.sweep.plan import Setting, Trial, Value
 from query_mutator.sweep.runner import SweepFolder
 from query_mutator.sweep.surface import Optimum, find_optimum, pareto_front
 
+TOLD = "output"  # source of a number that a trial printed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -72,7 +74,7 @@ def measure(
                 trial=trial,
                 performance=told.get(metric) if value is None else value,
                 throughput=told.get(named) if fast is None else fast,
-                source=f"{found[metric].run} {found[metric].tag}" if metric in found else "output",
+                source=f"{found[metric].run} {found[metric].tag}" if metric in found else TOLD,
             )
         )
     return measured

@@ -39,7 +39,7 @@ def optuna_settings(
             rows.append({"setting": setting, "value": value})
         settings += batch
     rows.close()
-    return trials_of(settings, seeds=flags.seeds, first_seed=flags.first_seed)
+    return trials_of(settings, flags.trial_seeds)
 
 
 def _optuna() -> Any:

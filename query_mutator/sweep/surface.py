@@ -6,7 +6,8 @@ The surface is a quadratic in log2 of each axis, and a Gaussian process for what
 is follows from the cells' means by restricted likelihood, how noisy they are from the spread of the seeds within cells.
 Surfaces simulated under it (parametric bootstrap) give a region for the optimum, simultaneous over the axes, and the p
 value of "the middle beats this end" for both ends of every axis. An optimum counts as interior only when the largest of
-these is small (intersection-union test), as an edge optimum when the best lies at the end of an axis.
+these is small (intersection-union test), as an edge optimum when the region reaches one end of an axis and not the
+other; along an axis on which it reaches both, nothing was found.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ class AxisOptimum:
     high: float
     at_edge: Literal["", "low", "high"]  # the estimate lies at that end of the grid
     reaches: tuple[str, ...]  # ends that the region reaches
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether the region reaches from end to end: nothing along the axis is told from the best."""
+        return len(self.reaches) == 2
+
+    @property
+    def end(self) -> str:
+        """Return the end, low or high, at which the best lies or may lie; "" where it is at none, or anywhere."""
+        return self.reaches[0] if len(self.reaches) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,15 +271,27 @@ def _axis(name: str, best: float, low: float, high: float, ends: tuple[float, fl
 
 
 def _kind(axes: Sequence[AxisOptimum], p: float, confidence: float) -> tuple[Kind, str]:
-    if any(axis.at_edge for axis in axes):
-        edges = ", ".join(f"{axis.name} at its {axis.at_edge} end" for axis in axes if axis.at_edge)
-        return "edge", f"the best lies at the edge of the grid ({edges}); extend it there"
+    certain = [f"{axis.name} at its {axis.end} end" for axis in axes if axis.end and axis.at_edge]
+    if certain:
+        edge = f"the best lies at the edge of the grid ({', '.join(certain)}); extend it there"
+        return "edge", _with_flat(edge, axes)
     if p < (1 - confidence) / 2:  # half, because the same results chose the optimum
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
-    reached = ", ".join(f"{axis.name} at its {' and '.join(axis.reaches)} end" for axis in axes if axis.reaches)
-    if reached:
-        return "edge", f"the best may lie at the edge of the grid ({reached}); extend it there, or add seeds"
-    return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); more seeds would tell"
+    possible = [f"{axis.name} at its {axis.end} end" for axis in axes if axis.end]
+    if possible:
+        edge = f"the best may lie at the edge of the grid ({', '.join(possible)}); extend it there, or add seeds"
+        return "edge", _with_flat(edge, axes)
+    inside = [axis.name for axis in axes if not axis.reaches]
+    if len(inside) == len(axes):
+        return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); more seeds would tell"
+    found = f"along {' and '.join(inside)} the best lies inside the grid" if inside else ""
+    return "undecided", _with_flat(found, axes)
+
+
+def _with_flat(found: str, axes: Sequence[AxisOptimum]) -> str:
+    """Return what was found, and along which axes nothing was."""
+    flat = " and ".join(axis.name for axis in axes if axis.is_flat)
+    return "; ".join(filter(None, (found, flat and f"along {flat} these seeds show no difference from end to end")))
 
 
 def _check(logs: Floats, values: Floats, names: Sequence[str]) -> None:

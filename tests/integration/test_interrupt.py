@@ -66,6 +66,20 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
     assert read_checkpoint(run).progress.env_steps == 0
 
 
+@pytest.mark.parametrize("algo", ["ppo", "iqn"])
+def test_calls_that_were_cut_are_no_outcomes(
+    algo: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    flags = [*tiny_flags, "--ollama-url", slow_server.url, "--eval-interval", "0", "--algo", algo]
+    process, run = started(flags, tmp_path)
+    wait_until(lambda: slow_server.stats()["in_service"] > 0, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    written = "".join(path.read_text() for path in (run / "journal").iterdir())
+    assert "cancelled" not in written  # or the resumed run would take it for the server's failure
+
+
 def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str], tmp_path: Path) -> None:
     endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
     endless.append("--no-use-linear-lr-decay")

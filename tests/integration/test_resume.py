@@ -128,3 +128,28 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
     assert len(texts) > 5
     assert len(set(texts)) == len(texts)
     assert transcript(run) == transcript((tmp_path / "whole" / "latest").resolve())
+
+
+@pytest.mark.parametrize("algo", ["iqn", "bandit"])
+def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
+    algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path
+) -> None:
+    flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
+    learner = ["--algo", algo, "--num-collectors", "3"]
+    if algo == "iqn":
+        learner += ["--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
+    argv = [*flags, *learner, "--save-dir", str(tmp_path)]
+    before: list[dict[str, object]] = []
+    for moment in (50, 150, 250):
+        assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= moment)  # noqa: B023
+        argv = ["--resume", str(tmp_path / "latest")]
+        before += transcript((tmp_path / "latest").resolve())
+    train(argv, tmp_path)
+    run = (tmp_path / "latest").resolve()
+    after = {(row["env"], row["step"]): row for row in transcript(run)}
+    assert len(after) == 256
+    assert len(before) > 100
+    assert all(after[row["env"], row["step"]] == row for row in before)  # type: ignore[index]
+    learned = read_checkpoint(run).learner["counts"]
+    assert learned["env_steps"] == 256
+    assert 0 <= server.stats()["calls"] - calls_of(run) <= 3 * BATCH_SIZE

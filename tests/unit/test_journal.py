@@ -104,3 +104,25 @@ def test_what_comes_after_the_end_is_not_written(folder: Path) -> None:
     journal.write_actions([(9, 9, 9)])
     journal.close()
     assert Journal(folder).action(9, 9) is None
+
+
+def test_a_call_that_was_ended_from_our_side_is_made_again(folder: Path) -> None:
+    journal = written(folder)
+    ended = Outcome(Completion.failed("cancelled", "the call was ended from this side"), 0.5)
+    journal.write(CallSite(3, 8, "rewrite", 1), 1, REQUEST, ended)
+    journal.write_actions([(3, 9, 0)])  # chosen after a step that did not come about
+    journal.write(CallSite(4, 1, "rewrite", 1), 1, REQUEST, ANSWER)  # came back in time
+    journal.close()
+    again = Journal(folder)
+    assert not again.holds(CallSite(3, 8, "rewrite", 1), 1)
+    assert again.holds(CallSite(4, 1, "rewrite", 1), 1)
+    assert (again.action(3, 9), again.action(3, 7)) == (None, 2)
+    again.close()
+
+
+def test_settled_actions_are_those_taken_before(folder: Path) -> None:
+    written(folder).close()
+    journal = Journal(folder)
+    assert journal.settle([(3, 7), (3, 8)], np.array([0, 1])).tolist() == [2, 1]
+    journal.close()
+    assert Journal(folder).settle([(3, 7), (3, 8)], np.array([5, 5])).tolist() == [2, 1]

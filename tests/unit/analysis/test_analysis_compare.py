@@ -6,6 +6,7 @@ import csv
 import html.parser
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.analysis.compare import Analysis, analyze, checkpoints
+from query_mutator.analysis.compare import Analysis, MetricResult, analyze, checkpoints
 from query_mutator.analysis.groups import group_runs
 from query_mutator.analysis.runs import find_runs, load_runs
 from query_mutator.analysis.spec import read_spec
@@ -92,6 +93,50 @@ def test_only_the_common_window_counts(tmp_path: Path) -> None:
     assert result.window == (100, 1000)
     assert {value.mean for value in result.groups} == {result.groups[0].mean}
     assert checkpoints(result, interval=300) == [300, 600, 900]
+
+
+@pytest.mark.parametrize(
+    ("window", "axis", "xs"),
+    [
+        ((512, 10_240), "step", [*range(1000, 10_001, 1000), 10_240]),
+        ((0, 1000), "step", list(range(100, 1001, 100))),
+        ((10, 300), "time", list(range(30, 301, 30))),
+        ((0, 5000), "active", [600, 1200, 1800, 2400, 3000, 3600, 4200, 4800, 5000]),
+        ((7, 7), "step", [7]),
+    ],
+)
+def test_rows_of_a_table_are_at_round_places_and_at_the_end(
+    window: tuple[float, float], axis: str, xs: list[float]
+) -> None:
+    result = MetricResult(metric=SPEC.metric("success"), task="", name="success", window=window, groups=())
+    assert checkpoints(result, axis=axis) == pytest.approx(xs)
+
+
+def test_runs_of_stable_baselines3_are_grouped_once_their_settings_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for batch in (64, 256):
+        for seed in (1, 2, 3):
+            tags = {"rollout/ep_rew_mean": np.linspace(20, 70 + seed - batch / 8, 9), "train/learning_rate": [3e-4] * 9}
+            write_run(tmp_path / f"ppo-b{batch}-s{seed}_1", tags, every=1_234_567)
+    told = ["ppo-b64-*:batch_size=64", "ppo-b256-*:batch_size=256", "ppo-*:n_epochs=4"]
+    page = tmp_path / "page.md"
+    command = ["analyze", "ppo-*", "--logdir", str(tmp_path), "--baseline", "batch_size=64", "--set", *told]
+    assert main([*command, "--template", "experiment", "--markdown", str(page), "--html", f"{page}.html"]) == 0
+    printed, written = capsys.readouterr().out, page.read_text()
+    assert "batch_size=256 is worse than batch_size=64" in printed
+    assert re.search(r"ppo-b256-s3_1 +batch_size=256 +3 ", printed)
+    assert re.search(r"updates per environment step +0.0625 +0.01562 +moved", printed)
+    assert shlex.join(["qm", *command, "--template", "experiment"]) in written
+    assert "ppo-b64-s1_1 rollout/ep_rew_mean x=11111103" in Path(f"{page}.html").read_text()  # with all its digits
+
+
+def test_runs_without_settings_are_not_taken_for_seeds_of_one_in_silence(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_run(tmp_path / name, {"rollout/ep_rew_mean": [1.0, 2.0]})
+    assert any("--group-by" in remark for remark in compared(tmp_path).remarks)
+    write_group(tmp_path, "a", [0.5], batch=64)
+    assert not any("--group-by" in remark for remark in compared(tmp_path).remarks)
 
 
 def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path) -> None:
@@ -181,8 +226,7 @@ def test_the_script_writes_every_output(racing: Path, capsys: pytest.CaptureFixt
     command = ["analyze", *RACING, "--logdir", str(racing / "tensorboard"), "--template", "experiment", *outputs]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "+3.3 %" in printed
-    assert "inconclusive" in printed
+    assert re.search(r"loss / batch_size +uni_7 +1 +0.1518 +\+0.004844 \(\+3.3 %\) +inconclusive", printed)
     data = json.loads((racing / "out.json").read_text())
     (loss,) = [metric for metric in data["metrics"] if metric["name"] == "loss"]
     assert loss["groups"][2]["values"][0]["tag"] == "Training/loss"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from query_mutator.cli import main
+from query_mutator.config import parse_config
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.sweep.plan import (
     Trial,
@@ -26,7 +28,7 @@ TRAINER = """
 import json, math, os, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 batch, seed = float(flags["--train-batch-size"]), int(flags["--seed"])
-if (os.environ.get("BROKEN"), seed) == ("yes", 2):
+if (os.environ.get("BROKEN"), seed) == ("yes", 1001):
     sys.exit("no memory left")
 noise = 0.01 * math.sin(7 * seed + batch)
 print("training ...")
@@ -51,13 +53,13 @@ def test_the_golden_middle_of_a_command(tmp_path: Path, trainer: list[str], caps
     found = run_sweep(tmp_path / "s", trainer, "64,128,512,2048,8192", "--confirm", "2")
     said = capsys.readouterr().out
     assert "The golden middle is at train_batch_size about" in said
-    assert "Confirmed with 2 fresh seeds: train_batch_size=512 has success 0.7" in said
+    assert "Confirmed with 2 fresh seeds: train_batch_size=512 has success 0.69" in said
     assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
     settings = {row["setting"]["train_batch_size"]: row for row in found["settings"]}  # type: ignore[attr-defined]
     assert [batch for batch, row in settings.items() if row["on_front"]] == [512, 2048, 8192]
     assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
-    fresh = (tmp_path / "s" / "trials" / "train_batch_size=512,seed=5" / "command.txt").read_text()
-    assert fresh.strip().endswith("--train-batch-size 512 --seed 5")
+    fresh = (tmp_path / "s" / "trials" / "train_batch_size=512,seed=4001" / "command.txt").read_text()
+    assert fresh.strip().endswith("--train-batch-size 512 --seed 4001")
 
 
 def test_an_edge_optimum_extends_the_grid(tmp_path: Path, trainer: list[str]) -> None:
@@ -82,7 +84,7 @@ def test_failures_are_seen_and_a_sweep_is_gone_on_with(
     run_sweep(tmp_path / "s", trainer, "128,512,2048", "--retry-failed")
     after = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
     assert after[: len(before)] == before
-    assert {json.loads(row)["seed"] for row in after[len(before) :]} == {2}
+    assert {json.loads(row)["seed"] for row in after[len(before) :]} == {1001}
     with pytest.raises(UsageError, match="another --dir"):
         main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
 
@@ -111,7 +113,19 @@ def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path) -> None:
+def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("qm sweep ")]
+    assert len(lines) >= 5
+    for words in lines:
+        before = words.index("--")
+        assert main([*words[:before], "--dry-run", "--dir", str(tmp_path), *words[before:]]) == 0
+        trials = capsys.readouterr().out.splitlines()
+        for trial in (trials[0], trials[-1]):
+            parse_config(shlex.split(trial)[2:])  # behind `python train_query_mutator.py`
+
+
+def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
         "from query_mutator.metrics import MetricsWriter\n"
@@ -121,18 +135,24 @@ def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path) -> No
         "    numbers = {'eval/success': step / 10_000 * float(sys.argv[2]), 'charts/SPS': 5.0}\n"
         "    writer.write(numbers, step=step, wall_s=1)\n"
     )
-    grid = ["--grid", "x=1,2,4", "--seeds", "2", "--dir", str(tmp_path / "s"), "--jobs", "2"]
+    grid = ["--grid", "x=1,2,4", "--seeds", "2", "--seed-step", "1", "--dir", str(tmp_path / "s"), "--jobs", "2"]
     assert main(["sweep", *grid, "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]) == 0
     found = json.loads((tmp_path / "s" / "results.json").read_text())
     assert [row["throughput"] for row in found["settings"]] == [5, 5, 5]
     values = [row["values"] for row in found["settings"]]  # all read up to step 1000, where the shortest ended
     assert values == [pytest.approx([0.08 * x] * 2) for x in (1, 2, 4)]
+    capsys.readouterr()
+    again = ["sweep", *grid, "--reducer", "last", "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]
+    assert main(again) == 0
+    assert "success, last [95 %]" in capsys.readouterr().out
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert found["settings"][0]["values"] == pytest.approx([0.1] * 2)
 
 
 def test_settings_of_grids_and_of_chance() -> None:
     grid = parse_grid(["lr=1e-3,1e-2", "--train-batch-size=64"])
     assert grid == {"lr": (1e-3, 1e-2), "train_batch_size": (64,)}
-    assert [trial.name for trial in trials_of(grid_settings(grid), seeds=2)][1:3] == [
+    assert [trial.name for trial in trials_of(grid_settings(grid), [1, 2])][1:3] == [
         "lr=0.01,train_batch_size=64,seed=1",
         "lr=0.001,train_batch_size=64,seed=2",
     ]

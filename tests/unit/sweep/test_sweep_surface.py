@@ -75,6 +75,18 @@ def test_a_monotone_surface_is_an_edge_optimum(bend: float) -> None:
 def test_noise_alone_has_no_golden_middle() -> None:
     found = repeats(grid(BATCHES), lambda logs: np.zeros(len(logs)), noise=0.05)
     assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
+    assert np.mean([optimum.kind == "undecided" for optimum in found]) >= 0.9
+    assert "these seeds show no difference" in found[0].why
+
+
+def test_an_axis_that_changes_nothing_is_said_to() -> None:
+    def ridge(logs: Floats) -> Floats:
+        return 0.3 - 0.02 * (logs[:, 0] - 7) ** 2
+
+    found = repeats(grid((32, 128, 512), SPEEDS), ridge, noise=0.02)
+    expected = "along axis_0 the best lies inside the grid; along axis_1 these seeds show no difference"
+    assert np.mean([optimum.kind == "undecided" and optimum.why.startswith(expected) for optimum in found]) >= 0.75
+    assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
 
 
 def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
