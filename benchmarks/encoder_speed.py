@@ -32,9 +32,9 @@ def main() -> None:
 
 def _ours() -> Callable[[Sequence[str]], object]:
     from query_mutator.encoder_bert import BertEncoder
-    from query_mutator.encoder_weights import DEFAULT_ENCODER, find_weights
+    from query_mutator.encoder_weights import DEFAULT_ENCODER, Running, find_weights
 
-    return BertEncoder(find_weights(DEFAULT_ENCODER)).encode
+    return BertEncoder(find_weights(DEFAULT_ENCODER), Running()).encode
 
 
 def _theirs() -> Callable[[Sequence[str]], object]:

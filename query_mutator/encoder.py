@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder_weights import DEFAULT_ENCODER, Weights, find_weights, fingerprint, packaged_folder
+from query_mutator.encoder_weights import DEFAULT_ENCODER, Running, Weights, find_weights, packaged_folder
 from query_mutator.errors import EncoderError
 
 logger = logging.getLogger(__name__)
@@ -75,18 +75,16 @@ def resolve_encoder(
         if embed is None:
             raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
         return Remember(RemoteEncoder(spec.removeprefix("ollama:"), embed))
-    weights = find_weights(spec)
-    return Remember(
-        _load(weights, device=device, deterministic=deterministic, micro_batch=micro_batch, max_tokens=max_tokens)
-    )
+    how = Running(device=device, deterministic=deterministic, micro_batch=micro_batch, max_tokens=max_tokens)
+    return Remember(_load(find_weights(spec), how))
 
 
-def _load(weights: Weights, **settings: Any) -> Encoder:
+def _load(weights: Weights, how: Running) -> Encoder:
     from query_mutator.encoder_bert import BertEncoder, is_plain_bert
 
     kind = BertEncoder if is_plain_bert(weights.folder) else SentenceTransformerEncoder
     try:
-        return kind(weights, **settings)
+        return kind(weights, how)
     except Exception as error:  # a broken file fails in as many ways as there are readers of it
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EncoderError(f"encoder {weights.name!r} ({weights.source}) cannot be loaded: {reason[:160]}") from error
@@ -258,22 +256,12 @@ class RemoteEncoder:
 class SentenceTransformerEncoder:
     """Any other sentence-transformers folder, run by that library."""
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        device: str = "cpu",
-        deterministic: bool = False,
-        micro_batch: int = 64,
-        max_tokens: int | None = None,
-    ) -> None:
-        self.name, self.source = weights.name, weights.source
-        self.fingerprint = fingerprint(weights, deterministic=deterministic, max_tokens=max_tokens)
-        self._deterministic = deterministic
-        self._rows = 1 if deterministic else micro_batch
-        self._model = _quietly_load(weights.folder, device=device)
-        if max_tokens is not None:
-            self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
+    def __init__(self, weights: Weights, how: Running) -> None:
+        self.name, self.source, self.fingerprint = weights.name, weights.source, how.fingerprint(weights)
+        self._how = how
+        self._model = _quietly_load(weights.folder, device=how.device)
+        if how.max_tokens is not None:
+            self._model.max_seq_length = min(how.max_tokens, self._model.max_seq_length or how.max_tokens)
         self.dim = int(self._model.get_embedding_dimension())
         self._lock = threading.Lock()
 
@@ -285,10 +273,10 @@ class SentenceTransformerEncoder:
         import torch
 
         with self._lock:
-            if self._deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
+            if self._how.deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
                 torch.set_num_threads(1)
             rows = self._model.encode(
-                list(texts), batch_size=self._rows, normalize_embeddings=True, show_progress_bar=False
+                list(texts), batch_size=self._how.rows, normalize_embeddings=True, show_progress_bar=False
             )
         return np.asarray(rows, np.float32)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder_weights import Weights, fingerprint
+from query_mutator.encoder_weights import Running, Weights
 
 if TYPE_CHECKING:
     import torch
@@ -102,35 +102,25 @@ class BertEncoder:
     `deterministic` runs one row at a time on one torch thread, so a text's row never depends on its neighbours.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        device: str = "cpu",
-        deterministic: bool = False,
-        micro_batch: int = 64,
-        max_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, weights: Weights, how: Running) -> None:
         import torch
         from safetensors.torch import load_file
         from tokenizers import Tokenizer
 
         config = _read_json(weights.folder / "config.json")
-        self.name, self.source = weights.name, weights.source
-        self.fingerprint = fingerprint(weights, deterministic=deterministic, max_tokens=max_tokens)
+        self.name, self.source, self.fingerprint = weights.name, weights.source, how.fingerprint(weights)
         self.dim = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._eps = float(config["layer_norm_eps"])
-        self._device = torch.device(device)
-        self._deterministic = deterministic
-        self._rows = 1 if deterministic else micro_batch
+        self._device = torch.device(how.device)
+        self._how = how
         self._tokens = CPU_TOKENS if self._device.type == "cpu" else 128 * CPU_TOKENS
         # A pass keeps one core busy; a GPU is kept busy by one pass.
         self._turns = threading.BoundedSemaphore(_cores() if self._device.type == "cpu" else 1)
         self._tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         longest = _max_tokens(weights.folder, config)
-        self._tokenizer.enable_truncation(longest if max_tokens is None else min(longest, max_tokens))
+        self._tokenizer.enable_truncation(min(longest, how.max_tokens or longest))
         tensors = load_file(str(weights.folder / "model.safetensors"))
         self._place(tensors, layers=int(config["num_hidden_layers"]))
 
@@ -169,7 +159,7 @@ class BertEncoder:
         rows = np.empty((len(texts), self.dim), np.float32)
         tokens = [self._tokenizer.encode(text).ids for text in texts]  # one by one: no tokenizer threads to fork over
         with self._turns, torch.inference_mode():
-            if self._deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
+            if self._how.deterministic and torch.get_num_threads() != 1:  # each calling thread has its own setting
                 torch.set_num_threads(1)
             for batch in self._micro_batches(tokens):
                 rows[batch] = self._pooled([tokens[i] for i in batch]).cpu().numpy()
@@ -180,7 +170,7 @@ class BertEncoder:
         order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
         start = 0
         while start < len(order):
-            rows = min(self._rows, max(1, self._tokens // len(tokens[order[start]])))
+            rows = min(self._how.rows, max(1, self._tokens // len(tokens[order[start]])))
             yield order[start : start + rows]
             start += rows
 

@@ -40,9 +40,24 @@ class Weights:
     sha256: str  # of the weights and the tokenizer together
 
 
-def fingerprint(weights: Weights, *, deterministic: bool, max_tokens: int | None) -> str:
-    """Return what tells rows of different weights, or of the same in other use, apart."""
-    return weights.sha256 + (":one-row" if deterministic else "") + (f":{max_tokens}" if max_tokens else "")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """How weights are run: `micro_batch` texts at a time (deterministic: one), of each the first `max_tokens`."""
+
+    device: str = "cpu"
+    deterministic: bool = False
+    micro_batch: int = 64
+    max_tokens: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Return how many texts one pass takes."""
+        return 1 if self.deterministic else self.micro_batch
+
+    def fingerprint(self, weights: Weights) -> str:
+        """Return what tells rows of different weights, or of the same run in another way, apart."""
+        cut = f":{self.max_tokens}" if self.max_tokens else ""
+        return weights.sha256 + (":one-row" if self.deterministic else "") + cut
 
 
 def find_weights(spec: str) -> Weights:
