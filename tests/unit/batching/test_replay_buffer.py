@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from query_mutator.batching.files import BatchFileError
+from query_mutator.batching.streaming import lowest_first
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.replay_types import BufferEvictionPolicy, ReplayBufferConfig
 from query_mutator.batching.streaming.types import EpisodeStatus, SampleSource, StreamSample
@@ -234,28 +236,39 @@ def test_the_binary_file_is_compact(tmp_path: Path) -> None:
     assert (tmp_path / "buffer.bin").stat().st_size / 2_000 < 110
 
 
-@settings(max_examples=40, deadline=None)
+WHAT = st.sampled_from(["add", "add", "add", "update", "remove"])  # mostly full, or nothing would be evicted
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     policy=st.sampled_from([BufferEvictionPolicy.FIFO, BufferEvictionPolicy.PRIORITY]),
-    steps=st.lists(st.tuples(st.sampled_from(["add", "remove", "update"]), st.integers(0, 9)), max_size=60),
+    steps=st.lists(st.tuples(WHAT, st.integers(0, 9), st.integers(0, 3)), min_size=20, max_size=60),
+    waiting=st.sampled_from([1, 2, lowest_first.WAITING]),
 )
-def test_evictions_match_a_plain_list(policy: BufferEvictionPolicy, steps: list[tuple[str, int]]) -> None:
+def test_evictions_match_a_plain_list(
+    policy: BufferEvictionPolicy, steps: list[tuple[str, int, int]], waiting: int
+) -> None:
+    with mock.patch.object(lowest_first, "WAITING", waiting):
+        compare_with_a_plain_list(policy, steps)
+
+
+def compare_with_a_plain_list(policy: BufferEvictionPolicy, steps: list[tuple[str, int, int]]) -> None:
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=5, eviction_policy=policy))
     plain: list[list[object]] = []  # [name, priority], oldest first
-    for what, value in steps:
-        name = f"s{value}"
+    for what, number, priority in steps:
+        name = f"s{number}"
         if what == "add":
             if len(plain) == 5:
                 plain.remove(min(plain, key=lambda one: one[1]) if policy == "priority" else plain[0])
-            plain.append([name, float(value % 4)])
-            buffer.add(make(name), priority=float(value % 4))
+            plain.append([name, float(priority)])
+            buffer.add(make(name), priority=float(priority))
         elif what == "remove":
             plain = [one for one in plain if one[0] != name]
             buffer.remove(name)
         else:
             for one in plain:
-                one[1] = 2.5 if one[0] == name else one[1]
-            buffer.update_priority(name, 2.5)
+                one[1] = float(priority) if one[0] == name else one[1]
+            buffer.update_priority(name, float(priority))
         assert names(buffer.get_all()) == [one[0] for one in plain]
         by_name = dict(zip(buffer.snapshot().keys, [one[1] for one in plain], strict=True))
         assert len(by_name) == buffer.size
