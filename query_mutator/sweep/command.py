@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from query_mutator.analysis.spec import Reducer
+from query_mutator.analysis.reducers import Reducer
 from query_mutator.console import note, table
 from query_mutator.disk import disk_errors
 from query_mutator.errors import TooManyFailuresError
