@@ -223,7 +223,11 @@ def _known(flags: SizeWorkersFlags, advice: WorkersAdvice) -> list[str]:
         return []
     size, cpus = advice.profile.batch_size, machine_budget().cpus
     known = known_answer(flags.dataset, batch_size=size, step_s=advice.step_s, cpus=cpus)
-    found = "found" if known.workers == advice.workers else f"NOT found ({advice.workers} came out)"
+    found = "found"
+    if known.workers != advice.workers:
+        found = f"NOT found ({advice.workers} came out)"
+    elif known.workers and known.prefetch != advice.prefetch:
+        found = f"num_workers found, with prefetch_factor={advice.prefetch}"
     ahead = f" prefetch_factor={known.prefetch}" if known.workers else ""
     ahead += "" if known.enough else ", which is not enough"
     at = f"{flags.dataset} at {1e3 * advice.step_s:g} ms a step"
