@@ -32,6 +32,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import retry_delay_s
 from query_mutator.observation import Moment, Sight
+from query_mutator.one_cpu import OneCpu
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.scheduling import (
     Call,
@@ -380,6 +381,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     def batch_size(self) -> int:
         """Return the bound on calls in flight."""
         return self._scheduler.batch_size
+
+    def on_one_cpu(self) -> OneCpu:
+        """Return a context that keeps the calling thread and the workers on one CPU when its `look` finds it pays."""
+        return OneCpu(lambda: self._scheduler.worker_ids)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

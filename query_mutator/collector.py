@@ -73,6 +73,7 @@ class Collector:
         journal: Journal | None = None,
     ) -> None:
         self._envs, self._ppo, self._on_steps, self._journal = envs, ppo, on_steps, journal
+        self._one_cpu = envs.on_one_cpu()
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
         self._reset_seed = seed if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
@@ -89,8 +90,10 @@ class Collector:
         self._parts[-1].reset()
         self._begin()
         part = self._parts[0]
-        while not part.buffer.full:
-            self._take(*self._envs.recv(max_envs=GROUP_ENVS))
+        with self._one_cpu:
+            while not part.buffer.full:
+                self._take(*self._envs.recv(max_envs=GROUP_ENVS))
+                self._one_cpu.look()
         self._parts.rotate(-1)
         self._part -= 1
         return Rollout(

@@ -10,6 +10,7 @@ taken from there, what it does not is written to it before it is used.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import queue
@@ -29,6 +30,7 @@ from query_mutator.errors import BackendError
 from query_mutator.journal import CallSite, Journal, Outcome
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Work, join
+from query_mutator.one_cpu import allow, every_cpu
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
@@ -78,6 +80,10 @@ class Scheduler(Protocol):
     @property
     def in_progress(self) -> int:
         """Return how many flows were started and not yet returned by `finished`."""
+
+    @property
+    def worker_ids(self) -> Sequence[int]:
+        """Return the native ids of the threads that carry the calls."""
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
@@ -175,6 +181,7 @@ class SequentialScheduler:
     """One call at a time, in the order of `start`: what `--no-batching` uses."""
 
     batch_size = 1
+    worker_ids: Sequence[int] = ()
 
     def __init__(
         self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
@@ -226,7 +233,12 @@ class _Workers:
     def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
         self._size = size
         self._on_error = on_error
-        self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix="qm-call")
+        self.ids: list[int] = []  # of the threads there are
+        self._pool = ThreadPoolExecutor(
+            max_workers=size,
+            thread_name_prefix="qm-call",
+            initializer=lambda: self.ids.append(threading.get_native_id()),
+        )
         self._waiting: list[tuple[int, int, Work]] = []  # a heap
         self._turns = itertools.count()
         self._busy = 0  # workers that will look at what waits before they go back
@@ -283,7 +295,11 @@ class PooledScheduler:
         self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
         is_local = isinstance(encoder, Remember) and not encoder.is_remote
         self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
-        self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
+        self._encoders = ThreadPoolExecutor(
+            max_workers=self._encode_workers,
+            thread_name_prefix="qm-encode",
+            initializer=functools.partial(allow, every_cpu(), 0),  # whatever the thread may that begins them then
+        )
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
         self._prepares = is_local  # to a server it would be one more call
@@ -302,6 +318,11 @@ class PooledScheduler:
     def in_progress(self) -> int:
         """Return how many flows are under way or ended and not yet fetched."""
         return self._in_progress + len(self._done)
+
+    @property
+    def worker_ids(self) -> Sequence[int]:
+        """Return the native ids of the workers begun so far."""
+        return tuple(self._callers.ids)
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
         """Return the next flow that ends, advancing the others meanwhile; IndexError when none is under way."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from query_mutator.collector import Collector
+from query_mutator.one_cpu import OneCpu
 from rl_query_mutator_env import BatchedQueryMutationEnv
 
 NUM_ENVS, NUM_STEPS = 5, 4
@@ -27,6 +28,9 @@ class Shuffled:
         self.rng = np.random.default_rng(seed)
         self.steps = np.full(NUM_ENVS, -1)
         self.busy: set[int] = set()
+
+    def on_one_cpu(self) -> OneCpu:
+        return OneCpu(lambda: ())
 
     def send_reset(self, *, seed: int) -> None:
         self.busy = set(range(NUM_ENVS))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 
 from query_mutator.encoder import Encoder
 from query_mutator.llm.client import Client
+from query_mutator.one_cpu import allow, every_cpu
 from query_mutator.scheduling import (
     Call,
     Encode,
@@ -187,3 +190,29 @@ def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny
 def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
     with pytest.raises(ValueError, match="batch_size=0"):
         PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_delay_s=never, batch_size=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
+def test_encoder_workers_may_use_every_cpu_whoever_begins_them(tiny_client: Client, hash_encoder: Encoder) -> None:
+    cpus = every_cpu()
+    seen: list[set[int]] = []
+
+    class Noting:
+        """An encoder that notes where it runs."""
+
+        def encode(self, texts: Sequence[str]) -> Any:
+            seen.append(every_cpu())
+            return hash_encoder.encode(texts)
+
+    def flow() -> Flow:
+        return (yield Encode(("a text",)))
+
+    scheduler = PooledScheduler(client=tiny_client, encoder=cast(Encoder, Noting()), retry_delay_s=never, batch_size=2)
+    allow({min(cpus)}, 0)
+    try:
+        scheduler.start(0, flow())
+        scheduler.finished()
+    finally:
+        allow(cpus, 0)
+        scheduler.close()
+    assert seen == [cpus]
