@@ -452,15 +452,16 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         self, results: dict[int, StepResult], env_ids: Sequence[int]
     ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Return the five as arrays [n] over `env_ids`."""
-        rows = [results[index] for index in env_ids]
-        if rows:
-            self._observations[list(env_ids)] = [obs for obs, *_ in rows]
+        columns: Iterable[Any] = zip(*[results[index] for index in env_ids], strict=True) if results else [()] * 5
+        seen, rewards, terminations, truncations, infos = columns
+        obs = np.array(seen, dtype=np.float32).reshape(-1, self._observations.shape[1])
+        self._observations[list(env_ids)] = obs
         return (
-            self._observations[list(env_ids)],
-            np.array([reward for _, reward, *_ in rows], dtype=np.float64),
-            np.array([terminated for *_, terminated, _, _ in rows], dtype=np.bool_),
-            np.array([truncated for *_, truncated, _ in rows], dtype=np.bool_),
-            infos_of([info for *_, info in rows]),
+            obs,
+            np.array(rewards, dtype=np.float64),
+            np.array(terminations, dtype=np.bool_),
+            np.array(truncations, dtype=np.bool_),
+            infos_of(infos),
         )
 
     batch_reset = reset
@@ -510,21 +511,23 @@ def infos_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one dict of arrays [n] for n infos, as gymnasium has it: `_key` says in which of them a key is."""
     infos: dict[str, Any] = {}
     for key in dict.fromkeys(itertools.chain.from_iterable(rows)):
-        values = [row.get(key) for row in rows]
-        there = np.array([key in row for row in rows])
-        infos[key], infos[f"_{key}"] = _column(key, values, there), there
+        there = [key in row for row in rows]
+        infos[key] = _column([row.get(key) for row in rows], sample=rows[there.index(True)][key])
+        infos[f"_{key}"] = np.array(there)
     return infos
 
 
-def _column(key: str, values: list[Any], there: NDArray[np.bool_]) -> Any:
-    sample = values[there.argmax()]
+def _column(values: list[Any], *, sample: Any) -> Any:
     if isinstance(sample, dict):
         return infos_of([value or {} for value in values])
     if type(sample) in (int, float, bool):
         return np.array([value or 0 for value in values], dtype=type(sample))
-    column = np.full(len(values), None, dtype=object)
-    for row, value in enumerate(values):
-        column[row] = value
+    column = np.empty(len(values), dtype=object)
+    if isinstance(sample, str):
+        column[:] = values
+    else:  # arrays: together they would be taken for one of more dimensions
+        for row, value in enumerate(values):
+            column[row] = value
     return column
 
 

@@ -121,7 +121,7 @@ class Remember:
             found.update(self._learn(mine))
         for text, row in awaited.items():
             found[text] = row.result()
-        return np.stack([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
+        return np.array([found[text] for text in texts]) if texts else np.empty((0, self.dim), np.float32)
 
     def recall(self, texts: Sequence[str]) -> FloatArray | None:
         """Return the rows [n, dim] of texts seen before, None when one of them is new."""
@@ -130,7 +130,7 @@ class Remember:
                 return None
             for text in texts:
                 self._rows.move_to_end(text)
-            return np.stack([self._rows[text] for text in texts])
+            return np.array([self._rows[text] for text in texts])
 
     def _claim(self, texts: Sequence[str]) -> tuple[dict[str, FloatArray], dict[str, Future[FloatArray]], list[str]]:
         """Return the rows known, those that others are computing, and the texts that the caller now has to compute."""

@@ -100,6 +100,8 @@ class Journal:
 
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> Outcome | None:
         """Return the outcome written for a call, None when there is none or it answered another request."""
+        if not self._outcomes:
+            return None
         sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
         if outcome is None:
             return None

@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ FloatArray = NDArray[np.float32]
 
 #: What an embedding says about an answer's worth is little beside the cosines, whose spread is a tenth of its own.
 _EMBEDDING_SCALE, _COSINE_SCALE = 0.4, 5.0
+
+REMEMBERED_TEXTS = 4096  # of which the words are counted: questions come back episode after episode
 
 _WORD = re.compile(r"[a-z][a-z']*")
 _SCALARS = (("similarity", 3), ("drift", 1), ("verdicts", 4), ("words", 4), ("progress", 2))
@@ -98,6 +101,8 @@ class Observer:
         self.known_words = known_words
         self.slices = _slices(projection.dims, num_operators)
         self.size = max(piece.stop for piece in self.slices.values())
+        self._scalars = slice(self.slices["similarity"].start, self.slices["progress"].stop)
+        self._count_words = lru_cache(maxsize=REMEMBERED_TEXTS)(self._words_of)
         self._best = self.slices["similarity"].stop - 1
 
     def draw(self, sight: Sight) -> FloatArray:
@@ -106,12 +111,13 @@ class Observer:
         put = self.slices
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)
         obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
-        cosines = np.array([sight.closeness, sight.fit], dtype=np.float32)
-        obs[put["similarity"]][:2] = _COSINE_SCALE * (cosines - 0.5)
-        obs[put["drift"]] = _COSINE_SCALE * sight.drift
-        obs[put["verdicts"]] = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
-        obs[put["words"]] = self._count_words(sight.current)
-        obs[put["progress"]] = (0.0, sight.current == sight.original)
+        obs[self._scalars] = (
+            *(_COSINE_SCALE * (sight.closeness - 0.5), _COSINE_SCALE * (sight.fit - 0.5), 0.0),
+            _COSINE_SCALE * sight.drift,
+            *(sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure),
+            *self._count_words(sight.current),
+            *(0.0, sight.current == sight.original),
+        )
         return obs
 
     def __call__(self, drawn: FloatArray, moment: Moment) -> FloatArray:
@@ -122,7 +128,7 @@ class Observer:
         obs[put["used"].start :] = [*moment.used, *moment.closed]
         return obs
 
-    def _count_words(self, text: str) -> tuple[float, float, float, float]:
+    def _words_of(self, text: str) -> tuple[float, float, float, float]:
         words = _WORD.findall(text.lower())
         unknown = sum(word not in self.known_words and word.rstrip("'s") not in self.known_words for word in words)
         sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])

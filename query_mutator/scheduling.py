@@ -35,6 +35,7 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
 
+WORKER_PATIENCE_S = 0.5  # an interpreter that ends without `close` waits as long
 ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
 
 
@@ -119,6 +120,8 @@ def run_flow(
 class _Tries:
     """One call from its first attempt to its last, and what the journal has of it."""
 
+    __slots__ = ("_began", "_call", "_journal", "_retry_delay_s", "_timeouts", "attempt")
+
     def __init__(self, call: Call, retry_delay_s: RetryDelay, journal: Journal | None) -> None:
         self._call = call
         self._retry_delay_s = retry_delay_s
@@ -164,7 +167,7 @@ class _Tries:
     def result(self, outcome: Outcome) -> Completion:
         """Return the completion for the flow, with the number of attempts."""
         completion = outcome.completion
-        return completion if completion.attempts == self.attempt else replace(completion, attempts=self.attempt)
+        return completion if self.attempt == 1 else replace(completion, attempts=self.attempt)
 
 
 def _call_with_retries(tries: _Tries, client: Client) -> Completion:
@@ -227,7 +230,8 @@ _Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcom
 class _Workers:
     """A ThreadPoolExecutor of `size` workers, each of which takes what waits and has precedence, one after the other.
 
-    A worker that finds nothing waiting goes back to the executor. What the work raises goes to `on_error`.
+    A worker that found nothing to do for a while goes back to the executor, which otherwise would make and hand over a
+    future for every call. What the work raises goes to `on_error`.
     """
 
     def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
@@ -241,15 +245,18 @@ class _Workers:
         )
         self._waiting: list[tuple[int, int, Work]] = []  # a heap
         self._turns = itertools.count()
-        self._busy = 0  # workers that will look at what waits before they go back
-        self._lock = threading.Lock()  # guards the three above
+        self._begun = 0  # workers that are not with the executor
+        self._at_work = 0  # those of them that are not waiting for work
+        self._lock = threading.Lock()  # guards the four above
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one True for each work; False: go back
 
     def put(self, work: Work, *, precedence: int) -> None:
         """Have a worker do this; the lowest precedence goes first, among equals the one that came first."""
         with self._lock:
             heapq.heappush(self._waiting, (precedence, next(self._turns), work))
-            begins = self._busy < self._size
-            self._busy += begins
+            begins = self._begun < min(self._size, self._at_work + len(self._waiting))
+            self._begun += begins
+        self._calls.put(True)
         if begins:
             self._pool.submit(self._run)
 
@@ -257,19 +264,37 @@ class _Workers:
         """Drop what waits and wait for what is under way; idempotent."""
         with self._lock:
             self._waiting.clear()
+        for _ in range(self._size):
+            self._calls.put(False)
         self._pool.shutdown(wait=True)
 
     def _run(self) -> None:
-        while True:
+        while self._is_called():
             with self._lock:
-                if not self._waiting:
-                    self._busy -= 1
-                    return
+                if not self._waiting:  # it was dropped
+                    continue
                 *_, work = heapq.heappop(self._waiting)
+                self._at_work += 1
             try:
                 work()
             except BaseException as error:
                 self._on_error(error)
+            with self._lock:
+                self._at_work -= 1
+
+    def _is_called(self) -> bool:
+        """Wait for work; False when the worker went back to the executor instead."""
+        while True:
+            try:
+                is_called = self._calls.get(timeout=WORKER_PATIENCE_S)
+            except queue.Empty:
+                is_called = False
+            with self._lock:
+                if not is_called and not self._waiting:
+                    self._begun -= 1
+                    return False
+            if is_called:
+                return True
 
 
 class PooledScheduler:
@@ -392,7 +417,8 @@ class PooledScheduler:
 
     def _handle_event(self, deadline_s: float | None) -> bool:
         """Take one event and advance the flows it concerns; False when none came before a timer or the deadline."""
-        self._fire_timers()
+        if self._timers:
+            self._fire_timers()
         try:
             flows, outcome = self._events.get(timeout=self._patience_s(deadline_s))
         except queue.Empty:
@@ -419,6 +445,8 @@ class PooledScheduler:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
     def _patience_s(self, deadline_s: float | None) -> float | None:
+        if deadline_s is None and not self._timers:
+            return None
         times = [moment for moment in (deadline_s, self._timers[0][0] if self._timers else None) if moment is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol, cast
 
 from query_mutator.llm.client import Client
@@ -100,4 +99,11 @@ class Coalesce:
 
 def _shared(completion: Completion) -> Completion:
     """Return the completion without what it cost: that is counted where the call was made."""
-    return replace(completion, attempts=0, latency_s=0.0, total_s=0.0, load_s=0.0, prompt_eval_s=0.0, eval_s=0.0)
+    return Completion(
+        text=completion.text,
+        model=completion.model,
+        error=completion.error,
+        prompt_tokens=completion.prompt_tokens,
+        completion_tokens=completion.completion_tokens,
+        attempts=0,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quoted
 
 from query_mutator.types import ChatRequest
 
@@ -28,13 +30,13 @@ def request_key(request: ChatRequest, *, identity: str = "") -> str:
 
 
 def _key(request: ChatRequest, identity: str) -> str:
-    parts = [
-        identity,
-        [[message.role, message.content] for message in request.messages],
-        request.max_tokens,
-        request.temperature,
-        request.seed,
-        request.sample,
-        dict(request.options),
-    ]
-    return hashlib.sha256(_encode(parts).encode()).hexdigest()
+    """Return the sha256 of a JSON list: most of it is the same from call to call and encoded once."""
+    messages = ", ".join([f'["{message.role}", {quoted(message.content)}]' for message in request.messages])
+    numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
+    options = _encode(dict(request.options)) if request.options else "{}"
+    return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}]".encode()).hexdigest()
+
+
+@lru_cache(maxsize=256, typed=True)  # typed: 0 and 0.0 are written differently
+def _encoded(*values: float | None) -> str:
+    return _encode(values)[1:-1]
