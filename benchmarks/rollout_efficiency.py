@@ -114,6 +114,11 @@ def medians() -> str:
         rate = statistics.median(row["calls_per_s"] for row in rows)
         efficiency = statistics.median(row["efficiency"] for row in rows)
         lines.append(f"{mode:<14}{encoder:<20}{sigma:>6}{lag:>5}{len(rows):>6}{rate:>9.1f}{efficiency:>12.3f}")
+        if bare := [row["requests_per_s"] for row in rows if "requests_per_s" in row]:
+            times = statistics.median(row["calls_per_s"] / row["requests_per_s"] for row in rows)
+            lines.append(
+                f"`requests` in one thread, beside them: {statistics.median(bare):.0f} calls/s ({times:.2f} times)"
+            )
     return "\n".join(lines)
 
 
@@ -139,11 +144,12 @@ def run(
 ) -> dict[str, Any]:
     """Return the figures of one training run against a fresh server."""
     with server(model, slots=arguments.slots, latency_ms=latency_ms, sigma=sigma, seed=seed) as (url, _):
+        bare = {"requests_per_s": round(of_requests(url), 1)} if arguments.ceiling else {}
         used = train(arguments, [url], model=model, seed=seed, mode=mode)
         counted = stats(url)
     busy = min(arguments.batch_size, arguments.slots)
     about = {"mode": mode, "encoder": arguments.encoder, "sigma": sigma, "lag": arguments.max_policy_lag, "seed": seed}
-    return about | figures([counted], used, busy=busy)
+    return about | figures([counted], used, busy=busy) | bare
 
 
 def figures(counted: Sequence[dict[str, Any]], used: dict[str, Any], *, busy: int) -> dict[str, Any]:
@@ -214,6 +220,22 @@ def several_servers(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
         "times_one": round(two["calls_per_s"] / one["calls_per_s"], 3),
         "one_of_two_killed": {name: lost[name] for name in ("invalid_steps", "env_steps", "calls")},
     }
+
+
+def of_requests(url: str, *, calls: int = 1500) -> float:
+    """Return the calls a second that `requests` makes from one thread; the server forgets them afterwards."""
+    import requests
+
+    body = {"model": "echo", "messages": [{"role": "user", "content": "How do I sort a list?"}], "stream": False}
+    with requests.Session() as session:
+        session.trust_env = False
+        session.post(f"{url}/api/chat", json=body).raise_for_status()
+        began = time.perf_counter()
+        for _ in range(calls):
+            session.post(f"{url}/api/chat", json=body).json()
+        rate = calls / (time.perf_counter() - began)
+        session.delete(f"{url}/debug/stats").raise_for_status()
+    return rate
 
 
 def kill_when(url: str, process: subprocess.Popen[str], calls: int) -> None:

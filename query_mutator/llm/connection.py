@@ -164,11 +164,13 @@ class Connection:
         return f"{method} {self._route.target}{path} HTTP/1.1\r\n{self._common}{about_body}\r\n".encode("ascii")
 
     def _send(self, data: bytes, deadline: float) -> None:
-        left = memoryview(data)
-        while left:
+        sent = 0
+        while sent < len(data):
             sock = self.timed(deadline)
-            with contextlib.suppress(BlockingIOError):  # a tick went by
-                left = left[sock.send(left) :]
+            try:
+                sent += sock.send(memoryview(data)[sent:] if sent else data)
+            except BlockingIOError:  # a tick went by
+                continue
 
     def _begin(self, deadline: float, *, body_expected: bool = True) -> IncomingReply:
         if self._wire is None or self._reader is None or self._wire.sock is not self._sock:
@@ -208,8 +210,10 @@ class _Wire(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class takes any buffer
         while True:
             sock = self._connection.timed(self.deadline)
-            with contextlib.suppress(BlockingIOError):  # a tick went by
+            try:
                 return sock.recv_into(buffer)
+            except BlockingIOError:  # a tick went by
+                continue
 
 
 def _timeval(seconds: float) -> bytes:
