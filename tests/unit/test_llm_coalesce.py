@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +45,20 @@ def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None
     assert len(keys) == 9
     assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
     assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
+
+
+def test_a_key_is_the_sha256_of_a_json_list_as_it_always_was() -> None:
+    signs = ChatRequest.user(
+        '"quoted", [bracketed] \\ \n \u2028 é 😀 \ud83d', model='m", "', temperature=0, options={"b": 1, "a": "é"}
+    )
+    for request in [REQUEST, *varied(), signs, replace(signs, temperature=0.0)]:
+        parts = [
+            request.model,
+            [[message.role, message.content] for message in request.messages],
+            *(request.max_tokens, request.temperature, request.seed, request.sample),
+            dict(request.options),
+        ]
+        assert request_key(request) == hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def test_a_random_reply_is_repeatable_only_when_a_draw_is_named() -> None:
