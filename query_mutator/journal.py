@@ -16,7 +16,6 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from json import JSONEncoder, loads
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.disk import disk_errors
+from query_mutator.json_text import decode, encode
 from query_mutator.llm.keys import request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"step_(\d+)\.jsonl")
 _DEFAULTS = tuple(asdict(Completion()).items())
-_encode = JSONEncoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +133,22 @@ class Journal:
             "elapsed_s": outcome.elapsed_s,
             "outcome": _to_json(outcome.completion),
         }
-        self._append(_encode(entry) + "\n")
+        self._append(encode(entry) + b"\n")
 
     def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
         """Append environment, step and action of steps that begin; none that follow a call which was ended by us."""
         if not self._is_ending:
             self._append(
-                "".join(f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions)
+                "".join(
+                    f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions
+                ).encode()
             )
 
     def write_vectors(self, texts: Sequence[str], rows: FloatArray) -> None:
         """Append the embeddings [n, D] of texts."""
         told = zip(texts, np.ascontiguousarray(rows, dtype="<f4"), strict=True)
-        lines = [_encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in told]
-        self._append("".join(line + "\n" for line in lines))
+        lines = [encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in told]
+        self._append(b"".join(line + b"\n" for line in lines))
 
     def begin(self, env_steps: int) -> None:
         """Write what follows to a file of its own, after having the present one on the disk itself."""
@@ -180,8 +181,7 @@ class Journal:
     def _open(self, step: int) -> int:
         return os.open(self._segment(step), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def _append(self, lines: str) -> None:
-        left = lines.encode()
+    def _append(self, left: bytes) -> None:
         try:
             while left and self._file >= 0:  # below: the run is ending, nobody will use what came
                 left = left[os.write(self._file, left) :]
@@ -221,7 +221,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                entry = loads(line) if line.endswith(b"\n") else None
+                entry = decode(line) if line.endswith(b"\n") else None
             except ValueError:
                 entry = None
             if entry is None:

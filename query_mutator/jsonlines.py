@@ -12,8 +12,7 @@ from typing import Any
 
 from query_mutator.disk import disk_errors
 from query_mutator.errors import UsageError
-
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+from query_mutator.json_text import encode
 
 
 class JsonLines:
@@ -26,14 +25,14 @@ class JsonLines:
         self.path = path
         self._lock = threading.Lock()  # guards the file, which holds a row until it is flushed
         with disk_errors(path):
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab")
             if cut_at is not None:  # never longer than it is: that would fill it up with zeros
                 self._file.truncate(min(cut_at, path.stat().st_size))
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write rows; they are with the operating system when this returns."""
         with disk_errors(self.path), self._lock:
-            self._file.write("".join(_encode(row) + "\n" for row in rows))
+            self._file.write(b"".join([encode(row) + b"\n" for row in rows]))
             self._file.flush()
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
+from query_mutator.json_text import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
 from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
@@ -64,7 +64,7 @@ class Transport:
         self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
     ) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none."""
-        return self._call("POST", path, json.dumps(payload).encode(), timeout_s, retry_count)
+        return self._call("POST", path, encode(payload), timeout_s, retry_count)
 
     def stream(
         self,
@@ -85,7 +85,7 @@ class Transport:
             connection = self._take()
             try:
                 deadline = time.monotonic() + timeout_s
-                body = json.dumps(payload).encode()
+                body = encode(payload)
                 replies = connection.stream("POST", path, body, deadline=deadline, retry_count=retry_count)
                 with contextlib.closing(replies):
                     error = _take_lines(replies, take)
@@ -165,7 +165,7 @@ def _parse(reply: Reply) -> Json | ErrorInfo:
     if not 200 <= reply.status < 300:
         return error_from_status(reply)
     try:
-        payload = json.loads(reply.body.decode())
+        payload = decode(reply.body)
     except ValueError:  # UnicodeDecodeError among them
         return malformed(reply)
     return payload if isinstance(payload, dict) else malformed(reply)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = {"types", "errors", "registry", "pynames", "intervals", "disk", "jsonlines", "one_cpu", "__init__"}
+BASE = {"types", "errors", "registry", "pynames", "intervals", "disk", "jsonlines", "json_text", "one_cpu", "__init__"}
 ENCODER = {"encoder", "encoder_bert", "encoder_weights"}
 CALLS = BASE | ENCODER | {"llm"}
 ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "journal", "scheduling", "episode"}
