@@ -14,7 +14,6 @@ import functools
 import heapq
 import itertools
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -29,13 +28,13 @@ from query_mutator.encoder import Encoder, Remember
 from query_mutator.errors import BackendError
 from query_mutator.journal import CallSite, Journal, Outcome
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Work, join
+from query_mutator.llm.coalesce import join
 from query_mutator.one_cpu import allow, every_cpu
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.workers import Workers
 
 FloatArray = NDArray[np.float32]
 
-WORKER_PATIENCE_S = 0.5  # an interpreter that ends without `close` waits as long
 ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
 
 
@@ -227,76 +226,6 @@ class _Running:
 _Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
 
 
-class _Workers:
-    """A ThreadPoolExecutor of `size` workers, each of which takes what waits and has precedence, one after the other.
-
-    A worker that found nothing to do for a while goes back to the executor, which otherwise would make and hand over a
-    future for every call. What the work raises goes to `on_error`.
-    """
-
-    def __init__(self, size: int, *, on_error: Callable[[BaseException], None]) -> None:
-        self._size = size
-        self._on_error = on_error
-        self.ids: list[int] = []  # of the threads there are
-        self._pool = ThreadPoolExecutor(
-            max_workers=size,
-            thread_name_prefix="qm-call",
-            initializer=lambda: self.ids.append(threading.get_native_id()),
-        )
-        self._waiting: list[tuple[int, int, Work]] = []  # a heap
-        self._turns = itertools.count()
-        self._begun = 0  # workers that are not with the executor
-        self._at_work = 0  # those of them that are not waiting for work
-        self._lock = threading.Lock()  # guards the four above
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one True for each work; False: go back
-
-    def put(self, work: Work, *, precedence: int) -> None:
-        """Have a worker do this; the lowest precedence goes first, among equals the one that came first."""
-        with self._lock:
-            heapq.heappush(self._waiting, (precedence, next(self._turns), work))
-            begins = self._begun < min(self._size, self._at_work + len(self._waiting))
-            self._begun += begins
-        self._calls.put(True)
-        if begins:
-            self._pool.submit(self._run)
-
-    def close(self) -> None:
-        """Drop what waits and wait for what is under way; idempotent."""
-        with self._lock:
-            self._waiting.clear()
-        for _ in range(self._size):
-            self._calls.put(False)
-        self._pool.shutdown(wait=True)
-
-    def _run(self) -> None:
-        while self._is_called():
-            with self._lock:
-                if not self._waiting:  # it was dropped
-                    continue
-                *_, work = heapq.heappop(self._waiting)
-                self._at_work += 1
-            try:
-                work()
-            except BaseException as error:
-                self._on_error(error)
-            with self._lock:
-                self._at_work -= 1
-
-    def _is_called(self) -> bool:
-        """Wait for work; False when the worker went back to the executor instead."""
-        while True:
-            try:
-                is_called = self._calls.get(timeout=WORKER_PATIENCE_S)
-            except queue.Empty:
-                is_called = False
-            with self._lock:
-                if not is_called and not self._waiting:
-                    self._begun -= 1
-                    return False
-            if is_called:
-                return True
-
-
 class PooledScheduler:
     """At most `batch_size` calls in flight; every flow goes on as soon as its own result is there."""
 
@@ -317,7 +246,7 @@ class PooledScheduler:
         self._retry_delay_s = retry_delay_s
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._callers = _Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
+        self._callers = Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
         is_local = isinstance(encoder, Remember) and not encoder.is_remote
         self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
         self._encoders = ThreadPoolExecutor(

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = {"types", "errors", "registry", "pynames", "intervals", "disk", "jsonlines", "json_text", "one_cpu", "__init__"}
 ENCODER = {"encoder", "encoder_bert", "encoder_weights"}
 CALLS = BASE | ENCODER | {"llm"}
-ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "journal", "scheduling", "episode"}
+ENV = CALLS | {"operators", "rewards", "data", "observation", "task", "journal", "scheduling", "workers", "episode"}
 
 #: part of query_mutator -> the other parts it may import
 ALLOWED = {
@@ -27,7 +27,8 @@ ALLOWED = {
     "observation": CALLS,
     "task": CALLS | {"operators", "rewards", "data", "observation"},
     "journal": CALLS,
-    "scheduling": CALLS | {"journal"},
+    "workers": BASE,
+    "scheduling": CALLS | {"journal", "workers"},
     "episode": CALLS | {"rewards"},
     "failure_rate": BASE,
     "report": BASE | {"metrics", "rundir", "console"},
