@@ -74,3 +74,13 @@ def test_every_step_is_in_one_rollout_and_once(seed: int, max_policy_lag: int) -
         assert 0 <= done.policy_lag <= max_policy_lag
         ppo.update(done.buffer, done.next_obs, stale=max_policy_lag > 0)
     assert min(np.bincount(heard)) >= 6 * NUM_STEPS
+
+
+def test_a_rollout_is_looked_at_as_it_goes_and_let_go_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for name in ("__enter__", "look", "__exit__"):
+        monkeypatch.setattr(OneCpu, name, lambda *_, name=name: seen.append(name))
+    ppo = PPO(1, 3, PPOConfig(num_processes=NUM_ENVS, num_steps=NUM_STEPS, num_mini_batch=1))
+    envs = cast(BatchedQueryMutationEnv, Shuffled(0))
+    Collector(envs, ppo, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda infos, ended, valid: None).collect()
+    assert (seen[0], seen[-1], set(seen[1:-1])) == ("__enter__", "__exit__", {"look"})

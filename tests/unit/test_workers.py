@@ -54,15 +54,27 @@ def test_everything_is_done_once_by_no_more_than_there_are(monkeypatch: pytest.M
             done.append(number)
         all_done.release()
 
-    for number in range(600):
-        workers.put(lambda number=number: work(number), precedence=number % 7)  # type: ignore[misc]
-        if number % 50 == 0:
-            time.sleep(0.002)  # long enough for impatient workers to have gone back
-    for _ in range(600):
-        assert all_done.acquire(timeout=30)
+    for first in range(0, 600, 60):
+        for number in range(first, first + 60):
+            workers.put(lambda number=number: work(number), precedence=number % 7)  # type: ignore[misc]
+        for _ in range(60):
+            assert all_done.acquire(timeout=10)
+        time.sleep(0.005)  # long enough for impatient workers to go back
     assert sorted(done) == list(range(600))
     assert most <= 3
     assert len(workers.ids) <= 3
+    workers.close()
+
+
+def test_a_worker_that_is_free_is_taken_before_another_is_begun() -> None:
+    workers = Workers(3, on_error=no_error)
+    for _ in range(10):
+        ended = threading.Event()
+        workers.put(ended.set, precedence=0)
+        ended.wait()
+        while workers._at_work:  # it has said so, and is not back yet
+            time.sleep(0.001)
+    assert len(workers.ids) == 1
     workers.close()
 
 
