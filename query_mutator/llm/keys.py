@@ -31,7 +31,7 @@ def request_key(request: ChatRequest, *, identity: str = "") -> str:
 
 def _key(request: ChatRequest, identity: str) -> str:
     """Return the sha256 of a JSON list: most of it is the same from call to call and encoded once."""
-    messages = ", ".join([f'["{message.role}", {quoted(message.content)}]' for message in request.messages])
+    messages = ", ".join([f"[{quoted(message.role)}, {quoted(message.content)}]" for message in request.messages])
     numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
     options = _encode(dict(request.options)) if request.options else "{}"
     return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}]".encode()).hexdigest()
