@@ -111,13 +111,11 @@ class Observer:
         put = self.slices
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)
         obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
-        obs[self._scalars] = (
-            *(_COSINE_SCALE * (sight.closeness - 0.5), _COSINE_SCALE * (sight.fit - 0.5), 0.0),
-            _COSINE_SCALE * sight.drift,
-            *(sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure),
-            *self._count_words(sight.current),
-            *(0.0, sight.current == sight.original),
-        )
+        similarity = (_COSINE_SCALE * (sight.closeness - 0.5), _COSINE_SCALE * (sight.fit - 0.5), 0.0)
+        verdicts = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
+        words, progress = self._count_words(sight.current), (0.0, sight.current == sight.original)
+        # In the order of `_SCALARS`, which stand side by side.
+        obs[self._scalars] = (*similarity, _COSINE_SCALE * sight.drift, *verdicts, *words, *progress)
         return obs
 
     def __call__(self, drawn: FloatArray, moment: Moment) -> FloatArray:

@@ -374,10 +374,10 @@ class PooledScheduler:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
     def _patience_s(self, deadline_s: float | None) -> float | None:
-        if deadline_s is None and not self._timers:
-            return None
-        times = [moment for moment in (deadline_s, self._timers[0][0] if self._timers else None) if moment is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        if self._timers:
+            first_s = self._timers[0][0]
+            deadline_s = first_s if deadline_s is None else min(deadline_s, first_s)
+        return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():

@@ -72,7 +72,9 @@ def test_a_worker_that_is_free_is_taken_before_another_is_begun() -> None:
         ended = threading.Event()
         workers.put(ended.set, precedence=0)
         ended.wait()
+        give_up_at = time.monotonic() + 10
         while workers._at_work:  # it has said so, and is not back yet
+            assert time.monotonic() < give_up_at
             time.sleep(0.001)
     assert len(workers.ids) == 1
     workers.close()
