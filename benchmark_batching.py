@@ -30,12 +30,14 @@ from typing import Literal
 
 from ollama_utils import batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
-from query_mutator.console import closing_on_interrupt, note, progress, run_cli, table
+from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
+from query_mutator.cli.flags import parse_flags
 from query_mutator.data.bundled import python_docs
 from query_mutator.embedded.echo import Echo
-from query_mutator.encoder import resolve_encoder
+from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
+from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.flags import parse_flags
 from query_mutator.llm.build import build_client, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
@@ -43,8 +45,6 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import OperatorContext
 from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_json
-from query_mutator.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
-from query_mutator.task import CallSettings
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 PROG = "benchmark_batching"

@@ -25,16 +25,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from query_mutator.episode import Attempt, Episode
-from query_mutator.errors import BackendError
-from query_mutator.journal import CallSite, Journal
-from query_mutator.llm.client import Client
-from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.retry import retry_delay_s
-from query_mutator.observation import Moment, Sight
-from query_mutator.one_cpu import OneCpu
-from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
-from query_mutator.scheduling import (
+from query_mutator.env.episode import Attempt, Episode
+from query_mutator.env.observation import Moment, Sight
+from query_mutator.env.one_cpu import OneCpu
+from query_mutator.env.scheduling import (
     Call,
     Encode,
     Flow,
@@ -45,7 +39,13 @@ from query_mutator.scheduling import (
     SequentialScheduler,
     run_flow,
 )
-from query_mutator.task import SUBMIT, UNDO, Task
+from query_mutator.env.task import SUBMIT, UNDO, Task
+from query_mutator.errors import BackendError
+from query_mutator.llm.client import Client
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import retry_delay_s
+from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
+from query_mutator.training.journal import CallSite, Journal
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]
@@ -60,8 +60,8 @@ def register() -> None:
     if "QueryMutation-v0" not in gym.registry:
         gym.register(
             id="QueryMutation-v0",
-            entry_point="query_mutator.assemble:make_env",
-            vector_entry_point="query_mutator.assemble:make_vector_env",
+            entry_point="query_mutator.training.system:make_env",
+            vector_entry_point="query_mutator.training.system:make_vector_env",
         )
 
 

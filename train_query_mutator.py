@@ -18,25 +18,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from query_mutator.config import PROG, TrainConfig, parse_config, remarks, settings_of
-from query_mutator.console import closing_on_interrupt, note, progress, run_cli
+from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
+from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks, settings_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from query_mutator.assemble import System, TaskSettings
-    from query_mutator.checkpoint import Checkpoint, Progress
     from query_mutator.data import Split
-    from query_mutator.encoder import Encoder
-    from query_mutator.journal import Journal
-    from query_mutator.learners import AnyLearner
-    from query_mutator.offpolicy import EnvGroups
-    from query_mutator.plan import Plan
-    from query_mutator.rounds import Rounds
-    from query_mutator.rundir import RunDir
-    from query_mutator.task import Task
+    from query_mutator.encoder.sentence import Encoder
+    from query_mutator.env.task import Task
+    from query_mutator.runs.run_dir import RunDir
+    from query_mutator.training.checkpoint import Checkpoint, Progress
+    from query_mutator.training.estimate import Plan
+    from query_mutator.training.journal import Journal
+    from query_mutator.training.learners import AnyLearner
+    from query_mutator.training.loop import Rounds
+    from query_mutator.training.off_policy import EnvGroups
+    from query_mutator.training.system import System, TaskSettings
     from rl_query_mutator_env import BatchedQueryMutationEnv
 
     FloatArray = NDArray[np.float32]
@@ -74,8 +74,8 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
     config = parse_config(argv)
     if config.resume is None:
         return config, None
-    from query_mutator.checkpoint import read_checkpoint
-    from query_mutator.resume import check_resumption
+    from query_mutator.training.checkpoint import read_checkpoint
+    from query_mutator.training.resume import check_resumption
 
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=checkpoint.flags, base_name=str(checkpoint.path))
@@ -86,8 +86,8 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
 def plan(config: TrainConfig) -> Plan:
     """Return what the run would cost; only the questions and operators are looked at."""
     from query_mutator import operators
-    from query_mutator.assemble import TaskSettings, split_dataset
-    from query_mutator.plan import Plan
+    from query_mutator.training.estimate import Plan
+    from query_mutator.training.system import TaskSettings, split_dataset
 
     split = split_dataset(settings_of(TaskSettings, config))
     num_actions = len(operators.select(config.operators)) + 2
@@ -99,9 +99,9 @@ def plan(config: TrainConfig) -> Plan:
 
 def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
     """Return a trainer with everything started; `stack` ends it. What cannot work is found before a model is loaded."""
-    from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
-    from query_mutator.heldout import embed_questions
-    from query_mutator.learners import make_learner
+    from query_mutator.evaluation.heldout import embed_questions
+    from query_mutator.training.learners import make_learner
+    from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 
     task_settings = settings_of(TaskSettings, config)
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
@@ -124,7 +124,7 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     import torch
 
     from query_mutator import operators
-    from query_mutator.task import SUBMIT, UNDO
+    from query_mutator.env.task import SUBMIT, UNDO
 
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to learn from, all are held out; add more")
@@ -142,7 +142,7 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None) -> RunDir:
     """Return a new run folder, or the one to go on in, cut back to where its checkpoint was made."""
-    from query_mutator.rundir import RunDir
+    from query_mutator.runs.run_dir import RunDir
 
     if checkpoint is None or not Path(config.resume or "").is_dir():
         return RunDir.create(config.save_dir, config.name or config.algo)
@@ -172,12 +172,12 @@ class Trainer:
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
     ) -> None:
-        from query_mutator.checkpoint import Progress
-        from query_mutator.evaluation import Evaluator
-        from query_mutator.failure_rate import WINDOW_STEPS, FailureWindow
-        from query_mutator.journal import Journal
+        from query_mutator.evaluation.methods import Evaluator
         from query_mutator.llm.counted import CallTotals
-        from query_mutator.runlog import RunLog
+        from query_mutator.runs.run_log import RunLog
+        from query_mutator.training.checkpoint import Progress
+        from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
+        from query_mutator.training.journal import Journal
 
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
@@ -216,8 +216,8 @@ class Trainer:
 
     def begin(self) -> None:
         """Say what is about to happen, write config.json, and put the first questions."""
-        from query_mutator.heldout import make_looks
-        from query_mutator.provenance import describe_run
+        from query_mutator.evaluation.heldout import make_looks
+        from query_mutator.runs.provenance import describe_run
 
         config = self.config
         note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
@@ -271,8 +271,8 @@ class Trainer:
 
     def finish(self) -> None:
         """Compare with what a sceptic would do, draw the curve, write summary.json, and say where everything is."""
-        from query_mutator.heldout import compare
-        from query_mutator.jsonlines import read_json_lines
+        from query_mutator.evaluation.heldout import compare
+        from query_mutator.files import read_json_lines
         from query_mutator.report.curve import draw_learning_curve
         from query_mutator.report.table import assistant_name, result_table
 
@@ -291,7 +291,7 @@ class Trainer:
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
 
     def _make_rounds(self) -> Rounds:
-        from query_mutator.rounds import make_rounds
+        from query_mutator.training.loop import make_rounds
 
         return make_rounds(
             self.config,
@@ -355,8 +355,8 @@ class Trainer:
 
     def _snapshot(self) -> Checkpoint:
         """Return the state after the last whole update: what a checkpoint holds whenever the run ends."""
-        from query_mutator.checkpoint import Checkpoint, Progress, settled, snapshot
-        from query_mutator.provenance import versions
+        from query_mutator.runs.provenance import versions
+        from query_mutator.training.checkpoint import Checkpoint, Progress, settled, snapshot
 
         flags = dataclasses.asdict(self.config)
         return Checkpoint(
@@ -382,7 +382,7 @@ class Trainer:
         )
 
     def _write_checkpoint(self) -> None:
-        from query_mutator.rundir import checkpoints_in, steps_of
+        from query_mutator.runs.run_dir import checkpoints_in, steps_of
 
         path = self.run_dir.checkpoint_path(self.latest.progress.env_steps)
         if path == self.saved:
@@ -429,7 +429,7 @@ def make_envs(
     config: TrainConfig, system: System, task: Task, run_dir: RunDir, journal: Journal | None
 ) -> BatchedQueryMutationEnv | EnvGroups:
     """Return the environments of a run, for an off-policy learner in groups for its collectors."""
-    from query_mutator.offpolicy import EnvGroups
+    from query_mutator.training.off_policy import EnvGroups
     from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
     envs = [
@@ -452,7 +452,7 @@ def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
     """Have embeddings that a server makes written down before they are used, and take those found there."""
     import numpy as np
 
-    from query_mutator.encoder import Remember
+    from query_mutator.encoder.sentence import Remember
 
     if isinstance(encoder, Remember) and encoder.is_remote:
         if journal.vectors:

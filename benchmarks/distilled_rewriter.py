@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.cli import main as qm
+from query_mutator.commands.main import main as qm
 from query_mutator.embedded.corpus import load_corpus
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.files import read_json_lines
 from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
 
 VOCABULARY = 1200

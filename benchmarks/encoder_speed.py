@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def _ours() -> Callable[[Sequence[str]], object]:
-    from query_mutator.encoder_bert import BertEncoder
-    from query_mutator.encoder_weights import DEFAULT_ENCODER, Running, find_weights
+    from query_mutator.encoder.bert import BertEncoder
+    from query_mutator.encoder.weights import DEFAULT_ENCODER, Running, find_weights
 
     return BertEncoder(find_weights(DEFAULT_ENCODER), Running()).encode
 
@@ -40,7 +40,7 @@ def _ours() -> Callable[[Sequence[str]], object]:
 def _theirs() -> Callable[[Sequence[str]], object]:
     from sentence_transformers import SentenceTransformer
 
-    from query_mutator.encoder_weights import packaged_folder
+    from query_mutator.encoder.weights import packaged_folder
 
     model = SentenceTransformer(str(packaged_folder()), device="cpu")
     return lambda texts: model.encode(list(texts), batch_size=64, show_progress_bar=False)

@@ -337,7 +337,7 @@ class PhaseScheduler:
         self._pool.shutdown()
 
     def _phase(self) -> None:
-        from query_mutator.scheduling import Encode
+        from query_mutator.env.scheduling import Encode
 
         waiting = list(self._flows)
         encoding = [row for row in waiting if isinstance(row[2], Encode)]
@@ -352,7 +352,7 @@ class PhaseScheduler:
                 self._advance(row, reply)
 
     def _advance(self, row: list[Any], result: Any) -> None:
-        from query_mutator.scheduling import Prepare
+        from query_mutator.env.scheduling import Prepare
 
         try:
             row[2] = row[1].send(result)

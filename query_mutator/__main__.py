@@ -1,5 +1,5 @@
 """`python -m query_mutator` is `qm`."""
 
-from query_mutator.cli import run
+from query_mutator.commands.main import run
 
 run()

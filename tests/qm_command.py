@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from query_mutator.cli import main as qm_main
-from query_mutator.console import exit_code
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
 
 
 def qm(*argv: str | Path) -> int:

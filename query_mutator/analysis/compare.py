@@ -30,7 +30,7 @@ from query_mutator.analysis.spec import MetricSpec, Role, Spec
 from query_mutator.analysis.stats import Permutation
 from query_mutator.analysis.watch import Finding, watch
 from query_mutator.errors import UsageError
-from query_mutator.intervals import Interval
+from query_mutator.stats.intervals import Interval
 
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from query_mutator.console import table
+from query_mutator.cli.console import table
 
 Format = Literal["text", "markdown", "rst"]
 

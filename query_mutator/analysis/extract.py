@@ -15,10 +15,10 @@ from tyro.conf import Positional
 
 from query_mutator.analysis.runs import Run, find_runs, load_runs
 from query_mutator.analysis.series import Series
-from query_mutator.console import note, run_cli, table
-from query_mutator.disk import disk_errors
+from query_mutator.cli.console import note, run_cli, table
+from query_mutator.cli.flags import parse_flags
 from query_mutator.errors import UsageError
-from query_mutator.flags import parse_flags
+from query_mutator.files import disk_errors
 from query_mutator.registry import nearest
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from query_mutator.analysis.compare import MetricResult
 from query_mutator.analysis.curves import Curve
 from query_mutator.analysis.events import Floats
-from query_mutator.disk import disk_errors
-from query_mutator.intervals import student_t95
+from query_mutator.files import disk_errors
+from query_mutator.stats.intervals import student_t95
 
 COLORS = ("#1b4965", "#c1666b", "#d4a017", "#2a9d8f", "#7d5ba6", "#6c757d", "#e07a5f", "#457b9d", "#81b29a", "#b5838d")
 _POINTS = 200  # of a drawn mean

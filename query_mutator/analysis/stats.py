@@ -15,8 +15,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator import intervals
-from query_mutator.intervals import Interval
+from query_mutator.stats import intervals
+from query_mutator.stats.intervals import Interval
 
 Floats = NDArray[np.float64]
 

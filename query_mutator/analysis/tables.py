@@ -13,7 +13,7 @@ import numpy as np
 
 from query_mutator.analysis.events import Points
 from query_mutator.errors import UsageError
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.files import read_json_lines
 
 #: names of the column that counts environment steps, the first that is there is taken
 STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timesteps", "total_timesteps", "timesteps",

@@ -7,7 +7,7 @@ import math
 from query_mutator.analysis.compare import Comparison, Traced
 from query_mutator.analysis.curves import CLOCK_AXES
 from query_mutator.analysis.spec import MetricSpec
-from query_mutator.intervals import Interval
+from query_mutator.stats.intervals import Interval
 
 
 def number(value: float, *, signed: bool = False) -> str:

@@ -90,7 +90,7 @@ def show_histogram(flags: HistogramFlags) -> None:
 def analyze_buckets(flags: AnalyzeFlags) -> None:
     """Print the efficiency report; with --output write it as well."""
     from query_mutator.batching import BucketSpec, create_efficiency_report
-    from query_mutator.disk import disk_errors
+    from query_mutator.files import disk_errors
 
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():

@@ -161,7 +161,7 @@ def _measured(name: str, make: Callable[[], BatchPlan]) -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> str:
-    from query_mutator.console import table
+    from query_mutator.cli.console import table
 
     title = f"{data['samples']} samples, {data['tokens']} tokens, budget {data['token_budget']}"
     header = ("", "batches", "padded tokens", "efficiency", "attention", "plan s")

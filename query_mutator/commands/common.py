@@ -82,7 +82,7 @@ def tokenizer_of(spec: str) -> Tokenizer:
 
 def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *, unit: str = "row") -> T:
     """Return what `work` returns; it is given a function to call after every one of `total` things."""
-    from query_mutator.console import progress
+    from query_mutator.cli.console import progress
 
     with progress(name, total, unit=unit) as bar:
         return work(bar.update)

@@ -14,8 +14,8 @@ from query_mutator.commands.common import JsonFlags, show
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
-    from query_mutator.distill import ExportRules
     from query_mutator.rewards.weighted import WeightedReward
+    from query_mutator.sft.distill import ExportRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ExportFlags(JsonFlags):
     def rules(self) -> ExportRules:
         """Which rewrites become rows; an operator that does not exist is a UsageError."""
         from query_mutator import operators
-        from query_mutator.distill import ExportRules
+        from query_mutator.sft.distill import ExportRules
 
         without = tuple(name.strip() for name in self.without.split(",") if name.strip())
         if unknown := sorted(set(without) - set(operators.names())):
@@ -68,8 +68,8 @@ class ExportFlags(JsonFlags):
 def export(flags: ExportFlags) -> None:
     """Write the rows of a run and say how many there are."""
     from query_mutator.batching.files import atomic_write
-    from query_mutator.console import progress
-    from query_mutator.distill import choose
+    from query_mutator.cli.console import progress
+    from query_mutator.sft.distill import choose
 
     rules, steps = flags.rules, _steps(flags.run)
     with progress("reading", len(steps), unit="step") as bar:
@@ -88,7 +88,7 @@ def export(flags: ExportFlags) -> None:
 
 
 def _steps(run: str) -> list[dict[str, Any]]:
-    from query_mutator.jsonlines import read_json_lines
+    from query_mutator.files import read_json_lines
 
     path = Path(run) / "transcripts.jsonl" if Path(run).is_dir() else Path(run)
     if not path.is_file():

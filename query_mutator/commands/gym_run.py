@@ -111,7 +111,7 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 def gym_run(flags: GymRunFlags) -> None:
     """Play, save the samples with --output, and print the account."""
     from query_mutator.batching import ReplayBuffer, ReplayBufferConfig
-    from query_mutator.console import progress
+    from query_mutator.cli.console import progress
 
     stream = _stream(flags)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))

@@ -12,11 +12,11 @@ from tyro.conf import arg
 from query_mutator.commands.common import check_at_least
 
 if TYPE_CHECKING:
-    from query_mutator.assemble import TaskSettings
-    from query_mutator.batching.gym_server import Game, TextEnv
+    from query_mutator.env.observation import Projection
+    from query_mutator.env.task import Task
+    from query_mutator.gym.server import Game, TextEnv
     from query_mutator.llm.client import Client
-    from query_mutator.observation import Projection
-    from query_mutator.task import Task
+    from query_mutator.training.system import TaskSettings
     from rl_query_mutator_env import QueryMutationEnv
 
 Hint = Callable[["QueryMutationEnv"], str]
@@ -59,7 +59,7 @@ class GymServeFlags:
 
 def gym_serve(flags: GymServeFlags) -> None:
     """Serve until interrupted."""
-    from query_mutator.batching.gym_server import GymServer
+    from query_mutator.gym.server import GymServer
 
     with (
         serving(flags) as game,
@@ -72,9 +72,9 @@ def gym_serve(flags: GymServeFlags) -> None:
 @contextmanager
 def serving(flags: GymServeFlags) -> Iterator[Game]:
     """Yield our environment as a game, with its models running."""
-    from query_mutator.assemble import System, SystemSettings, TaskSettings, make_task, split_dataset
-    from query_mutator.console import closing_on_interrupt, note
-    from query_mutator.heldout import embed_questions
+    from query_mutator.cli.console import closing_on_interrupt, note
+    from query_mutator.evaluation.heldout import embed_questions
+    from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 
     names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
@@ -92,7 +92,7 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
 
 def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
     """Return the game of rewriting one of the task's questions until its answer is submitted."""
-    from query_mutator.batching.gym_server import Game, GymnasiumTextEnv
+    from query_mutator.gym.server import Game, GymnasiumTextEnv
     from rl_query_mutator_env import QueryMutationEnv
 
     def make() -> TextEnv:
@@ -131,8 +131,8 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
 
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
-    from query_mutator.checkpoint import read_checkpoint
-    from query_mutator.learners import frozen_policy
+    from query_mutator.training.checkpoint import read_checkpoint
+    from query_mutator.training.learners import frozen_policy
 
     found = read_checkpoint(checkpoint)
     policy = frozen_policy(found)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from query_mutator import pynames
+from query_mutator.data import pynames
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
 from query_mutator.types import Question

@@ -24,7 +24,7 @@ from typing import IO
 
 import numpy as np
 
-from query_mutator.encoder import Encoder, FloatArray
+from query_mutator.encoder.sentence import Encoder, FloatArray
 from query_mutator.errors import BackendError
 
 logger = logging.getLogger(__name__)

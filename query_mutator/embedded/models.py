@@ -8,7 +8,7 @@ from typing import Protocol
 from query_mutator.embedded.assistant import PydocAssistant
 from query_mutator.embedded.corpus import Corpus, load_corpus
 from query_mutator.embedded.echo import Echo
-from query_mutator.encoder import Encoder
+from query_mutator.encoder.sentence import Encoder
 
 
 class EmbeddedModel(Protocol):

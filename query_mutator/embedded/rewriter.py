@@ -11,7 +11,7 @@ from pathlib import Path
 
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
-from query_mutator.encoder import Encoder, english_ranks
+from query_mutator.encoder.sentence import Encoder, english_ranks
 
 _MARKER = re.compile(r"^\[operator: ([\w-]+)\]\s*$", re.MULTILINE)
 UNKNOWN = "I carry out the rewrite operators {known}; the first line of a prompt names one as [operator: NAME]."

@@ -10,7 +10,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
-from query_mutator.json_text import decode, encode
+from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
 from query_mutator.llm.failures import error_from_exception, error_from_status, malformed

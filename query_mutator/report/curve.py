@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from query_mutator.disk import disk_errors
+from query_mutator.files import disk_errors
 
 Row = Mapping[str, Any]
 Series = tuple[list[float], list[float]]  # steps, values

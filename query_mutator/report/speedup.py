@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from query_mutator.disk import disk_errors
+from query_mutator.files import disk_errors
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
 

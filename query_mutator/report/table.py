@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from query_mutator.console import table
+from query_mutator.cli.console import table
 
 _HEADER = ("", "success", "score", "false refusals", "guard refusals", "calls/question", "policy minus this")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator import pynames
+from query_mutator.data import pynames
 from query_mutator.registry import Registry
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.types import Question

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from query_mutator.disk import disk_errors
 from query_mutator.errors import CheckpointError
+from query_mutator.files import disk_errors
 
 FORMAT = "sft 2"
 _NAME = re.compile(r"step_(\d+)\.pt")

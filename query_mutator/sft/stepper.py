@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from query_mutator.console import note
+from query_mutator.cli.console import note
 from query_mutator.errors import UsageError
 from query_mutator.sft.losses import learned_tokens, to_tensors, token_losses
 from query_mutator.sft.microbatch import Microbatch

@@ -14,10 +14,10 @@ import torch
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.generation.rows import tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
-from query_mutator.console import note, progress
-from query_mutator.disk import disk_errors
+from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.metrics import MetricsWriter
+from query_mutator.files import disk_errors
+from query_mutator.runs.metrics import MetricsWriter
 from query_mutator.sft import build
 from query_mutator.sft.checkpoint import checkpoints_in, output_of, read_checkpoint, write_checkpoint
 from query_mutator.sft.config import SftFlags

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from query_mutator.console import table
+from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 
 MIB, GIB = 2**20, 2**30

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.disk import disk_errors
+from query_mutator.files import disk_errors
 from query_mutator.sweep.results import SettingResult
 from query_mutator.sweep.surface import AxisOptimum, Floats, Optimum
 

@@ -16,7 +16,7 @@ from query_mutator.analysis.runs import EVENTS, TABLES, load_run
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.wording import interval, number
 from query_mutator.errors import UsageError
-from query_mutator.intervals import Interval
+from query_mutator.stats.intervals import Interval
 from query_mutator.sweep.plan import Setting, Trial, Value
 from query_mutator.sweep.runner import SweepFolder
 from query_mutator.sweep.surface import Optimum, find_optimum, pareto_front

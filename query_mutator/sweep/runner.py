@@ -21,10 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from query_mutator.console import closing_on_interrupt, progress
-from query_mutator.disk import disk_errors
+from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.errors import UsageError
-from query_mutator.jsonlines import JsonLines, read_json_lines
+from query_mutator.files import JsonLines, disk_errors, read_json_lines
 from query_mutator.sweep.plan import Setting, Trial, command_of
 
 Status = Literal["done", "failed", "timed out"]

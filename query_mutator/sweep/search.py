@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.errors import UsageError
-from query_mutator.jsonlines import JsonLines, read_json_lines
+from query_mutator.files import JsonLines, read_json_lines
 from query_mutator.sweep.plan import Setting, Trial, trials_of
 
 if TYPE_CHECKING:
-    from query_mutator.sweep.command import SweepFlags
+    from query_mutator.commands.sweep import SweepFlags
 
 Evaluate = Callable[[Sequence[Setting]], list[float | None]]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from query_mutator.checkpoint import read_checkpoint
-from query_mutator.console import exit_code
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.cli.console import exit_code
+from query_mutator.files import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
 from train_query_mutator import main
 
 # A server of processes that has loaded what a trainer needs: a child begins within milliseconds.
@@ -24,8 +24,12 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
         *("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "matplotlib.figure", "tensorboard.compat.proto"),
-        *("tensorboard.summary.writer.record_writer", "query_mutator.heldout", "query_mutator.embedded.server"),
-        *("query_mutator.collector", "query_mutator.runlog", "tests.integration.killing"),
+        *(
+            "tensorboard.summary.writer.record_writer",
+            "query_mutator.evaluation.heldout",
+            "query_mutator.embedded.server",
+        ),
+        *("query_mutator.training.collector", "query_mutator.runs.run_log", "tests.integration.killing"),
     ]
 )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from query_mutator.console import exit_code
+from query_mutator.cli.console import exit_code
 from query_mutator.embedded.server import EmbeddedServer
 from train_query_mutator import main
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from query_mutator.checkpoint import read_checkpoint
 from query_mutator.data.bundled import FOLDER
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.files import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
 from train_query_mutator import main
 
 FLAGS = [

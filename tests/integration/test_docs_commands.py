@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.cli import COMMANDS
-from query_mutator.cli import main as qm_main
-from query_mutator.console import exit_code
-from query_mutator.flags import flags_of
+from query_mutator.cli.console import exit_code
+from query_mutator.cli.flags import flags_of
+from query_mutator.commands.main import COMMANDS
+from query_mutator.commands.main import main as qm_main
 from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main
 

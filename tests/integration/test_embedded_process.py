@@ -106,7 +106,7 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(flags: list[str], hint: str) -> 
 
 def test_help_and_echo_need_no_torch() -> None:
     code = (
-        "import sys; from query_mutator.embedded.__main__ import main\n"
+        "import sys; from query_mutator.commands.embedded import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'numpy', 'gymnasium'} & set(sys.modules)\n"

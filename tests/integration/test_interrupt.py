@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.checkpoint import read_checkpoint
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.files import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 
 ROOT = Path(__file__).resolve().parents[2]

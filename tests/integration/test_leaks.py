@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.assemble import make_vector_env
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.llm.build import build_client
+from query_mutator.training.system import make_vector_env
 from query_mutator.types import ChatRequest
 
 CALLS, WORKERS, ENVIRONMENTS = 10_000, 8, 100

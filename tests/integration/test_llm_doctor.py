@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from query_mutator.cli import main
+from query_mutator.commands.main import main
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import ServerDownError, UsageError
 

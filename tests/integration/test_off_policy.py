@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from query_mutator.checkpoint import read_checkpoint
-from query_mutator.cli import main as qm_main
-from query_mutator.config import parse_config
-from query_mutator.console import exit_code
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import start_server
-from query_mutator.jsonlines import read_json_lines
-from query_mutator.metrics import METRICS
+from query_mutator.files import read_json_lines
+from query_mutator.runs.metrics import METRICS
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.test_interrupt import ROOT, started, wait_until
 from train_query_mutator import main

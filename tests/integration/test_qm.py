@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from query_mutator.cli import main as qm_main
-from query_mutator.console import exit_code
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
 from train_query_mutator import main as train_main
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from query_mutator.batching import BatchReader, LengthCache, load_batch_plan
-from query_mutator.cli import COMMANDS
-from query_mutator.flags import flags_of
+from query_mutator.cli.flags import flags_of
+from query_mutator.commands.main import COMMANDS
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
@@ -257,7 +257,6 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_help_loads_neither_torch_nor_numpy() -> None:
-    code = (
-        "import query_mutator.cli, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic')))"
-    )
+    heavy = "('torch', 'numpy', 'pydantic')"
+    code = f"import query_mutator.commands.main, sys; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

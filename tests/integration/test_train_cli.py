@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from query_mutator.console import exit_code
-from query_mutator.jsonlines import read_json_lines
-from query_mutator.metrics import METRICS
+from query_mutator.cli.console import exit_code
+from query_mutator.files import read_json_lines
+from query_mutator.runs.metrics import METRICS
 from train_query_mutator import main
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from query_mutator.batching.gym_server import GymServer
+from query_mutator.cli.flags import flags_of
 from query_mutator.commands.gym_serve import rewriting_game
-from query_mutator.flags import flags_of
-from query_mutator.jsonlines import read_json_lines
+from query_mutator.files import read_json_lines
+from query_mutator.gym.server import GymServer
 from query_mutator.sft.config import SftFlags
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
@@ -183,7 +183,7 @@ def test_it_learns_from_a_gym(sft: Any, tiny_task: Any, tiny_client: Any, tmp_pa
 
 RANKS = """
 import sys
-from query_mutator.cli import main
+from query_mutator.commands.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
 from ppo.config import PPOConfig
-from query_mutator.collector import Collector
-from query_mutator.one_cpu import OneCpu
+from query_mutator.env.one_cpu import OneCpu
+from query_mutator.training.collector import Collector
 from rl_query_mutator_env import BatchedQueryMutationEnv
 
 NUM_ENVS, NUM_STEPS = 5, 4

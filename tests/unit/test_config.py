@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.cli.flags import flags_of
 from query_mutator.errors import UsageError
-from query_mutator.flags import flags_of
+from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -188,7 +188,7 @@ def test_help_names_every_flag_and_loads_nothing_heavy() -> None:
     "page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md", "batching.md", "sft.md"]
 )
 def test_docs_name_only_flags_that_exist(page: str) -> None:
-    from query_mutator.cli import COMMANDS
+    from query_mutator.commands.main import COMMANDS
 
     classes = [TrainConfig, *(flags for flags, _ in COMMANDS.values())]
     known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.switches}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.console import Interrupted, closing_on_interrupt, exit_code, table
-from query_mutator.disk import disk_errors
+from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, table
 from query_mutator.errors import DiskError, ServerDownError, TooManyFailuresError, UsageError
+from query_mutator.files import disk_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,7 @@ def test_table_aligns_first_column_left_and_others_right() -> None:
 
 CHILD = """
 import os, signal, sys, threading
-from query_mutator.console import closing_on_interrupt, run_cli
+from query_mutator.cli.console import closing_on_interrupt, run_cli
 let_go = threading.Event()
 def main(argv):
     with closing_on_interrupt(let_go.set):
@@ -143,7 +143,7 @@ def test_what_hangs_is_ended_anyway() -> None:
 
 
 def test_closing_on_interrupt_forgets_when_left() -> None:
-    from query_mutator import console
+    from query_mutator.cli import console
 
     with closing_on_interrupt(lambda: None):
         assert len(console._on_interrupt) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from query_mutator.data.pynames import resolve, same_object
 from query_mutator.embedded.corpus import (
     Corpus,
     Entry,
@@ -17,8 +18,7 @@ from query_mutator.embedded.corpus import (
     load_corpus,
     split_identifier,
 )
-from query_mutator.encoder import FloatArray, HashEncoder
-from query_mutator.pynames import resolve, same_object
+from query_mutator.encoder.sentence import FloatArray, HashEncoder
 
 
 @pytest.fixture(scope="module")

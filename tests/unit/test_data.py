@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator import pynames
-from query_mutator.data import guard_questions, load_questions, python_docs, split_questions
+from query_mutator.data import guard_questions, load_questions, pynames, python_docs, split_questions
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError
 

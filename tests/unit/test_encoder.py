@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.encoder import (
+from query_mutator.encoder.sentence import (
     Encoder,
     FloatArray,
     HashEncoder,
@@ -24,7 +24,7 @@ from query_mutator.encoder import (
     english_words,
     resolve_encoder,
 )
-from query_mutator.encoder_weights import PACKAGE, packaged_folder
+from query_mutator.encoder.weights import PACKAGE, packaged_folder
 from query_mutator.errors import EncoderError
 
 TEXTS = [
@@ -238,7 +238,10 @@ def test_close_reaches_the_encoder_inside() -> None:
 
 
 def test_hash_rows_are_the_same_in_every_process() -> None:
-    code = "from query_mutator.encoder import *; print(resolve_encoder('hash').encode(['sort a list']).tobytes().hex())"
+    code = (
+        "from query_mutator.encoder.sentence import resolve_encoder;"
+        "print(resolve_encoder('hash').encode(['sort a list']).tobytes().hex())"
+    )
     here = resolve_encoder("hash").encode(["sort a list"]).tobytes().hex()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -256,7 +259,7 @@ def test_hash_rows_have_length_one_and_likeness_of_spelling() -> None:
 
 def test_hash_encoder_loads_no_torch() -> None:
     code = (
-        "import sys; from query_mutator.encoder import resolve_encoder; resolve_encoder('hash').encode(['a']);"
+        "import sys; from query_mutator.encoder.sentence import resolve_encoder; resolve_encoder('hash').encode(['a']);"
         "print([name for name in ('torch', 'transformers', 'sentence_transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
-from query_mutator.task import Task
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS

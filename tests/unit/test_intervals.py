@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from query_mutator.intervals import mean_interval, paired_interval, wilson_interval
+from query_mutator.stats.intervals import mean_interval, paired_interval, wilson_interval
 
 
 def test_wilson_matches_the_published_example() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.journal import CallSite, Journal, Outcome
+from query_mutator.training.journal import CallSite, Journal, Outcome
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 REQUEST = ChatRequest.user("why?", model="m")

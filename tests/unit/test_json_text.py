@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query_mutator.json_text import decode, encode
+from query_mutator.files import decode, encode
 
 PLAIN = st.recursive(
     st.none()

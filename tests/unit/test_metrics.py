@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.jsonlines import read_json_lines
-from query_mutator.metrics import METRICS, MetricsWriter
+from query_mutator.files import read_json_lines
+from query_mutator.runs.metrics import METRICS, MetricsWriter
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

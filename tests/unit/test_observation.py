@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.observation import Moment, Observer, Projection, Sight
+from query_mutator.env.observation import Moment, Observer, Projection, Sight
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from query_mutator.env.task import Task
 from query_mutator.iqn.steps import FloatArray, Steps
 from query_mutator.llm.client import Client
-from query_mutator.offpolicy import EnvGroups, OffPolicyRounds
-from query_mutator.task import Task
+from query_mutator.training.off_policy import EnvGroups, OffPolicyRounds
 from rl_query_mutator_env import QueryMutationEnv
 
 MakeEnvs = Callable[..., EnvGroups]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from query_mutator.one_cpu import BUSY, IDLE, LOOK_EVERY_S, OneCpu, allow, every_cpu
+from query_mutator.env.one_cpu import BUSY, IDLE, LOOK_EVERY_S, OneCpu, allow, every_cpu
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or len(every_cpu()) < 2, reason="needs Linux and two CPUs to choose from"

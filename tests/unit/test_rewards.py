@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator import pynames
+from query_mutator.data import pynames
 from query_mutator.errors import UsageError
 from query_mutator.rewards import PARTS, Evidence, WeightedReward, is_not_sure, is_refusal
 from query_mutator.types import Question

@@ -13,12 +13,12 @@ import torch
 
 from ppo.algorithm import PPO
 from ppo.config import PPOConfig
-from query_mutator.assemble import SystemSettings, TaskSettings
-from query_mutator.checkpoint import Checkpoint, Progress, read_checkpoint
+from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, DiskError, UsageError
-from query_mutator.jsonlines import JsonLines, read_json_lines
-from query_mutator.observation import Projection
-from query_mutator.rundir import RunDir, checkpoints_in
+from query_mutator.files import JsonLines, read_json_lines
+from query_mutator.runs.run_dir import RunDir, checkpoints_in
+from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint
+from query_mutator.training.system import SystemSettings, TaskSettings
 from query_mutator.types import StepRecord
 
 RECORD = StepRecord(

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from query_mutator.encoder import Encoder
-from query_mutator.llm.client import Client
-from query_mutator.one_cpu import allow, every_cpu
-from query_mutator.scheduling import (
+from query_mutator.encoder.sentence import Encoder
+from query_mutator.env.one_cpu import allow, every_cpu
+from query_mutator.env.scheduling import (
     Call,
     Encode,
     Flow,
@@ -22,6 +21,7 @@ from query_mutator.scheduling import (
     SequentialScheduler,
     run_flow,
 )
+from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 MakeScheduler = Callable[[Client], Scheduler]

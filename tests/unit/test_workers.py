@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from query_mutator import workers as module
-from query_mutator.workers import Workers
+from query_mutator.env import workers as module
+from query_mutator.env.workers import Workers
 
 
 def no_error(error: BaseException) -> None:
@@ -108,7 +108,8 @@ def test_an_error_is_handed_on_and_its_worker_goes_on() -> None:
 
 def test_an_interpreter_ends_though_nobody_closed_them() -> None:
     code = (
-        "from query_mutator.workers import Workers\nWorkers(2, on_error=print).put(lambda: print('done'), precedence=0)"
+        "from query_mutator.env.workers import Workers\n"
+        "Workers(2, on_error=print).put(lambda: print('done'), precedence=0)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == ("done\n", "")

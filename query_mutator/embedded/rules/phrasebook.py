@@ -22,7 +22,7 @@ from query_mutator.embedded.corpus import embed_documents
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
-from query_mutator.encoder import Encoder
+from query_mutator.encoder.sentence import Encoder
 
 FloatArray = NDArray[np.float32]
 

@@ -18,7 +18,7 @@ from query_mutator.analysis.compare import Analysis, MetricResult, analyze, chec
 from query_mutator.analysis.groups import group_runs
 from query_mutator.analysis.runs import find_runs, load_runs
 from query_mutator.analysis.spec import read_spec
-from query_mutator.cli import main
+from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from tests.unit.analysis.writing import write_run
 

@@ -16,7 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
 from query_mutator.analysis.events import EventFile, read_event_file
-from query_mutator.metrics import MetricsWriter
+from query_mutator.runs.metrics import MetricsWriter
 from tests.unit.analysis.writing import write_events
 
 Triples = dict[str, list[tuple[int, float, float]]]

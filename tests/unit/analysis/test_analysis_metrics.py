@@ -14,7 +14,7 @@ from query_mutator.analysis.runs import load_run
 from query_mutator.analysis.spec import DEFAULT_SPEC, MetricSpec, TagPattern, WatchRule, read_spec
 from query_mutator.analysis.watch import watch
 from query_mutator.errors import UsageError
-from query_mutator.metrics import METRICS
+from query_mutator.runs.metrics import METRICS
 from tests.unit.analysis.writing import write_events, write_run
 
 SPEC = read_spec()

@@ -9,7 +9,7 @@ import pytest
 
 from query_mutator.analysis.runs import find_runs, load_run, load_runs
 from query_mutator.errors import UsageError
-from query_mutator.metrics import MetricsWriter
+from query_mutator.runs.metrics import MetricsWriter
 from tests.unit.analysis.writing import write_events, write_run
 
 

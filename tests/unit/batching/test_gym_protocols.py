@@ -19,8 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query_mutator.batching.gym_server import Game, GymnasiumTextEnv, GymServer, StepOutcome
-from query_mutator.batching.gym_session import Session
 from query_mutator.batching.streaming import websocket
 from query_mutator.batching.streaming.gym_client import GymClient, TelnetClientConfig, TelnetGymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
@@ -40,6 +38,8 @@ from query_mutator.batching.streaming.open import open_stream
 from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE, WILL, WONT, TelnetCodec
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
 from query_mutator.errors import UsageError
+from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer, StepOutcome
+from query_mutator.gym.session import Session
 
 
 class Letters:

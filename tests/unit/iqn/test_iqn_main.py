@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ppo.checkpoint import load_checkpoint
-from query_mutator.console import exit_code
-from query_mutator.iqn.__main__ import main
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.iqn import main
 from query_mutator.iqn.network import QuantileNetwork
 
 

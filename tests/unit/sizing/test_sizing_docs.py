@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from query_mutator.cli import COMMANDS
-from query_mutator.flags import parse_flags
+from query_mutator.cli.flags import parse_flags
+from query_mutator.commands.main import COMMANDS
 
 PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 _BLOCK = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)

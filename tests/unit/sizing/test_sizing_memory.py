@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from query_mutator.cli import main
+from query_mutator.commands.main import main
+from query_mutator.commands.size import vram_bytes
 from query_mutator.errors import UsageError
 from query_mutator.sizing import control
 from query_mutator.sizing.allocator import MIB, CachingAllocator, reserved_peak
 from query_mutator.sizing.calibration import Calibration
-from query_mutator.sizing.command import vram_bytes
 from query_mutator.sizing.memory import (
     Recipe,
     Workload,

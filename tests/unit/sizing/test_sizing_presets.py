@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from query_mutator.cli import main
+from query_mutator.commands.main import main
+from query_mutator.commands.size_real import bisect, knee_line, knee_of
 from query_mutator.errors import UsageError
 from query_mutator.sizing.act import ACT, Views, act
 from query_mutator.sizing.buffers import replay_bytes, rollout_bytes
 from query_mutator.sizing.calibration import Calibration, fit_calibration
 from query_mutator.sizing.memory import Recipe, estimate
 from query_mutator.sizing.presets import PRESETS, preset
-from query_mutator.sizing.real_command import bisect, knee_line, knee_of
 from query_mutator.sizing.tabled import smolvla
 
 MIB = 2**20

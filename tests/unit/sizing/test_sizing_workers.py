@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.cli import main
+from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import Budget, machine_budget
 from query_mutator.sizing.datasets import as_loader, with_workers

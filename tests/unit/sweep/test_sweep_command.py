@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.cli import main
-from query_mutator.config import parse_config
+from query_mutator.commands.main import main
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.sweep.plan import (
     Trial,
@@ -23,6 +22,7 @@ from query_mutator.sweep.plan import (
     random_settings,
     trials_of,
 )
+from query_mutator.training.config import parse_config
 
 #: A trainer of one line: success is best at batch 512, throughput grows with the batch.
 TRAINER = """
@@ -139,7 +139,7 @@ def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pyte
 def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
-        "from query_mutator.metrics import MetricsWriter\n"
+        "from query_mutator.runs.metrics import MetricsWriter\n"
         "folder = Path(sys.argv[1]) / 'a-run'; folder.mkdir(); writer = MetricsWriter(folder)\n"
         "last = 1000 * int(sys.argv[3])\n"
         "for step in range(100, last + 1, 100):\n"

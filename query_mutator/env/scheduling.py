@@ -1,0 +1,410 @@
+"""Runs many environments at once without a barrier between their calls.
+
+A *flow* is a generator that yields what it needs (a call, or embeddings) and is sent the result. One thread advances
+all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
+calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
+time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
+together, in workers of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
+taken from there, what it does not is written to it before it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.encoder.sentence import Encoder, Remember
+from query_mutator.env.one_cpu import allow, every_cpu
+from query_mutator.env.workers import Workers
+from query_mutator.errors import BackendError
+from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import join
+from query_mutator.training.journal import CallSite, Journal, Outcome
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+FloatArray = NDArray[np.float32]
+
+ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A flow needs one call; it is sent a Completion (failed for good, or an answer). Without a site: no journal."""
+
+    request: ChatRequest
+    site: CallSite | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """A flow needs embeddings of texts [n]; it is sent an array [n, D], or the ErrorInfo of a server that gave none."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A flow will need embeddings of texts after its next call; it is sent None at once."""
+
+    texts: tuple[str, ...]
+
+
+Need = Call | Encode | Prepare
+Flow = Generator[Need, Any, Any]
+
+
+class RetryDelay(Protocol):
+    """Says how long to wait before trying again, or None when the failure is final."""
+
+    def __call__(
+        self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int
+    ) -> float | None: ...
+
+
+class Scheduler(Protocol):
+    """Runs flows to their end; `batch_size` is the bound on calls in flight."""
+
+    batch_size: int
+
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows were started and not yet returned by `finished`."""
+
+    @property
+    def worker_ids(self) -> Sequence[int]:
+        """Return the native ids of the threads that carry the calls."""
+
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
+        """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
+
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+        """Return key and result of the next flow that ends; what a flow raises is raised here.
+
+        `deadline_s` is a time of `time.monotonic()` after which it is a TimeoutError (0: only what is there already).
+        """
+
+    def close(self) -> None:
+        """Stop the workers; idempotent."""
+
+
+def run_flow(
+    flow: Flow, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+) -> Any:
+    """Run one flow to its end in the calling thread, one call at a time, and return its result."""
+    result: Any = None
+    while True:
+        try:
+            need = flow.send(result)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(need, Prepare):
+            result = None
+        elif isinstance(need, Encode):
+            result = _encoded(encoder, need.texts)
+        else:
+            result = _call_with_retries(_Tries(need, retry_delay_s, journal), client)
+
+
+class _Tries:
+    """One call from its first attempt to its last, and what the journal has of it."""
+
+    __slots__ = ("_began", "_call", "_journal", "_retry_delay_s", "_timeouts", "attempt")
+
+    def __init__(self, call: Call, retry_delay_s: RetryDelay, journal: Journal | None) -> None:
+        self._call = call
+        self._retry_delay_s = retry_delay_s
+        self._journal = journal if call.site is not None else None
+        self._began = time.monotonic()
+        self.attempt = 0
+        self._timeouts = 0
+
+    def next(self) -> tuple[ChatRequest, Outcome | None]:
+        """Begin another attempt; return its request, and its outcome if it was made before."""
+        self.attempt += 1
+        request = self._call.request
+        if self.attempt > 1:
+            request = replace(request, attempt=self.attempt)
+        if self._journal is None:
+            return request, None
+        assert self._call.site is not None
+        return request, self._journal.find(self._call.site, self.attempt, request)
+
+    def ended(self, request: ChatRequest, completion: Completion) -> Outcome:
+        """Return the outcome of the present attempt, which is in the journal when this returns."""
+        outcome = Outcome(completion, time.monotonic() - self._began)
+        if self._journal is not None:
+            assert self._call.site is not None
+            self._journal.write(self._call.site, request.attempt, request, outcome)
+        return outcome
+
+    def delay_s(self, outcome: Outcome) -> float | None:
+        """Return the seconds until the next attempt, None when there is none; 0 when that was made before."""
+        error = outcome.completion.error
+        if error is None:
+            return None
+        key = self._call.request.messages[-1].content
+        self._timeouts += error.kind == "timeout"
+        delay_s = self._retry_delay_s(
+            error, self.attempt, key=key, elapsed_s=outcome.elapsed_s, timeouts=self._timeouts
+        )
+        if delay_s is not None and self._journal is not None:
+            assert self._call.site is not None
+            return 0.0 if self._journal.holds(self._call.site, self.attempt + 1) else delay_s
+        return delay_s
+
+    def result(self, outcome: Outcome) -> Completion:
+        """Return the completion for the flow, with the number of attempts."""
+        completion = outcome.completion
+        return completion if self.attempt == 1 else replace(completion, attempts=self.attempt)
+
+
+def _call_with_retries(tries: _Tries, client: Client) -> Completion:
+    while True:
+        request, outcome = tries.next()
+        outcome = outcome or tries.ended(request, client.complete(request))
+        delay_s = tries.delay_s(outcome)
+        if delay_s is None:
+            return tries.result(outcome)
+        time.sleep(delay_s)
+
+
+class SequentialScheduler:
+    """One call at a time, in the order of `start`: what `--no-batching` uses."""
+
+    batch_size = 1
+    worker_ids: Sequence[int] = ()
+
+    def __init__(
+        self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+    ) -> None:
+        self._run: Callable[[Flow], Any] = lambda flow: run_flow(
+            flow, client=client, encoder=encoder, retry_delay_s=retry_delay_s, journal=journal
+        )
+        self._waiting: deque[tuple[Hashable, Flow]] = deque()
+
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
+        """Put a flow at the end of the line."""
+        self._waiting.append((key, flow))
+
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows wait in line."""
+        return len(self._waiting)
+
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+        """Run the first flow in line and return its key and result; nothing is ever there already."""
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise TimeoutError
+        key, flow = self._waiting.popleft()
+        return key, self._run(flow)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A flow on its way, and its present call."""
+
+    key: Hashable
+    flow: Flow
+    done: int = 0  # how far it is: the lowest has precedence
+    tries: _Tries | None = None
+
+
+_Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
+
+
+class PooledScheduler:
+    """At most `batch_size` calls in flight; every flow goes on as soon as its own result is there."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        encoder: Encoder,
+        retry_delay_s: RetryDelay,
+        batch_size: int,
+        journal: Journal | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        self.batch_size = batch_size
+        self._client = client
+        self._encoder = encoder
+        self._retry_delay_s = retry_delay_s
+        self._journal = journal
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._callers = Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
+        is_local = isinstance(encoder, Remember) and not encoder.is_remote
+        self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
+        self._encoders = ThreadPoolExecutor(
+            max_workers=self._encode_workers,
+            thread_name_prefix="qm-encode",
+            initializer=functools.partial(allow, every_cpu(), 0),  # whatever the thread may that begins them then
+        )
+        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
+        self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
+        self._prepares = is_local  # to a server it would be one more call
+        self._encoding = 0  # batches of texts under way
+        self._timers: list[tuple[float, int, _Running]] = []
+        self._timer_ids = itertools.count()
+        self._done: deque[tuple[Hashable, Any]] = deque()
+        self._in_progress = 0
+
+    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
+        """Begin a flow; it advances up to its first need at once."""
+        self._in_progress += 1
+        self._advance(_Running(key, flow, done), None)
+
+    @property
+    def in_progress(self) -> int:
+        """Return how many flows are under way or ended and not yet fetched."""
+        return self._in_progress + len(self._done)
+
+    @property
+    def worker_ids(self) -> Sequence[int]:
+        """Return the native ids of the workers begun so far."""
+        return tuple(self._callers.ids)
+
+    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+        """Return the next flow that ends, advancing the others meanwhile; IndexError when none is under way."""
+        while not self._done:
+            if not self._in_progress:
+                raise IndexError("no flow is under way")
+            if not self._handle_event(deadline_s) and deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError
+        return self._done.popleft()
+
+    def close(self) -> None:
+        """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
+        self._callers.close()
+        self._encoders.shutdown(wait=True, cancel_futures=True)
+
+    def _advance(self, running: _Running, result: Any) -> None:
+        while True:
+            try:
+                need = running.flow.send(result)
+            except StopIteration as stop:
+                self._in_progress -= 1
+                self._done.append((running.key, stop.value))
+                return
+            if isinstance(need, Call):
+                running.tries = _Tries(need, self._retry_delay_s, self._journal)
+                self._call(running)
+                return
+            result = _remembered(self._encoder, need.texts)
+            if isinstance(need, Prepare):
+                if result is None and self._prepares:
+                    self._to_prepare.append((None, need.texts))
+                    self._encode_pending()
+                result = None
+            elif result is None:
+                self._to_encode.append((running, need.texts))
+                self._encode_pending()
+                return
+
+    def _call(self, running: _Running) -> None:
+        """Begin the next attempt; a worker is taken only if there is a call to make."""
+        tries = running.tries
+        assert tries is not None
+        request, outcome = tries.next()
+
+        def deliver(completion: Completion) -> None:
+            self._events.put(((running,), tries.ended(request, completion)))
+
+        if outcome is not None:
+            self._events.put(((running,), outcome))
+            return
+        work = join(self._client, request, deliver)
+        if work is not None:
+            self._callers.put(work, precedence=running.done)
+
+    def _encode_pending(self) -> None:
+        """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
+        if self._encoding == self._encode_workers or not (self._to_encode or self._to_prepare):
+            return
+        self._encoding += 1
+        if self._to_encode:
+            batch, self._to_encode = self._to_encode, []
+        else:
+            batch, self._to_prepare = self._to_prepare, []
+        future = self._encoders.submit(_encode_batch, self._encoder, [texts for _, texts in batch])
+        flows = [running for running, _ in batch]
+        future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
+
+    def _handle_event(self, deadline_s: float | None) -> bool:
+        """Take one event and advance the flows it concerns; False when none came before a timer or the deadline."""
+        if self._timers:
+            self._fire_timers()
+        try:
+            flows, outcome = self._events.get(timeout=self._patience_s(deadline_s))
+        except queue.Empty:
+            return False
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if isinstance(outcome, Outcome):
+            assert flows[0] is not None
+            self._take(flows[0], outcome)
+            return True
+        self._encoding -= 1
+        for running, vectors in zip(flows, outcome, strict=True):
+            if running is not None:
+                self._advance(running, vectors)
+        self._encode_pending()
+        return True
+
+    def _take(self, running: _Running, outcome: Outcome) -> None:
+        assert running.tries is not None
+        delay_s = running.tries.delay_s(outcome)
+        if delay_s is None:
+            self._advance(running, running.tries.result(outcome))
+        else:
+            heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
+
+    def _patience_s(self, deadline_s: float | None) -> float | None:
+        if self._timers:
+            first_s = self._timers[0][0]
+            deadline_s = first_s if deadline_s is None else min(deadline_s, first_s)
+        return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+    def _fire_timers(self) -> None:
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self._call(heapq.heappop(self._timers)[2])
+
+
+def _outcome(future: Future[Any]) -> Any:
+    if future.cancelled():  # dropped by `close`; asking it for more would raise in the callback
+        return CancelledError()
+    return future.exception() or future.result()
+
+
+def _remembered(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
+    """Return the rows [n, D] of texts that were all encoded before, else None."""
+    return encoder.recall(texts) if isinstance(encoder, Remember) else None
+
+
+def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:
+    vectors = _encoded(encoder, [text for texts in groups for text in texts])
+    if isinstance(vectors, ErrorInfo):
+        return [vectors] * len(groups)
+    stops = np.cumsum([len(texts) for texts in groups])
+    return [vectors[stop - len(texts) : stop] for texts, stop in zip(groups, stops, strict=True)]
+
+
+def _encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+    try:
+        return encoder.encode(texts)
+    except BackendError as error:  # only an encoder behind a server raises it, after its own retries
+        return ErrorInfo(kind="server", message=str(error))

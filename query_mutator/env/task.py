@@ -1,0 +1,161 @@
+"""What all environments of a run share, frozen: questions with their embeddings, operators, reward, observer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.encoder.sentence import Encoder
+from query_mutator.env.observation import Observer, Projection
+from query_mutator.operators import Operator, OperatorContext
+from query_mutator.rewards import WeightedReward
+from query_mutator.types import AnswerRule, ChatRequest, Question
+
+FloatArray = NDArray[np.float32]
+
+UNDO = "undo"
+SUBMIT = "submit"
+PYTHON_DOMAIN = "Python's standard library"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How the two models are asked; one seed per run, so that equal requests are equal calls."""
+
+    target_model: str
+    mutator_model: str
+    target_max_tokens: int = 256
+    mutator_max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = 0
+
+    def target(self, text: str) -> ChatRequest:
+        """Return the request that puts a question to the target."""
+        return ChatRequest.user(
+            text,
+            model=self.target_model,
+            purpose="target",
+            max_tokens=self.target_max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+    def mutator(self, prompt: str) -> ChatRequest:
+        """Return the request that has a rewrite carried out."""
+        return ChatRequest.user(
+            prompt,
+            model=self.mutator_model,
+            purpose="mutate",
+            max_tokens=self.mutator_max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Questions [Q] with embeddings [Q, D], and the rules of an episode on them."""
+
+    questions: tuple[Question, ...]
+    calls: CallSettings
+    encoder: Encoder
+    operators: tuple[Operator, ...]
+    observer: Observer
+    question_vectors: FloatArray  # [Q, D]
+    reference_vectors: tuple[FloatArray | None, ...]  # Q of [D]
+    neighbours: tuple[str | None, ...]  # Q: the nearest other training question
+    train_questions: tuple[Question, ...]
+    train_vectors: FloatArray  # [train Q, D]
+    reward: WeightedReward = field(default_factory=WeightedReward)
+    domain: str = PYTHON_DOMAIN
+    max_episode_steps: int = 5
+    answer: AnswerRule = "best"
+    step_cost: float = 0.01
+
+    @cached_property
+    def actions(self) -> tuple[str, ...]:
+        """Return the names of all actions: the operators, then undo and submit."""
+        return (*(operator.name for operator in self.operators), UNDO, SUBMIT)
+
+    def context(self, index: int) -> OperatorContext:
+        """Return what an operator may know about question `index` beside its text."""
+        return OperatorContext(domain=self.domain, neighbour=self.neighbours[index])
+
+    def on(self, questions: Sequence[Question]) -> Task:
+        """Return the same task on other (held-out) questions; projection and neighbours stay the training set's."""
+        vectors, references, neighbours = _embed(
+            questions, self.encoder, train=self.train_questions, train_vectors=self.train_vectors
+        )
+        return replace(
+            self,
+            questions=tuple(questions),
+            question_vectors=vectors,
+            reference_vectors=references,
+            neighbours=neighbours,
+        )
+
+
+def build_task(
+    questions: Sequence[Question],
+    *,
+    calls: CallSettings,
+    encoder: Encoder,
+    operators: Sequence[Operator],
+    known_words: Collection[str],
+    embedding_dims: int = 6,
+    projection: Projection | None = None,
+    reward: WeightedReward | None = None,
+    domain: str = PYTHON_DOMAIN,
+    max_episode_steps: int = 5,
+    answer: AnswerRule = "best",
+    step_cost: float = 0.01,
+) -> Task:
+    """Return the task on training questions; without `projection` a PCA is fitted on their texts (no gold in it)."""
+    train = tuple(questions)
+    train_vectors = encoder.encode([question.text for question in train])
+    if projection is None:
+        projection = Projection.fit(train_vectors, dims=embedding_dims)
+    vectors, references, neighbours = _embed(train, encoder, train=train, train_vectors=train_vectors)
+    return Task(
+        questions=train,
+        calls=calls,
+        encoder=encoder,
+        operators=tuple(operators),
+        observer=Observer(projection=projection, known_words=known_words, num_operators=len(operators)),
+        question_vectors=vectors,
+        reference_vectors=references,
+        neighbours=neighbours,
+        train_questions=train,
+        train_vectors=train_vectors,
+        reward=reward or WeightedReward(),
+        domain=domain,
+        max_episode_steps=max_episode_steps,
+        answer=answer,
+        step_cost=step_cost,
+    )
+
+
+def _embed(
+    questions: Sequence[Question], encoder: Encoder, *, train: Sequence[Question], train_vectors: FloatArray
+) -> tuple[FloatArray, tuple[FloatArray | None, ...], tuple[str | None, ...]]:
+    vectors = encoder.encode([question.text for question in questions])
+    with_reference = [question.reference for question in questions if question.reference]
+    encoded = iter(encoder.encode(with_reference)) if with_reference else iter(())
+    references = tuple(next(encoded) if question.reference else None for question in questions)
+    return vectors, references, _neighbours(questions, vectors, train, train_vectors)
+
+
+def _neighbours(
+    questions: Sequence[Question], vectors: FloatArray, train: Sequence[Question], train_vectors: FloatArray
+) -> tuple[str | None, ...]:
+    similar = vectors @ train_vectors.T  # [Q, train Q]
+    place = {question.id: index for index, question in enumerate(train)}
+    for row, question in enumerate(questions):
+        if question.id in place:
+            similar[row, place[question.id]] = -np.inf
+    nearest = similar.argmax(axis=1)
+    return tuple(train[best].text if np.isfinite(similar[row, best]) else None for row, best in enumerate(nearest))

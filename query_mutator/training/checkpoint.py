@@ -1,0 +1,173 @@
+"""What a training run leaves behind to be used or gone on with: tensors and plain types, so loading runs no code."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from query_mutator.env.observation import Projection
+from query_mutator.errors import CheckpointError
+from query_mutator.files import disk_errors
+from query_mutator.runs.run_dir import checkpoints_in
+from query_mutator.training.system import System, SystemSettings, TaskSettings
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come, and how long its files were then."""
+
+    env_steps: int = 0
+    wall_s: float = 0.0
+    llm_calls: int = 0
+    invalid_steps: int = 0
+    tokens: int = 0
+    best_success: float = 0.0  # of the looks at held-out questions
+    env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
+    transcripts_bytes: int = 0
+    metrics_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One saved state; `learner` is what its `state_dict` gave, with the policy's weights under `policy`."""
+
+    learner: Mapping[str, Any]
+    actions: tuple[str, ...]
+    task: TaskSettings
+    system: SystemSettings
+    projection: Projection
+    flags: Mapping[str, Any]
+    versions: Mapping[str, str]
+    progress: Progress = field(default_factory=Progress)
+    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments, where they were between two steps
+    path: Path | None = None
+
+    def save(self, path: Path) -> Path:
+        """Write the checkpoint by rename; DiskError when it cannot be written."""
+        from ppo.checkpoint import save_checkpoint
+
+        with disk_errors(path):
+            return save_checkpoint(path, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        import torch
+
+        return {
+            **self.learner,
+            "actions": list(self.actions),
+            "task": asdict(self.task),
+            "system": asdict(self.system),
+            "projection": {
+                "mean": torch.from_numpy(self.projection.mean),
+                "components": torch.from_numpy(self.projection.components),
+            },
+            "flags": dict(self.flags),
+            "versions": dict(self.versions),
+            "progress": asdict(self.progress),
+            "envs": self.envs,
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Return the checkpoint in a `.pt` file; one that cannot be used is a CheckpointError of one line."""
+        state = _load(path)
+        try:
+            return cls(
+                learner=_learner(state),
+                actions=tuple(state["actions"]),
+                task=_known_fields(TaskSettings, state["task"]),
+                system=_known_fields(SystemSettings, state["system"]),
+                projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
+                flags=state["flags"],
+                versions=state["versions"],
+                progress=Progress(**state["progress"]),
+                envs=state.get("envs"),
+                path=path,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not a checkpoint of query mutator ({error}); give a run folder") from error
+
+    @property
+    def algo(self) -> str:
+        """Return who learned: ppo, iqn or bandit."""
+        return str(self.flags.get("algo", "ppo"))
+
+    def check_actions(self, actions: Sequence[str]) -> None:
+        """Raise a CheckpointError with the difference unless the policy was made for exactly these actions."""
+        if tuple(actions) == self.actions:
+            return
+        missing = [name for name in self.actions if name not in actions]
+        extra = [name for name in actions if name not in self.actions]
+        difference = "; ".join(
+            f"{what}: {', '.join(names)}" for what, names in (("only there", missing), ("only here", extra)) if names
+        )
+        raise CheckpointError(
+            f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
+            f"use --operators {','.join(self.actions[:-2])}"
+        )
+
+
+def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what belongs to the learner: four entries every one has, and those of some."""
+    found = {key: state[key] for key in ("policy", "optimizer", "updates_done", "rng")}
+    return found | {key: state[key] for key in ("counts", "target", "replay", "pending") if key in state}
+
+
+def settled(system: System) -> SystemSettings:
+    """Return the settings of a running system with every choice it made filled in, so that it can be had again."""
+    return replace(
+        system.settings,
+        backend=system.choice.kind,
+        ollama_url=system.choice.urls if system.choice.kind == "ollama" else None,
+        openai_url=system.choice.url if system.choice.kind == "openai" else None,
+        target_model=system.target_model,
+        mutator_model=system.mutator_model,
+    )
+
+
+def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a learner's state that later updates do not change."""
+    return copy.deepcopy(dict(state))
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the checkpoint in a `.pt`, or the newest readable one of a run folder; none is a CheckpointError."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
+    if path.is_file():
+        return Checkpoint.read(path)
+    candidates = checkpoints_in(path)
+    if not candidates:
+        raise CheckpointError(f"{path}: no checkpoint in it; give a run folder such as runs/latest, or a .pt")
+    for candidate in candidates[:-1]:
+        try:
+            return Checkpoint.read(candidate)
+        except CheckpointError as error:
+            logger.warning("%s; going back to the one before", error)
+    return Checkpoint.read(candidates[-1])
+
+
+def _load(path: Path) -> dict[str, Any]:
+    from ppo.checkpoint import load_checkpoint
+
+    try:
+        return load_checkpoint(path)
+    except ValueError as error:
+        reason = str(error)
+    except Exception as error:  # damaged bytes fail in as many ways as there are readers of them
+        reason = f"cannot read the checkpoint {path}: {error}"
+    raise CheckpointError(f"{reason}; give a run folder or another .pt")
+
+
+def _known_fields(cls: type[S], values: Mapping[str, Any]) -> S:
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in values.items() if name in known})

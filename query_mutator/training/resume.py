@@ -1,0 +1,68 @@
+"""What may change when a run goes on in its folder: how it reaches its models, what it writes; not what it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.runs.run_dir import SUMMARY
+from query_mutator.training.checkpoint import Checkpoint
+from query_mutator.training.config import TrainConfig
+
+#: Flags that decide how fast, how patiently and where to; all others decide what is learned.
+FREE = frozenset(
+    {
+        *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "allow_mixed", "keep_alive"),
+        *("timeout_s", "deadline_s", "max_retries", "max_failure_rate", "cache", "cache_path"),
+        *("latency_ms", "latency_sigma", "running_speed"),
+        *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
+        *("num_collectors", "max_update_debt", "resume", "config", "dry_run"),
+    }
+)
+
+
+def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
+    """Raise a UsageError unless a run can go on from its checkpoint with these flags.
+
+    A run folder takes the flags it was begun with, but for those that change nothing it learns; a file may be gone on
+    from in another way, in a folder of its own.
+    """
+    in_folder = Path(config.resume or "").is_dir()
+    if in_folder and (found := differences(config, checkpoint.flags)):
+        raise CheckpointError(
+            f"{config.resume} was begun with other settings ({'; '.join(found)}); leave them out, "
+            f"or begin a new folder from its checkpoint with --resume {checkpoint.path}"
+        )
+    if checkpoint.learner["updates_done"] < config.num_updates:
+        return
+    if in_folder and not (Path(config.resume or "") / SUMMARY).exists():
+        return  # it was ended after its last step, before its results were written
+    steps, longer = checkpoint.progress.env_steps, "give a larger --num-env-steps to go on"
+    if in_folder and config.use_linear_lr_decay:
+        longer = f"give a larger --num-env-steps and, as the step size has fallen to 0, --resume {checkpoint.path}"
+    raise UsageError(f"{checkpoint.path} has taken its {steps} steps; {longer}")
+
+
+def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
+    """Return the settings that decide what is learned and are not as they were, as "name: then x, now y"."""
+    now = dataclasses.asdict(config)
+    found = [
+        f"{name}: then {before[name]}, now {value}"
+        for name, value in now.items()
+        if name not in FREE and name != "num_env_steps" and name in before and _differ(value, before[name])
+    ]
+    steps = before.get("num_env_steps", config.num_env_steps)
+    updates = -(-steps // config.rollout_steps)
+    if updates != config.num_updates and config.use_linear_lr_decay:
+        found.append(
+            f"num_env_steps: then {steps}, now {config.num_env_steps}, towards which the step size falls unless "
+            "a run is begun with --no-use-linear-lr-decay"
+        )
+    return found
+
+
+def _differ(value: Any, before: Any) -> bool:
+    return tuple(value) != tuple(before) if isinstance(value, (list, tuple)) else bool(value != before)

@@ -1,0 +1,303 @@
+"""Puts a running system together: server, client, encoder, questions, task, environments.
+
+The command lines use it, and so does `gymnasium.make("QueryMutation-v0")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from query_mutator import operators as operator_registry
+from query_mutator.data import Split, load_questions, python_docs, split_questions
+from query_mutator.encoder.sentence import Encoder, english_words, resolve_encoder
+from query_mutator.env.observation import Projection
+from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
+from query_mutator.errors import UsageError
+from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
+from query_mutator.llm.hf import is_local, local_models
+from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, retry_delay_s
+from query_mutator.registry import nearest
+from query_mutator.rewards import WeightedReward, is_refusal
+from query_mutator.types import AnswerRule, Question
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+
+if TYPE_CHECKING:
+    from query_mutator.embedded.corpus import Corpus
+    from query_mutator.llm.stack import ClientStack
+
+
+EMBEDDED_TARGET = "pydoc-assistant"
+EMBEDDED_MUTATOR = "rule-rewriter"
+BUNDLED_DATASET = "python_docs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSettings:
+    """What decides which models answer and how calls reach them."""
+
+    backend: BackendName = "auto"
+    ollama_url: str | tuple[str, ...] | None = None
+    openai_url: str | None = None
+    allow_mixed: bool = False
+    target_model: str | None = None
+    mutator_model: str | None = None
+    batch_size: int = 8
+    adaptive: bool = False
+    timeout_s: float = 120.0
+    deadline_s: float | None = None
+    max_retries: int = DEFAULT_MAX_RETRIES
+    early_stop: bool = False
+    cache: CacheMode = "off"
+    cache_path: str | None = None
+    num_ctx: int | None = None
+    keep_alive: str = "30m"
+    encoder: str = "all-MiniLM-L6-v2"
+    encoder_max_tokens: int | None = None
+    device: str = "cpu"
+    deterministic: bool = False
+    running_speed: float = 0.0
+    latency_ms: float = 0.0
+    latency_sigma: float = 0.0
+
+
+class System:
+    """The models of a run behind one client, and the encoder; a context manager that ends what it began."""
+
+    def __init__(self, settings: SystemSettings, *, rewriter: str | None = None) -> None:
+        """Start everything; `rewriter` is a model in this process that is asked beside the mutator."""
+        self.settings = settings
+        self._rewriter = rewriter
+        self._stack = ExitStack()
+        try:
+            self.choice = resolve_backend(
+                settings.backend,
+                url=settings.ollama_url,
+                openai_url=settings.openai_url,
+                target_model=settings.target_model,
+                mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
+            )
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def embedded(self) -> bool:
+        """Return whether the embedded assistant answers, in this process or behind an address."""
+        return self.choice.is_embedded
+
+    def _start(self) -> None:
+        settings = self.settings
+        self.known_words: frozenset[str] = english_words()
+        if self.embedded:
+            from query_mutator.embedded.corpus import load_corpus
+
+            corpus = load_corpus()
+            self.known_words |= corpus.vocabulary()
+        if self.choice.kind == "embedded":
+            self.encoder = self._resolve_encoder(None)
+            self.url = self._start_embedded(corpus)
+        else:
+            self.url = self.choice.urls[0]
+        self.calls = calls = self._build_client()
+        self._stack.callback(calls.close)
+        self.retry_delay = partial(retry_delay_s, max_retries=settings.max_retries, deadline_s=settings.deadline_s)
+        self.target_model = settings.target_model or EMBEDDED_TARGET
+        self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
+        calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
+        if self.choice.kind != "embedded":
+            self.encoder = self._resolve_encoder(calls.embed)
+
+    def _build_client(self) -> ClientStack:
+        settings, kind = self.settings, self.choice.kind
+        if kind == "openai" and settings.num_ctx is not None:
+            raise UsageError("--num-ctx is an option of Ollama's; start an OpenAI-compatible server with its own")
+        return build_client(
+            self.choice.urls or self.url,
+            kind="openai" if kind == "openai" else "ollama",
+            batch_size=settings.batch_size,
+            adaptive=settings.adaptive,
+            timeout_s=settings.timeout_s,
+            deadline_s=settings.deadline_s,
+            max_retries=settings.max_retries,
+            cache=settings.cache,
+            cache_path=settings.cache_path,
+            is_refusal=is_refusal if settings.early_stop else None,
+            keep_alive=settings.keep_alive,
+            runner_options={} if settings.num_ctx is None else {"num_ctx": settings.num_ctx},
+            allow_mixed=settings.allow_mixed,
+            local=local_models(settings.mutator_model, self._rewriter, deterministic=settings.deterministic),
+        )
+
+    def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
+        settings = self.settings
+        encoder = resolve_encoder(
+            settings.encoder,
+            device=settings.device,
+            deterministic=settings.deterministic,
+            max_tokens=settings.encoder_max_tokens,
+            embed=embed,
+        )
+        self._stack.callback(encoder.close)
+        return encoder
+
+    def _start_embedded(self, corpus: Corpus) -> str:
+        """Start the embedded server in this process, sharing the encoder and its memory of texts."""
+        from query_mutator.embedded.models import default_models
+        from query_mutator.embedded.server import start_server
+
+        settings = self.settings
+        server = start_server(
+            default_models(self.encoder, corpus=corpus),
+            encoder=self.encoder,
+            num_parallel=settings.batch_size,
+            latency_ms=settings.latency_ms,
+            latency_sigma=settings.latency_sigma,
+            running_speed=settings.running_speed,
+        )
+        self._stack.callback(server.close)
+        return server.url
+
+    def close(self) -> None:
+        """Close connections, server and encoder; idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What decides which questions are asked and what an episode may do."""
+
+    dataset: str = BUNDLED_DATASET
+    question_column: str | None = None
+    answer_column: str | None = None
+    operators: str = ""
+    domain: str = PYTHON_DOMAIN
+    reward: str = ""
+    max_episode_steps: int = 5
+    answer: AnswerRule = "best"
+    step_cost: float = 0.01
+    embedding_dims: int = 6
+    target_max_tokens: int = 256
+    mutator_max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = 0
+
+
+def load_dataset(settings: TaskSettings) -> list[Question]:
+    """Return the questions of `settings.dataset`: the bundled set's name, or a file."""
+    if settings.dataset == BUNDLED_DATASET and not Path(settings.dataset).exists():
+        return python_docs()
+    return load_questions(
+        settings.dataset, question_column=settings.question_column, answer_column=settings.answer_column
+    )
+
+
+def make_task(
+    system: System, settings: TaskSettings, questions: Sequence[Question], *, projection: Projection | None = None
+) -> Task:
+    """Return the task on training `questions` against a running system."""
+    return build_task(
+        questions,
+        calls=CallSettings(
+            target_model=system.target_model,
+            mutator_model=system.mutator_model,
+            target_max_tokens=settings.target_max_tokens,
+            mutator_max_tokens=settings.mutator_max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+        ),
+        encoder=system.encoder,
+        operators=operator_registry.select(settings.operators),
+        known_words=system.known_words,
+        embedding_dims=settings.embedding_dims,
+        projection=projection,
+        reward=WeightedReward.parse(settings.reward) if settings.reward else None,
+        domain=settings.domain,
+        max_episode_steps=settings.max_episode_steps,
+        answer=settings.answer,
+        step_cost=settings.step_cost,
+    )
+
+
+_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make`, and how many use each
+
+
+def _share(settings: SystemSettings) -> System:
+    system, users = _shared.get(settings) or (System(settings), 0)
+    _shared[settings] = (system, users + 1)
+    return system
+
+
+def _release(settings: SystemSettings) -> None:
+    system, users = _shared.pop(settings)
+    if users > 1:
+        _shared[settings] = (system, users - 1)
+    else:
+        system.close()
+
+
+def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) -> QueryMutationEnv:
+    """Return one environment on training questions; keywords are the fields of SystemSettings and TaskSettings."""
+    system_settings, task_settings = _sort_keywords(kwargs)
+    system = _share(system_settings)
+    try:
+        task = make_task(system, task_settings, split_dataset(task_settings).train)
+    except BaseException:
+        _release(system_settings)
+        raise
+    return QueryMutationEnv(
+        task,
+        client=system.calls.client,
+        retry_delay=system.retry_delay,
+        env_id=env_id,
+        render_mode=render_mode,
+        on_close=lambda: _release(system_settings),
+    )
+
+
+def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
+    """Return N environments that share one task and one pool of `batch_size` workers."""
+    first = make_env(**kwargs)
+    more = [
+        QueryMutationEnv(
+            first.task,
+            client=first.client,
+            retry_delay=first.retry_delay,
+            env_id=index,
+            render_mode=first.render_mode,
+        )
+        for index in range(1, num_envs)
+    ]
+    return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)
+
+
+def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
+    system_names = {field.name for field in fields(SystemSettings)}
+    task_names = {field.name for field in fields(TaskSettings)}
+    for name in kwargs:
+        if name not in system_names | task_names | {"render_mode", "env_id"}:
+            near = nearest(name, system_names | task_names)
+            raise UsageError(f"unknown keyword {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+    return (
+        SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
+        TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),
+    )
+
+
+def split_dataset(settings: TaskSettings) -> Split:
+    """Return the hash-stable split of the dataset."""
+    return split_questions(load_dataset(settings))
