@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from query_mutator.batching.files import BatchFileError, atomic_write, json_bytes, sha256_of
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
 
 __all__ = [
@@ -224,14 +224,8 @@ def load_samples(path: str | Path) -> list[Sample]:
     return samples
 
 
-async def save_samples_async(samples: Iterable[Sample], path: str | Path) -> None:
-    """Run `save_samples` in a thread."""
-    await asyncio.to_thread(save_samples, samples, path)
-
-
-async def load_samples_async(path: str | Path) -> list[Sample]:
-    """Run `load_samples` in a thread."""
-    return await asyncio.to_thread(load_samples, path)
+save_samples_async = to_async(save_samples)
+load_samples_async = to_async(load_samples)
 
 
 def _json_rows(path: str | Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:

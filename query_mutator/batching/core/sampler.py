@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from query_mutator.batching.core.filling import Batches, FillSettings, Items, fi
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
 from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, fit_units
 from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
+from query_mutator.batching.sync import to_async_iterator
 from query_mutator.errors import UsageError
 
 
@@ -98,10 +99,7 @@ class TokenBudgetBatchSampler:
         for number in range(len(batches.max_len)):
             yield self._spec(batches, number)
 
-    async def iter_epoch(self, epoch: int = 0, interleave_buckets: bool = True) -> AsyncIterator[BatchSpec]:
-        """Yield the batches of `iter_epoch_sync`."""
-        for batch in self.iter_epoch_sync(epoch, interleave_buckets):
-            yield batch
+    iter_epoch = to_async_iterator(iter_epoch_sync)
 
     def estimate_batches_per_epoch(self) -> int:
         """Return the number of batches in the current epoch (exact; it differs a little between epochs)."""

@@ -12,8 +12,7 @@ Every file is a checksummed safetensors file; no pickle is read or written.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from query_mutator.batching.generation.token_store import (
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan, save_batch_plan
+from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
 
 SHARD_TOKENS = 4_000_000  # about 9 MB with 16-bit ids
@@ -91,14 +91,12 @@ class BatchWriter:
         """Write everything that is not there and return the files; a store that is complete is left as it is."""
         return self._write(list(self.plan.epochs))
 
+    write_all_async = to_async(write_all)
+
     def write_epoch(self, epoch: int) -> list[Path]:
         """Write what the epochs up to this one need and return all files."""
         self.plan.get_epoch(epoch)
         return self._write([number for number in self.plan.epochs if number <= epoch])
-
-    async def write_all_async(self) -> list[Path]:
-        """Run `write_all` in a thread."""
-        return await asyncio.to_thread(self.write_all)
 
     def _write(self, epochs: list[int]) -> list[Path]:
         positions = first_uses(self.plan, epochs)
@@ -305,11 +303,7 @@ class BatchReader:
             spec = plan[place]
             yield spec, self._batch(epoch, place, spec)
 
-    async def iter_epoch_async(self, epoch: int, start: int = 0) -> AsyncIterator[CollatedBatch]:
-        """Yield the batches of `iter_epoch`."""
-        for batch in self.iter_epoch(epoch, start):
-            await asyncio.sleep(0)
-            yield batch
+    iter_epoch_async = to_async_iterator(iter_epoch)
 
     def _batch(self, epoch: int, place: int, spec: MicrobatchSpec) -> CollatedBatch:
         batch = collate_microbatch(

@@ -9,7 +9,6 @@ a loaded cache is added, nothing is lost. The async methods are the sync ones; o
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from array import array
@@ -32,6 +31,7 @@ from query_mutator.batching.files import (
 )
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.records import Record
+from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -108,14 +108,6 @@ class LengthCache:
         self._names, self._table, self._index = merged, None, None
         self._lengths.frombytes(values.astype(np.intc).tobytes())
 
-    async def add(self, sample_id: object, length: int) -> None:
-        """Add one length; an id that is there already is a UsageError."""
-        self.add_sync(sample_id, length)
-
-    async def add_many(self, sample_ids: Sequence[object], lengths: Sequence[int] | NDArray[Any]) -> None:
-        """Add many lengths at once; an id that comes twice is a UsageError and then none is added."""
-        self.add_many_sync(sample_ids, lengths)
-
     def save_sync(self) -> None:
         """Write the cache to its path by rename; the suffix chooses the format."""
         if is_text(self.path):
@@ -124,9 +116,9 @@ class LengthCache:
         meta = {"version": VERSION, "tokenizer_hash": self.tokenizer_hash, "count": len(self)}
         write_arrays(self.path, {**self.ids.to_arrays(), "lengths": self.lengths}, kind=KIND, meta=meta)
 
-    async def save(self) -> None:
-        """Run `save_sync` in a thread."""
-        await asyncio.to_thread(self.save_sync)
+    add = to_async(add_sync, thread=False)
+    add_many = to_async(add_many_sync, thread=False)
+    save = to_async(save_sync)
 
     def _save_lines(self) -> None:
         shared = f', "tokenizer_hash": {json.dumps(self.tokenizer_hash)}, "length": '
@@ -149,12 +141,8 @@ class LengthCache:
         if kind is None:
             self.save_sync()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self.save()
+    __aenter__ = to_async(__enter__, thread=False)
+    __aexit__ = to_async(__exit__)
 
     # --- loading ---------------------------------------------------------------------------------------------------
 
@@ -179,13 +167,6 @@ class LengthCache:
         return cache
 
     @classmethod
-    async def load(
-        cls, path: str | Path, expected_tokenizer_hash: str | None = None, *, allow_unfinished: bool = False
-    ) -> Self:
-        """Run `load_sync` in a thread."""
-        return await asyncio.to_thread(cls.load_sync, path, expected_tokenizer_hash, allow_unfinished=allow_unfinished)
-
-    @classmethod
     def load_or_create_sync(cls, path: str | Path, tokenizer_hash: str) -> Self:
         """Read the cache at `path`, or begin one; one made with another tokenizer is begun anew, with a warning."""
         if not Path(path).exists():
@@ -199,9 +180,16 @@ class LengthCache:
         return cls(path, tokenizer_hash)
 
     @classmethod
+    async def load(
+        cls, path: str | Path, expected_tokenizer_hash: str | None = None, *, allow_unfinished: bool = False
+    ) -> Self:
+        """Run `load_sync` in a thread."""
+        return await to_async(cls.load_sync)(path, expected_tokenizer_hash, allow_unfinished=allow_unfinished)
+
+    @classmethod
     async def load_or_create(cls, path: str | Path, tokenizer_hash: str) -> Self:
         """Run `load_or_create_sync` in a thread."""
-        return await asyncio.to_thread(cls.load_or_create_sync, path, tokenizer_hash)
+        return await to_async(cls.load_or_create_sync)(path, tokenizer_hash)
 
     def _load_binary(self) -> None:
         file = read_arrays(self.path, kind=KIND)
@@ -298,9 +286,7 @@ class LengthCache:
         wanted, present = {sample_id_of(name) for name in sample_ids}, set(self._list())
         return wanted - present, present - wanted
 
-    async def validate(self, sample_ids: Iterable[object]) -> tuple[set[str], set[str]]:
-        """Return the ids that are missing here, and the ids here that are not among `sample_ids`."""
-        return self.validate_sync(sample_ids)
+    validate = to_async(validate_sync, thread=False)
 
     def is_complete(self, sample_ids: Iterable[object]) -> bool:
         """Say whether every one of `sample_ids` is here."""
@@ -314,10 +300,9 @@ class LengthCache:
             yield LengthEntry(sample_id=name, tokenizer_hash=cache.tokenizer_hash, length=length)
 
     @classmethod
-    async def stream(cls, path: str | Path) -> AsyncIterator[LengthEntry]:
+    def stream(cls, path: str | Path) -> AsyncIterator[LengthEntry]:
         """Yield the entries of a verified file one by one."""
-        for entry in cls.stream_sync(path):
-            yield entry
+        return to_async_iterator(cls.stream_sync, every=1000)(path)
 
 
 def sample_id_of(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.predictability import BatchingConfig, PadPolicy
 from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch, shard_epoch
 from query_mutator.batching.records import Record
+from query_mutator.batching.sync import to_async_iterator
 from query_mutator.errors import UsageError
 
 PLAN_VERSION = "2.0"
@@ -156,10 +157,7 @@ class BatchPlan:
         """Yield the microbatches of an epoch."""
         return iter(self.get_epoch(epoch))
 
-    async def iter_epoch_async(self, epoch: int) -> AsyncIterator[MicrobatchSpec]:
-        """Yield the microbatches of `iter_epoch`."""
-        for microbatch in self.iter_epoch(epoch):
-            yield microbatch
+    iter_epoch_async = to_async_iterator(iter_epoch)
 
     def iter_from(self, epoch: int, microbatch_idx: int) -> Iterator[tuple[int, int, MicrobatchSpec]]:
         """Yield (epoch, place in this plan's epoch, microbatch) from a place on, later epochs too.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from query_mutator.batching.planning.groups import Groups, GroupSource, find_gro
 from query_mutator.batching.planning.mixture import Mixture, draw_epoch
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode, pack_lengths
 from query_mutator.batching.planning.predictability import BatchingConfig
+from query_mutator.batching.sync import to_async
 from query_mutator.errors import UsageError
 
 
@@ -80,15 +80,13 @@ class BatchPlanBuilder:
         self._units = self._fit()
         self._settings = _pack_settings(self.config, pack_config)
 
-    async def build(self, num_epochs: int = 1) -> BatchPlan:
-        """Run `build_sync` in a thread."""
-        return await asyncio.to_thread(self.build_sync, num_epochs)
-
     def build_sync(self, num_epochs: int = 1) -> BatchPlan:
         """Return the plan of this many epochs, each in an order of its own."""
         if num_epochs < 1:
             raise UsageError(f"num_epochs={num_epochs} must be at least 1")
         return BatchPlan(self.meta(num_epochs), {e: self.build_epoch(e) for e in range(num_epochs)}, self._table.ids)
+
+    build = to_async(build_sync)
 
     def build_lazy(self, num_epochs: int = 1) -> BatchPlan:
         """Return the same plan with every epoch built only when it is asked for; saving it holds two in memory."""

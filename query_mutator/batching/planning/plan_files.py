@@ -5,7 +5,6 @@ A folder named NAME.jsonl holds the epochs as text, one microbatch a line with i
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
@@ -33,6 +32,7 @@ from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthSource, as_lengths
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
 from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, PlanContext
+from query_mutator.batching.sync import to_async
 from query_mutator.errors import DiskError, UsageError
 
 META_FILE = "meta.json"
@@ -239,11 +239,5 @@ def _text_arrays(rows: list[dict[str, Any]], context: PlanContext) -> dict[str, 
     return fields
 
 
-async def save_batch_plan_async(plan: BatchPlan, path: str | Path) -> None:
-    """Run `save_batch_plan` in a thread."""
-    await asyncio.to_thread(save_batch_plan, plan, path)
-
-
-async def load_batch_plan_async(path: str | Path, **checks: Any) -> BatchPlan:
-    """Run `load_batch_plan` in a thread."""
-    return await asyncio.to_thread(load_batch_plan, path, **checks)
+save_batch_plan_async = to_async(save_batch_plan)
+load_batch_plan_async = to_async(load_batch_plan)

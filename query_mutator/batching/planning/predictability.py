@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
@@ -17,6 +16,7 @@ from query_mutator.batching.core.filling import FillSettings
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.files import json_bytes, read_json, sha256_of, write_json
 from query_mutator.batching.records import Record
+from query_mutator.batching.sync import to_async
 
 
 class PadPolicy(StrEnum):
@@ -163,13 +163,6 @@ def compute_batch_fingerprint(
     )
 
 
-async def compute_batch_fingerprint_async(
-    batches: Iterable[BatchSpec], config: BatchingConfig | None = None, n_batches: int | None = None
-) -> BatchFingerprint:
-    """Run `compute_batch_fingerprint` in a thread."""
-    return await asyncio.to_thread(compute_batch_fingerprint, batches, config, n_batches)
-
-
 def verify_batch_fingerprint(
     batches: Iterable[BatchSpec], expected: BatchFingerprint | str, config: BatchingConfig | None = None
 ) -> tuple[bool, str]:
@@ -199,11 +192,6 @@ def load_fingerprint(path: str | Path) -> BatchFingerprint:
     return BatchFingerprint.model_validate(read_json(path))
 
 
-async def save_fingerprint_async(fingerprint: BatchFingerprint, path: str | Path) -> None:
-    """Run `save_fingerprint` in a thread."""
-    await asyncio.to_thread(save_fingerprint, fingerprint, path)
-
-
-async def load_fingerprint_async(path: str | Path) -> BatchFingerprint:
-    """Run `load_fingerprint` in a thread."""
-    return await asyncio.to_thread(load_fingerprint, path)
+compute_batch_fingerprint_async = to_async(compute_batch_fingerprint)
+save_fingerprint_async = to_async(save_fingerprint)
+load_fingerprint_async = to_async(load_fingerprint)

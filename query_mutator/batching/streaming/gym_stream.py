@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
-from query_mutator.batching.streaming.bridge import iterate
 from query_mutator.batching.streaming.gym_client import ENVIRONMENT, GymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
 from query_mutator.batching.streaming.gym_types import (
@@ -38,6 +37,7 @@ from query_mutator.batching.streaming.types import (
     StreamState,
     utc_now,
 )
+from query_mutator.batching.sync import to_sync_iterator
 from query_mutator.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class GymEpisodeStream(StreamAccount):
                     yield sample
 
     def __iter__(self) -> Iterator[StreamSample]:
-        return iterate(self.__aiter__)
+        return to_sync_iterator(self.__aiter__)
 
     async def episodes(self) -> AsyncGenerator[GymEpisode, None]:
         """Yield finished episodes, from where the stream stands to `max_episodes`."""
