@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from query_mutator.embedded.babble import Babble
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
-from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.faults import KINDS, FaultPlan
+from query_mutator.embedded.models import Babble, Echo
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import EXIT_USAGE, QueryMutatorError, UsageError
 from query_mutator.registry import nearest
@@ -98,7 +97,7 @@ def _models(
     light: dict[str, EmbeddedModel] = {Babble.name: Babble()} if Babble.name in names else {}
     if set(names) <= {Echo.name, Babble.name}:
         return light, None
-    from query_mutator.embedded.models import default_models
+    from query_mutator.embedded.default_models import default_models
     from query_mutator.encoder.sentence import resolve_encoder
 
     encoder = resolve_encoder(encoder_name, deterministic=deterministic)

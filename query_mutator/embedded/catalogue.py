@@ -27,6 +27,7 @@ class Entry:
     digest: str
     modified_at: datetime
     dim: int = 0
+    operators: Sequence[str] = ()  # that a mutator can carry out
     fixed_reply: str | None = None
     replies: BatchWorker[str, str] | None = None
     vectors: BatchWorker[Sequence[str], FloatArray] | None = None
@@ -88,6 +89,7 @@ def _text_entry(name: str, model: EmbeddedModel) -> Entry:
         name=name.lower().removesuffix(":latest"),
         digest=digest,
         modified_at=datetime.now(UTC),
+        operators=getattr(model, "operators", ()),
         fixed_reply=getattr(model, "fixed_reply", None),
         replies=BatchWorker(model.reply_many, name=f"model-{name}"),
     )

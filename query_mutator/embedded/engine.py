@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from query_mutator.embedded.catalogue import Entry
 from query_mutator.embedded.latency import Latency
+from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.runners import Runners
 from query_mutator.embedded.shaping import shape, tokens_of
 from query_mutator.embedded.stats import Stats
@@ -125,7 +126,7 @@ class Engine:
         async def work(clock: Clock) -> tuple[FloatArray, Clock]:
             if fault == "stall":
                 await _stall()
-            return await _or_500(worker.submit(texts)), clock
+            return await _or_api_error(worker.submit(texts)), clock
 
         return await self._in_slot(entry, options, keep_alive_s, work)
 
@@ -186,7 +187,7 @@ class Engine:
             return call.entry.fixed_reply
         worker = call.entry.replies
         assert worker is not None, "routes send only text models here"
-        return await _or_500(worker.submit(call.prompt))
+        return await _or_api_error(worker.submit(call.prompt))
 
 
 async def _stall() -> None:
@@ -194,10 +195,12 @@ async def _stall() -> None:
     await asyncio.Event().wait()
 
 
-async def _or_500(work: Awaitable[Result]) -> Result:
-    """Return the result of a model's work; what it raises becomes the server's error reply."""
+async def _or_api_error(work: Awaitable[Result]) -> Result:
+    """Return the result of a model's work, or raise the ApiError for what it raised."""
     try:
         return await work
+    except PromptError as error:
+        raise ApiError(400, str(error)) from error
     except Exception as error:
         logger.exception("a model failed")
         raise ApiError(500, f"an error was encountered while running the model: {error}") from error

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from query_mutator.embedded.digests import digest_of
+from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
 from query_mutator.encoder.sentence import Encoder, english_ranks
 
 _MARKER = re.compile(r"^\[operator: ([\w-]+)\]\s*$", re.MULTILINE)
-UNKNOWN = "I carry out the rewrite operators {known}; the first line of a prompt names one as [operator: NAME]."
+#: Reply to a prompt that is not a rewrite at all, such as a probe of the server's speed.
+HELP = "I carry out the rewrite operators {known}; the first line of a prompt names one as [operator: NAME]."
 
 
 class RuleRewriter:
@@ -33,32 +35,45 @@ class RuleRewriter:
         """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and, for likeness, an encoder."""
         words = english_ranks() if words is None else words
         self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder, cache=cache))
+        #: Names of the operators that have a rule.
+        self.operators: tuple[str, ...] = tuple(self._rules)
         ranked = words.items() if isinstance(words, Mapping) else words
         weights = encoder.fingerprint if encoder is not None else ""
         known = (repr(sorted(vocabulary)), repr(sorted(ranked)), weights)
         self.digest = digest_of(*known, sources=("rewriter.py", "rules"))
-
-    def operators(self) -> list[str]:
-        """Return the names of the operators this rewriter has a rule for."""
-        return list(self._rules)
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return the rewritten question for each prompt, in order."""
         return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
-        """Return the rewritten question; where the rule finds nothing to do, the question as it stands."""
+        """Return the rewritten question, or the original question where the rule has nothing to change.
+
+        Raise PromptError for an operator without a rule and for a prompt without a question.
+        """
         marker = _MARKER.search(prompt)
         question = _between(prompt, "question")
-        if marker is None or question is None or marker[1] not in self._rules:
-            return UNKNOWN.format(known=", ".join(self._rules))
+        if marker is None and question is None:
+            return HELP.format(known=", ".join(self.operators))
+        operator = marker[1] if marker else ""
+        if operator not in self._rules:
+            raise PromptError(self._unknown(operator))
+        if question is None:
+            raise PromptError(f"the prompt of operator {operator!r} has no text between <question> and </question>")
         task = Task(
             question=question,
             neighbour=_between(prompt, "neighbour"),
             domain=_between(prompt, "domain") or DOMAIN,
         )
-        rewritten = self._rules[marker[1]](task).strip()
+        rewritten = self._rules[operator](task).strip()
         return rewritten if rewritten and rewritten.lower() != question.lower() else question
+
+    def _unknown(self, operator: str) -> str:
+        prompt = f"operator {operator!r}" if operator else "a prompt without a line [operator: NAME]"
+        return (
+            f"{self.name} cannot carry out {prompt} (it has rules for {', '.join(self.operators)}); "
+            "use a language model as --mutator-model, or leave the operator out of --operators"
+        )
 
 
 def _between(prompt: str, tag: str) -> str | None:

@@ -76,9 +76,11 @@ class OllamaRoutes:
     async def show(self, exchange: Exchange) -> Response:
         """Describe one model."""
         entry = self._catalogue.find(model_name(read_body(exchange.request.body)))
-        info = {"general.architecture": "query-mutator", "query-mutator.context_length": CONTEXT_LENGTH}
+        info: dict[str, Any] = {"general.architecture": "query-mutator", "query-mutator.context_length": CONTEXT_LENGTH}
         if entry.dim:
             info["query-mutator.embedding_length"] = entry.dim
+        if entry.operators:
+            info["query_mutator.operators"] = list(entry.operators)
         return json_response(
             {
                 "modelfile": f"# Part of Query Mutator's embedded server\nFROM {entry.tagged}\n",

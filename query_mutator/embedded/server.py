@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.embedded.catalogue import Catalogue
-from query_mutator.embedded.echo import Echo
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.http import Connection
 from query_mutator.embedded.latency import Latency
+from query_mutator.embedded.models import Echo
 from query_mutator.embedded.routes_debug import DebugRoutes
 from query_mutator.embedded.routes_ollama import OllamaRoutes
 from query_mutator.embedded.routes_openai import OpenAIRoutes

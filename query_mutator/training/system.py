@@ -149,7 +149,7 @@ class System:
 
     def _start_embedded(self, corpus: Corpus) -> str:
         """Start the embedded server in this process, sharing the encoder and its memory of texts."""
-        from query_mutator.embedded.models import default_models
+        from query_mutator.embedded.default_models import default_models
         from query_mutator.embedded.server import start_server
 
         settings = self.settings

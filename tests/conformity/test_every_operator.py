@@ -47,7 +47,7 @@ def test_the_prompt_begins_with_the_marker_and_ends_with_the_question(name: str)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rule_rewriter_knows_the_operator(rewriter: RuleRewriter, name: str) -> None:
-    assert name in rewriter.operators()
+    assert name in rewriter.operators
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

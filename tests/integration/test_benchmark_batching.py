@@ -13,7 +13,7 @@ import pytest
 
 from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.echo import Echo
+from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
 from query_mutator.report.speedup import Measurement, Mode, Row, recommend
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.embedded.echo import Echo
+from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
 from query_mutator.encoder.sentence import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError

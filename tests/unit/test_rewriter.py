@@ -6,6 +6,7 @@ import pytest
 
 from query_mutator import operators
 from query_mutator.embedded.corpus import load_corpus
+from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.rules.inflect import forms, plural
 from query_mutator.embedded.rules.slips import slip_cost
@@ -138,15 +139,24 @@ def test_merge_without_a_neighbour_is_the_question(apply) -> None:  # type: igno
     assert apply("merge", "How do I delete a folder?") == "How do I delete a folder?"
 
 
-def test_an_unknown_prompt_gets_a_sentence_that_says_what_is_known(rewriter: RuleRewriter) -> None:
-    for prompt in (
-        "Write me a poem.",
-        "[operator: rhyme]\n<question>\nx\n</question>",
-        "[operator: slang]\nno question",
-    ):
-        reply = rewriter.reply(prompt)
-        assert "spelling, slang" in reply
-        assert "[operator: NAME]" in reply
+def test_a_prompt_that_is_not_a_rewrite_gets_a_sentence_that_lists_the_operators(rewriter: RuleRewriter) -> None:
+    reply = rewriter.reply("Write me a poem.")
+    assert "spelling, slang" in reply
+    assert "[operator: NAME]" in reply
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("[operator: rhyme]\n<question>\nx\n</question>", "cannot carry out operator 'rhyme' .*--mutator-model"),
+        ("[operator: rhyme]\nno question", "cannot carry out operator 'rhyme'"),
+        ("<question>\nno marker\n</question>", r"cannot carry out a prompt without a line \[operator: NAME\]"),
+        ("[operator: slang]\nno question", "'slang' has no text between <question>"),
+    ],
+)
+def test_a_rewrite_without_a_rule_is_an_error_and_never_a_reply(rewriter: RuleRewriter, prompt: str, says: str) -> None:
+    with pytest.raises(PromptError, match=says):
+        rewriter.reply(prompt)
 
 
 def test_reply_many_keeps_the_order(rewriter: RuleRewriter) -> None:

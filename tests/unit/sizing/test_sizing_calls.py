@@ -7,7 +7,7 @@ import re
 import pytest
 
 from query_mutator.commands.main import main
-from query_mutator.embedded.echo import Echo
+from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
 from query_mutator.sizing.calls import cache_bytes, cache_line, size_calls
 
