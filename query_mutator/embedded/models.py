@@ -11,7 +11,10 @@ from query_mutator.errors import UsageError
 __all__ = ["Babble", "Echo", "EmbeddedModel", "PromptError"]
 
 #: Words in an answer of `babble`, new words in a rewrite, and the most words of a rewrite.
-ANSWER_WORDS, NEW_WORDS, MAX_REWRITE_TEXT = (
+ANSWER_WORDS, NEW_WORDS, MAX_REWRITE_WORDS = 30, 3, 14
+
+# Each is a single token to a sentence encoder.
+_TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend "
