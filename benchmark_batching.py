@@ -42,15 +42,17 @@ from query_mutator.llm.build import build_client, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import OperatorContext
 from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_json
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ChatRequest, Completion
 
 PROG = "benchmark_batching"
 NUM_QUERIES = 64
 OPERATOR = "spelling"
 LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
+NO_RETRIES = RetryPolicy(max_retries=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,12 +314,8 @@ def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
     """Return a scheduler that leaves retries to the client, as the batch functions do."""
     encoder = resolve_encoder("hash")
     if mode == "sequential":
-        return SequentialScheduler(client=system.recorder, encoder=encoder, retry_delay_s=_never_again)
-    return PooledScheduler(client=system.recorder, encoder=encoder, retry_delay_s=_never_again, batch_size=batch_size)
-
-
-def _never_again(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> None:
-    return None
+        return SequentialScheduler(client=system.recorder, encoder=encoder, retry_policy=NO_RETRIES)
+    return PooledScheduler(client=system.recorder, encoder=encoder, retry_policy=NO_RETRIES, batch_size=batch_size)
 
 
 def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:

@@ -34,7 +34,6 @@ from query_mutator.env.scheduling import (
     Flow,
     PooledScheduler,
     Prepare,
-    RetryDelay,
     Scheduler,
     SequentialScheduler,
     run_flow,
@@ -43,7 +42,7 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.retry import retry_delay_s
+from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.training.journal import CallSite, Journal
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
@@ -78,7 +77,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         task: Task,
         *,
         client: Client,
-        retry_delay: RetryDelay = retry_delay_s,
+        retry_policy: RetryPolicy = DEFAULT_POLICY,
         env_id: int = 0,
         on_record: Callable[[StepRecord], None] | None = None,
         on_close: Callable[[], None] | None = None,
@@ -86,7 +85,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     ) -> None:
         self.task = task
         self.client = client
-        self.retry_delay = retry_delay
+        self.retry_policy = retry_policy
         self.env_id = env_id
         self.on_record = on_record
         self.on_close = on_close
@@ -150,7 +149,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self.on_close = None
 
     def _run(self, flow: Flow) -> Any:
-        return run_flow(flow, client=self.client, encoder=self.task.encoder, retry_delay_s=self.retry_delay)
+        return run_flow(flow, client=self.client, encoder=self.task.encoder, retry_policy=self.retry_policy)
 
     # --- the state machine -----------------------------------------------------------------------------------------
 
@@ -537,10 +536,10 @@ def rows_of(infos: dict[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) 
 
 
 def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: Journal | None) -> Scheduler:
-    client, encoder, delay = env.client, env.task.encoder, env.retry_delay
+    client, encoder, policy = env.client, env.task.encoder, env.retry_policy
     if batch_size is None:
-        return SequentialScheduler(client=client, encoder=encoder, retry_delay_s=delay, journal=journal)
-    return PooledScheduler(client=client, encoder=encoder, retry_delay_s=delay, batch_size=batch_size, journal=journal)
+        return SequentialScheduler(client=client, encoder=encoder, retry_policy=policy, journal=journal)
+    return PooledScheduler(client=client, encoder=encoder, retry_policy=policy, batch_size=batch_size, journal=journal)
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

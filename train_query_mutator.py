@@ -196,7 +196,7 @@ class Trainer:
         self.evaluator = Evaluator(
             client=system.calls.eval_client,
             batch_size=config.calls_in_flight,
-            retry_delay=system.retry_delay,
+            retry_policy=system.retry_policy,
             progress=progress,
         )
         self.runlog = RunLog(system.calls, wall_s=done.wall_s)
@@ -436,7 +436,7 @@ def make_envs(
         QueryMutationEnv(
             task,
             client=system.calls.client,
-            retry_delay=system.retry_delay,
+            retry_policy=system.retry_policy,
             env_id=env,
             on_record=run_dir.add_record,
         )

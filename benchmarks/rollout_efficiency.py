@@ -305,7 +305,7 @@ class PhaseScheduler:
 
     worker_ids = ()
 
-    def __init__(self, *, client: Any, encoder: Any, retry_delay_s: Any, batch_size: int, journal: Any = None) -> None:
+    def __init__(self, *, client: Any, encoder: Any, retry_policy: Any, batch_size: int, journal: Any = None) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         self.batch_size = batch_size

@@ -320,7 +320,7 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None 
         evaluator = Evaluator(
             client=system.calls.eval_client,
             batch_size=settings.batch_size,
-            retry_delay=system.retry_delay,
+            retry_policy=system.retry_policy,
             progress=progress,
         )
         with contextlib.closing(system.calls):

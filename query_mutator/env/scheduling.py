@@ -30,6 +30,7 @@ from query_mutator.env.workers import Workers
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import join
+from query_mutator.llm.retry import Attempts, RetryPolicy, repeat
 from query_mutator.training.journal import CallSite, Journal, Outcome
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -64,14 +65,6 @@ Need = Call | Encode | Prepare
 Flow = Generator[Need, Any, Any]
 
 
-class RetryDelay(Protocol):
-    """Says how long to wait before trying again, or None when the failure is final."""
-
-    def __call__(
-        self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int
-    ) -> float | None: ...
-
-
 class Scheduler(Protocol):
     """Runs flows to their end; `batch_size` is the bound on calls in flight."""
 
@@ -99,7 +92,7 @@ class Scheduler(Protocol):
 
 
 def run_flow(
-    flow: Flow, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+    flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: Journal | None = None
 ) -> Any:
     """Run one flow to its end in the calling thread, one call at a time, and return its result."""
     result: Any = None
@@ -113,36 +106,33 @@ def run_flow(
         elif isinstance(need, Encode):
             result = _encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(_Tries(need, retry_delay_s, journal), client)
+            result = _call_with_retries(_Tries(need, retry_policy, journal), client)
 
 
 class _Tries:
     """One call from its first attempt to its last, and what the journal has of it."""
 
-    __slots__ = ("_began", "_call", "_journal", "_retry_delay_s", "_timeouts", "attempt")
+    __slots__ = ("_attempts", "_call", "_journal")
 
-    def __init__(self, call: Call, retry_delay_s: RetryDelay, journal: Journal | None) -> None:
+    def __init__(self, call: Call, retry_policy: RetryPolicy, journal: Journal | None) -> None:
         self._call = call
-        self._retry_delay_s = retry_delay_s
         self._journal = journal if call.site is not None else None
-        self._began = time.monotonic()
-        self.attempt = 0
-        self._timeouts = 0
+        self._attempts = Attempts(retry_policy, call.request.messages[-1].content)
 
     def next(self) -> tuple[ChatRequest, Outcome | None]:
         """Begin another attempt; return its request, and its outcome if it was made before."""
-        self.attempt += 1
+        number = self._attempts.next()
         request = self._call.request
-        if self.attempt > 1:
-            request = replace(request, attempt=self.attempt)
+        if number > 1:
+            request = replace(request, attempt=number)
         if self._journal is None:
             return request, None
         assert self._call.site is not None
-        return request, self._journal.find(self._call.site, self.attempt, request)
+        return request, self._journal.find(self._call.site, number, request)
 
     def ended(self, request: ChatRequest, completion: Completion) -> Outcome:
         """Return the outcome of the present attempt, which is in the journal when this returns."""
-        outcome = Outcome(completion, time.monotonic() - self._began)
+        outcome = Outcome(completion, self._attempts.elapsed_s)
         if self._journal is not None:
             assert self._call.site is not None
             self._journal.write(self._call.site, request.attempt, request, outcome)
@@ -150,33 +140,25 @@ class _Tries:
 
     def delay_s(self, outcome: Outcome) -> float | None:
         """Return the seconds until the next attempt, None when there is none; 0 when that was made before."""
-        error = outcome.completion.error
-        if error is None:
-            return None
-        key = self._call.request.messages[-1].content
-        self._timeouts += error.kind == "timeout"
-        delay_s = self._retry_delay_s(
-            error, self.attempt, key=key, elapsed_s=outcome.elapsed_s, timeouts=self._timeouts
-        )
+        delay_s = self._attempts.delay_s(outcome.completion.error, elapsed_s=outcome.elapsed_s)
         if delay_s is not None and self._journal is not None:
             assert self._call.site is not None
-            return 0.0 if self._journal.holds(self._call.site, self.attempt + 1) else delay_s
+            return 0.0 if self._journal.holds(self._call.site, self._attempts.number + 1) else delay_s
         return delay_s
 
     def result(self, outcome: Outcome) -> Completion:
         """Return the completion for the flow, with the number of attempts."""
         completion = outcome.completion
-        return completion if self.attempt == 1 else replace(completion, attempts=self.attempt)
+        number = self._attempts.number
+        return completion if number == 1 else replace(completion, attempts=number)
 
 
 def _call_with_retries(tries: _Tries, client: Client) -> Completion:
-    while True:
+    def once() -> Outcome:
         request, outcome = tries.next()
-        outcome = outcome or tries.ended(request, client.complete(request))
-        delay_s = tries.delay_s(outcome)
-        if delay_s is None:
-            return tries.result(outcome)
-        time.sleep(delay_s)
+        return outcome or tries.ended(request, client.complete(request))
+
+    return tries.result(repeat(once, delay_s=tries.delay_s))
 
 
 class SequentialScheduler:
@@ -186,10 +168,10 @@ class SequentialScheduler:
     worker_ids: Sequence[int] = ()
 
     def __init__(
-        self, *, client: Client, encoder: Encoder, retry_delay_s: RetryDelay, journal: Journal | None = None
+        self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: Journal | None = None
     ) -> None:
         self._run: Callable[[Flow], Any] = lambda flow: run_flow(
-            flow, client=client, encoder=encoder, retry_delay_s=retry_delay_s, journal=journal
+            flow, client=client, encoder=encoder, retry_policy=retry_policy, journal=journal
         )
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
@@ -234,7 +216,7 @@ class PooledScheduler:
         *,
         client: Client,
         encoder: Encoder,
-        retry_delay_s: RetryDelay,
+        retry_policy: RetryPolicy,
         batch_size: int,
         journal: Journal | None = None,
     ) -> None:
@@ -243,7 +225,7 @@ class PooledScheduler:
         self.batch_size = batch_size
         self._client = client
         self._encoder = encoder
-        self._retry_delay_s = retry_delay_s
+        self._retry_policy = retry_policy
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
@@ -301,7 +283,7 @@ class PooledScheduler:
                 self._done.append((running.key, stop.value))
                 return
             if isinstance(need, Call):
-                running.tries = _Tries(need, self._retry_delay_s, self._journal)
+                running.tries = _Tries(need, self._retry_policy, self._journal)
                 self._call(running)
                 return
             result = _remembered(self._encoder, need.texts)

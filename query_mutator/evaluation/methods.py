@@ -25,10 +25,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.scheduling import Flow, PooledScheduler, RetryDelay
+from query_mutator.env.scheduling import Flow, PooledScheduler
 from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.llm.client import Client
-from query_mutator.llm.retry import retry_delay_s
+from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.operators import OperatorContext
 from query_mutator.stats.intervals import mean_interval, paired_interval, wilson_interval
 from query_mutator.types import Question
@@ -92,18 +92,18 @@ class Evaluator:
         *,
         client: Client,
         batch_size: int,
-        retry_delay: RetryDelay = retry_delay_s,
+        retry_policy: RetryPolicy = DEFAULT_POLICY,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
         self.client = client
-        self.retry_delay = retry_delay
+        self.retry_policy = retry_policy
         self.batch_size = batch_size
         self._progress = progress
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
         """Return one outcome a question, in the task's order."""
         scheduler = PooledScheduler(
-            client=self.client, encoder=task.encoder, retry_delay_s=self.retry_delay, batch_size=self.batch_size
+            client=self.client, encoder=task.encoder, retry_policy=self.retry_policy, batch_size=self.batch_size
         )
         bar = self._progress(name, len(task.questions)) if self._progress else None
         outcomes: dict[int, Outcome] = {}

@@ -28,7 +28,7 @@ from query_mutator.llm.limits import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.pool import Pool
-from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry
+from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry, RetryPolicy
 from query_mutator.llm.same_models import Identity, ModelServer
 from query_mutator.llm.stack import ClientStack
 
@@ -70,7 +70,7 @@ def build_client(
     backend = Beside(backend, local) if local else backend
     limit = AdaptiveLimit(backend, highest=batch_size) if adaptive else Limit(backend, limit=batch_size)
     counted, eval_counted = Counted(limit), Counted(limit)
-    retry = Retry(limit, max_retries=max_retries, deadline_s=deadline_s)
+    retry = Retry(limit, RetryPolicy(max_retries=max_retries, deadline_s=deadline_s))
     store = None if cache == "off" else _open_store(cache_path)
     identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
     identity.know({model.name: model.digest for model in local})

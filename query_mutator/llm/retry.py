@@ -1,58 +1,65 @@
-"""Which failed calls are worth another try, and after how long; and a client that waits and tries again."""
+"""Retries of failed calls: which failures are transient, how long to wait, and a client that waits in its own thread.
+
+RetryPolicy    the rule: a pure function from one failure to the wait before the next attempt
+Attempts       the state of one call under a policy; the scheduler drives it with timers
+Retry          a client that drives it in the calling thread
+"""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
+__all__ = ["DEFAULT_MAX_RETRIES", "DEFAULT_POLICY", "Attempts", "Retry", "RetryPolicy", "repeat"]
+
 T = TypeVar("T")
 
 DEFAULT_MAX_RETRIES = 4
-FIRST_DELAY_S = 0.25  # doubles with every attempt
-MAX_DELAY_S = 30.0
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
+MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
+_TRANSIENT = frozenset({"connect", "busy", "server", "malformed", "empty", "incomplete"})
 
-_WORTH_RETRYING = frozenset({"connect", "busy", "server", "malformed", "empty", "incomplete"})
-MAX_TIMEOUTS = 1  # a retried time-out joins the end of the server's queue
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Which failures are retried, how often, and after how long."""
 
-def retry_delay_s(
-    error: ErrorInfo,
-    attempt: int,
-    *,
-    key: str,
-    max_retries: int = DEFAULT_MAX_RETRIES,
-    elapsed_s: float = 0.0,
-    timeouts: int | None = None,
-    deadline_s: float | None = None,
-) -> float | None:
-    """Return the seconds to wait before the next attempt, or None when the failure is final.
+    max_retries: int = DEFAULT_MAX_RETRIES
+    deadline_s: float | None = None  # no attempt starts later than this after the first one
+    first_delay_s: float = 0.25  # doubles with every attempt
+    max_delay_s: float = 30.0
 
-    `attempt` counts the calls made so far, from 1, of which `timeouts` timed out (None: all, if the last did). They
-    took `elapsed_s` with their waits, and none begins later than `deadline_s` after the first. The wait doubles from
-    0.25 s up to 30 s, of which a half is jitter drawn from `key` and `attempt`: equal inputs, equal waits. A server's
-    Retry-After is waited out. A second time-out, a request that is wrong, a missing model, a server out of memory and a
-    cancelled call stay as they are.
-    """
-    if error.kind == "timeout":
-        if (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
+    def delay_s(
+        self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float = 0.0, timeouts: int | None = None
+    ) -> float | None:
+        """Return the seconds to wait before the next attempt, or None when the failure is final.
+
+        `attempt` counts the calls made so far, from 1; `timeouts` of them timed out (None: all, if the last did). They
+        took `elapsed_s`, waits included. Half of each wait is jitter drawn from `key` and `attempt`, so equal inputs
+        give equal waits. A server's Retry-After is honored. A second timeout, a wrong request, a missing model, a
+        server out of memory and a cancelled call are final.
+        """
+        if error.kind == "timeout":
+            if (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
+                return None
+        elif error.kind not in _TRANSIENT:
             return None
-    elif error.kind not in _WORTH_RETRYING:
-        return None
-    if attempt > max_retries:
-        return None
-    ceiling_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (attempt - 1))
-    delay_s = ceiling_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
-    delay_s = max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
-    return None if deadline_s is not None and elapsed_s + delay_s > deadline_s else delay_s
+        if attempt > self.max_retries:
+            return None
+        longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (attempt - 1))
+        delay_s = longest_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
+        delay_s = max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+        return None if self.deadline_s is not None and elapsed_s + delay_s > self.deadline_s else delay_s
+
+
+DEFAULT_POLICY = RetryPolicy()
 
 
 def _fraction(text: str) -> float:
@@ -60,15 +67,54 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-class Retry:
-    """A client that tries failed calls again; the wait is spent in the calling thread and ends at `close`."""
+class Attempts:
+    """The attempts at one call: how many started, how many timed out, and the wait before the next."""
 
-    def __init__(
-        self, client: Client, *, max_retries: int = DEFAULT_MAX_RETRIES, deadline_s: float | None = None
-    ) -> None:
+    __slots__ = ("_key", "_policy", "_started", "_timeouts", "number")
+
+    def __init__(self, policy: RetryPolicy, key: str) -> None:
+        self._policy = policy
+        self._key = key
+        self._started = time.monotonic()
+        self._timeouts = 0
+        self.number = 0
+
+    def next(self) -> int:
+        """Start another attempt; return its number, from 1."""
+        self.number += 1
+        return self.number
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since the call started."""
+        return time.monotonic() - self._started
+
+    def delay_s(self, error: ErrorInfo | None, *, elapsed_s: float | None = None) -> float | None:
+        """Return the wait after the present attempt, None when it succeeded or failed for good."""
+        if error is None:
+            return None
+        self._timeouts += error.kind == "timeout"
+        elapsed_s = self.elapsed_s if elapsed_s is None else elapsed_s
+        return self._policy.delay_s(error, self.number, key=self._key, elapsed_s=elapsed_s, timeouts=self._timeouts)
+
+
+def repeat(
+    once: Callable[[], T], *, delay_s: Callable[[T], float | None], wait: Callable[[float], object] = time.sleep
+) -> T:
+    """Call `once` and wait in turns; return its result when `delay_s` of it is None, or when `wait` returns true."""
+    while True:
+        result = once()
+        seconds = delay_s(result)
+        if seconds is None or wait(seconds):
+            return result
+
+
+class Retry:
+    """A client that retries failed calls; the wait is spent in the calling thread and ends at `close`."""
+
+    def __init__(self, client: Client, policy: RetryPolicy = DEFAULT_POLICY) -> None:
         self._client = client
-        self.max_retries = max_retries
-        self.deadline_s = deadline_s
+        self.policy = policy
         self._closed = threading.Event()
 
     def __repr__(self) -> str:
@@ -84,30 +130,16 @@ class Retry:
         return reply if attempts == 1 else replace(reply, attempts=attempts)
 
     def call(self, once: Callable[[int], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
-        """Return what the last call of `once(attempt)` gave and how many there were; for calls without completions."""
-        started, timeouts = time.monotonic(), 0
-        for attempt in itertools.count(1):
-            reply = once(attempt)
-            error = error_of(reply)
-            timeouts += error is not None and error.kind == "timeout"
-            elapsed_s = time.monotonic() - started
-            delay_s = None if error is None else self._delay_s(error, attempt, key, elapsed_s, timeouts)
-            if delay_s is None or self._closed.wait(delay_s):
-                return reply, attempt
-        raise AssertionError("count() has no end")
-
-    def _delay_s(self, error: ErrorInfo, attempt: int, key: str, elapsed_s: float, timeouts: int) -> float | None:
-        return retry_delay_s(
-            error,
-            attempt,
-            key=key,
-            max_retries=self.max_retries,
-            elapsed_s=elapsed_s,
-            timeouts=timeouts,
-            deadline_s=self.deadline_s,
+        """Return the last result of `once(attempt)` and the number of attempts; for calls without completions."""
+        attempts = Attempts(self.policy, key)
+        result = repeat(
+            lambda: once(attempts.next()),
+            delay_s=lambda result: attempts.delay_s(error_of(result)),
+            wait=self._closed.wait,
         )
+        return result, attempts.number
 
     def close(self) -> None:
-        """Give up waiting and close the client within; idempotent."""
+        """Give up waiting and close the inner client; idempotent."""
         self._closed.set()
         self._client.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +20,7 @@ from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
-from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, retry_delay_s
+from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, RetryPolicy
 from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.types import AnswerRule, Question
@@ -107,7 +106,7 @@ class System:
             self.url = self.choice.urls[0]
         self.calls = calls = self._build_client()
         self._stack.callback(calls.close)
-        self.retry_delay = partial(retry_delay_s, max_retries=settings.max_retries, deadline_s=settings.deadline_s)
+        self.retry_policy = RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
         calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
@@ -262,7 +261,7 @@ def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) 
     return QueryMutationEnv(
         task,
         client=system.calls.client,
-        retry_delay=system.retry_delay,
+        retry_policy=system.retry_policy,
         env_id=env_id,
         render_mode=render_mode,
         on_close=lambda: _release(system_settings),
@@ -276,7 +275,7 @@ def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
         QueryMutationEnv(
             first.task,
             client=first.client,
-            retry_delay=first.retry_delay,
+            retry_policy=first.retry_policy,
             env_id=index,
             render_mode=first.render_mode,
         )

@@ -20,7 +20,7 @@ from query_mutator.encoder.sentence import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.llm.build import build_client
 from query_mutator.llm.client import Client
-from query_mutator.llm.retry import retry_delay_s
+from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Upper
 
@@ -98,7 +98,7 @@ def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early
             again = [
                 index
                 for index, reply in enumerate(replies)
-                if reply.error is not None and retry_delay_s(reply.error, attempt, key="k") is not None
+                if reply.error is not None and DEFAULT_POLICY.delay_s(reply.error, attempt, key="k") is not None
             ]
             repeated = [replace(wanted[index], attempt=attempt + 1) for index in again]
             for index, reply in zip(again, ask_all(stack.client, repeated, threads=16), strict=True):
@@ -178,7 +178,7 @@ def test_the_scheduler_takes_the_stack_without_retry() -> None:
     with start_server([Upper()], num_parallel=4, faults=FaultPlan(0.3, kinds=("503", "cut"))) as server:
         stack = build_client(server.url, batch_size=4)
         scheduler = PooledScheduler(
-            client=stack.client, encoder=resolve_encoder("hash"), retry_delay_s=retry_delay_s, batch_size=4
+            client=stack.client, encoder=resolve_encoder("hash"), retry_policy=DEFAULT_POLICY, batch_size=4
         )
         for number in range(12):
             scheduler.start(number, flow(f"text {number % 6}"))

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
+from query_mutator.llm.retry import RetryPolicy
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
@@ -45,8 +46,7 @@ class FailingModel:
         self.client.close()
 
 
-def no_retry(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
-    return None
+NO_RETRY = RetryPolicy(max_retries=0)
 
 
 def test_reward_is_the_change_of_score_minus_the_cost_of_a_step(env: QueryMutationEnv) -> None:
@@ -126,7 +126,7 @@ def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client:
 def test_step_whose_call_failed_changes_nothing_but_the_length(tiny_task: MakeTask, tiny_client: Client) -> None:
     records: list[StepRecord] = []
     client = FailingModel(tiny_client, "softener")
-    env = QueryMutationEnv(tiny_task(), client=client, retry_delay=no_retry, on_record=records.append)
+    env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY, on_record=records.append)
     env.reset(seed=0, options=KILL)
     _, reward, _, _, info = env.step(NEUTRAL)
     assert reward == 0.0
@@ -142,7 +142,7 @@ def test_reset_tries_a_question_three_times_then_the_next_and_gives_up_at_last(
     tiny_task: MakeTask, tiny_client: Client
 ) -> None:
     client = FailingModel(tiny_client, "librarian")
-    env = QueryMutationEnv(tiny_task(), client=client, retry_delay=no_retry)
+    env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY)
     with pytest.raises(BackendError, match="broken for good"):
         env.reset(seed=0)
     assert client.calls == 15

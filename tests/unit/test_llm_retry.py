@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from query_mutator.llm.retry import Retry, retry_delay_s
+from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
 
 REQUEST = ChatRequest.user("why?", model="m")
@@ -16,7 +16,7 @@ AGAIN = {"connect", "busy", "server", "malformed", "empty", "incomplete"}
 
 def delays(kind: str, *, max_retries: int = 4, retry_after_s: float | None = None) -> list[float | None]:
     error = ErrorInfo(kind=kind, message="", retry_after_s=retry_after_s)
-    return [retry_delay_s(error, attempt, key="k", max_retries=max_retries) for attempt in range(1, 7)]
+    return [RetryPolicy(max_retries=max_retries).delay_s(error, attempt, key="k") for attempt in range(1, 7)]
 
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
@@ -27,9 +27,9 @@ def test_each_kind_is_tried_again_as_often_as_it_can_help(kind: str) -> None:
 
 def test_a_time_out_after_other_failures_is_the_first_time_out() -> None:
     error = ErrorInfo(kind="timeout", message="")
-    asked = [retry_delay_s(error, 3, key="k", timeouts=timeouts) is not None for timeouts in (1, 2)]
+    asked = [DEFAULT_POLICY.delay_s(error, 3, key="k", timeouts=timeouts) is not None for timeouts in (1, 2)]
     assert asked == [True, False]
-    assert retry_delay_s(error, 5, key="k", timeouts=1) is None  # four retries are all there are
+    assert DEFAULT_POLICY.delay_s(error, 5, key="k", timeouts=1) is None  # four retries are all there are
 
 
 def test_no_retries_means_none_for_any_kind() -> None:
@@ -43,15 +43,15 @@ def test_waits_double_and_keep_half_of_their_length_under_jitter() -> None:
 
 
 def test_waits_end_at_thirty_seconds() -> None:
-    delay = retry_delay_s(ErrorInfo(kind="busy", message=""), 60, key="k", max_retries=100)
+    delay = RetryPolicy(max_retries=100).delay_s(ErrorInfo(kind="busy", message=""), 60, key="k")
     assert delay is not None
     assert 15 <= delay <= 30
 
 
 def test_jitter_depends_on_key_and_attempt_alone() -> None:
     error = ErrorInfo(kind="server", message="")
-    spread = {retry_delay_s(error, 1, key=str(key)) for key in range(50)}
-    assert spread == {retry_delay_s(error, 1, key=str(key)) for key in range(50)}
+    spread = {DEFAULT_POLICY.delay_s(error, 1, key=str(key)) for key in range(50)}
+    assert spread == {DEFAULT_POLICY.delay_s(error, 1, key=str(key)) for key in range(50)}
     assert len(spread) == 50
 
 
@@ -62,7 +62,8 @@ def test_a_server_that_says_when_to_come_back_is_heeded_up_to_two_minutes() -> N
 
 def test_no_attempt_begins_after_the_deadline_of_a_call() -> None:
     error = ErrorInfo(kind="busy", message="", retry_after_s=10.0)
-    asked = [retry_delay_s(error, 1, key="k", elapsed_s=elapsed_s, deadline_s=30.0) for elapsed_s in (0.0, 19.0, 21.0)]
+    policy = RetryPolicy(deadline_s=30.0)
+    asked = [policy.delay_s(error, 1, key="k", elapsed_s=elapsed_s) for elapsed_s in (0.0, 19.0, 21.0)]
     assert asked == [10.0, 10.0, None]
 
 
@@ -103,14 +104,14 @@ def test_a_final_failure_is_returned_at_once() -> None:
 
 def test_the_last_failure_is_returned_when_retries_run_out() -> None:
     client = Script(*[Completion.failed("malformed", str(number)) for number in range(5)])
-    reply = Retry(client, max_retries=1).complete(REQUEST)
+    reply = Retry(client, RetryPolicy(max_retries=1)).complete(REQUEST)
     assert reply.error is not None
     assert (reply.error.message, reply.attempts) == ("1", 2)
 
 
 def test_a_deadline_ends_the_retries_of_a_client() -> None:
     client = Script(Completion.failed("busy", "x", retry_after_s=100.0), Completion(text="never asked"))
-    reply = Retry(client, deadline_s=60.0).complete(REQUEST)
+    reply = Retry(client, RetryPolicy(deadline_s=60.0)).complete(REQUEST)
     assert (reply.ok, reply.attempts, len(client.replies)) == (False, 1, 1)
 
 

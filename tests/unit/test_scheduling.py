@@ -22,17 +22,14 @@ from query_mutator.env.scheduling import (
     run_flow,
 )
 from query_mutator.llm.client import Client
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.types import ChatRequest, Completion
 
 MakeScheduler = Callable[[Client], Scheduler]
 
 
-def never(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
-    return None
-
-
-def at_once_twice(error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float, timeouts: int) -> float | None:
-    return 0.0 if attempt <= 2 else None
+NEVER = RetryPolicy(max_retries=0)
+AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
 
 
 def ask(text: str, model: str = "librarian") -> Call:
@@ -75,7 +72,7 @@ def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[Make
     made: list[Scheduler] = []
 
     def build(client: Client) -> Scheduler:
-        shared = {"client": client, "encoder": hash_encoder, "retry_delay_s": at_once_twice}
+        shared = {"client": client, "encoder": hash_encoder, "retry_policy": AT_ONCE_TWICE}
         scheduler = (
             PooledScheduler(**shared, batch_size=request.param) if request.param else SequentialScheduler(**shared)
         )
@@ -99,7 +96,7 @@ def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: C
 
 def test_calls_in_flight_never_pass_the_batch_size(hash_encoder: Encoder, tiny_client: Client) -> None:
     counting = Counting(tiny_client)
-    scheduler = PooledScheduler(client=counting, encoder=hash_encoder, retry_delay_s=never, batch_size=3)
+    scheduler = PooledScheduler(client=counting, encoder=hash_encoder, retry_policy=NEVER, batch_size=3)
     for index in range(20):
         scheduler.start(index, two_calls(f"sort {index} now"))
     assert {key for key, _ in (scheduler.finished() for _ in range(20))} == set(range(20))
@@ -143,7 +140,7 @@ def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_cli
 
 
 def test_sequential_run_of_one_flow_gives_the_same_result(hash_encoder: Encoder, tiny_client: Client) -> None:
-    text, shape = run_flow(two_calls("kill it"), client=tiny_client, encoder=hash_encoder, retry_delay_s=never)
+    text, shape = run_flow(two_calls("kill it"), client=tiny_client, encoder=hash_encoder, retry_policy=NEVER)
     assert text == "`os.kill` is what you want."
     assert shape == (2, hash_encoder.dim)
 
@@ -179,7 +176,7 @@ def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny
         yield ask(text)
 
     may_go_on = threading.Event()
-    scheduler = PooledScheduler(client=Noting(tiny_client), encoder=hash_encoder, retry_delay_s=never, batch_size=1)
+    scheduler = PooledScheduler(client=Noting(tiny_client), encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
     for done, text in enumerate(["first", "d", "c", "b", "a"]):
         scheduler.start(text, one(text), done=-done)
     may_go_on.set()
@@ -189,7 +186,7 @@ def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny
 
 def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
     with pytest.raises(ValueError, match="batch_size=0"):
-        PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_delay_s=never, batch_size=0)
+        PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_policy=NEVER, batch_size=0)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
@@ -207,7 +204,7 @@ def test_encoder_workers_may_use_every_cpu_whoever_begins_them(tiny_client: Clie
     def flow() -> Flow:
         return (yield Encode(("a text",)))
 
-    scheduler = PooledScheduler(client=tiny_client, encoder=cast(Encoder, Noting()), retry_delay_s=never, batch_size=2)
+    scheduler = PooledScheduler(client=tiny_client, encoder=cast(Encoder, Noting()), retry_policy=NEVER, batch_size=2)
     allow({min(cpus)}, 0)
     try:
         scheduler.start(0, flow())
