@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from query_mutator.batching.streaming.connection import LineConnection, accept
-from query_mutator.batching.streaming.gym_types import GymConnectionError, GymOutputMode, GymProtocolError
+from query_mutator.batching.streaming.gym_types import GymOutputMode, GymProtocolError
 from query_mutator.errors import QueryMutatorError, UsageError
 from query_mutator.gym.session import Game, Session, StepOutcome, TextEnv
 
@@ -178,12 +178,9 @@ class GymServer:
         connection: LineConnection | None = None
         try:
             connection = await accept(reader, writer, patience_s=PATIENCE_S)
-            if connection is not None:
-                await self._converse(connection, session)
-        except (GymConnectionError, GymProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            await self._converse(connection, session)
+        except (GymProtocolError, OSError) as error:  # a GymConnectionError is an OSError
             logger.debug("client left: %s", error)
-        except OSError as error:
-            logger.debug("connection broke: %s", error)
         finally:
             await asyncio.get_running_loop().run_in_executor(self._pool, session.close)
             if connection is not None:

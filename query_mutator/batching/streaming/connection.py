@@ -1,13 +1,15 @@
-"""Lines over a socket, whatever carries them: plain TCP, telnet or WebSocket; the client's and the server's side."""
+"""Line connections over plain TCP, telnet or WebSocket, for clients (`connect`) and servers (`accept`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from typing import Protocol
 
-from query_mutator.batching.streaming import websocket
+from websockets.client import ClientProtocol
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
+
 from query_mutator.batching.streaming.gym_types import (
     GymConfig,
     GymConnectionError,
@@ -15,97 +17,17 @@ from query_mutator.batching.streaming.gym_types import (
     GymTransport,
 )
 from query_mutator.batching.streaming.telnet import SUPPRESS_GO_AHEAD, TelnetCodec
+from query_mutator.batching.streaming.wires import TextWire, WebSocketWire, Wire
+
+__all__ = ["LineConnection", "accept", "connect"]
 
 CHUNK_BYTES = 65_536
 MAX_LINE_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
 
 
-class Wire(Protocol):
-    """What turns bytes into text and back; `closed` once the other side has said goodbye."""
-
-    closed: bool
-
-    def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the text in `data`, and what has to be sent back for it."""
-        ...
-
-    def encode(self, line: str) -> bytes:
-        """Return a line as it goes out."""
-        ...
-
-    def goodbye(self) -> bytes:
-        """Return what is sent last."""
-        ...
-
-
-class PlainWire:
-    """Bytes as they are, lines ended by CR LF."""
-
-    closed = False
-
-    def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return `data`, and no answer."""
-        return data, b""
-
-    def encode(self, line: str) -> bytes:
-        """Return the line with its end."""
-        return f"{line}\r\n".encode()
-
-    def goodbye(self) -> bytes:
-        """Return nothing."""
-        return b""
-
-
-class TelnetWire(PlainWire):
-    """Telnet commands are taken out and answered; a server that hears none sends none, so it serves plain TCP too."""
-
-    def __init__(self) -> None:
-        self.codec = TelnetCodec()
-
-    def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the text without commands, and the answer to them."""
-        return self.codec.feed(data)
-
-    def encode(self, line: str) -> bytes:
-        """Return the line with its end, bytes 255 doubled."""
-        return self.codec.escape(super().encode(line))
-
-
-class WebSocketWire:
-    """A text message is a line of its own; binary messages are pieces of a stream, which may speak telnet."""
-
-    def __init__(self, *, client: bool) -> None:
-        self.codec = websocket.WebSocketCodec(client=client)
-        self.telnet = TelnetCodec()
-        self.closed = False
-
-    def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the messages as text, and pongs and telnet answers; a broken frame closes with its code."""
-        text, answers = bytearray(), bytearray()
-        for message in self.codec.feed(data):
-            if message.opcode == websocket.CLOSE:
-                self.closed = True
-            elif message.opcode == websocket.TEXT:
-                text += message.payload if message.payload.endswith(b"\n") else message.payload + b"\n"
-            else:
-                piece, answer = self.telnet.feed(message.payload)
-                text += piece
-                if answer:
-                    answers += self.codec.frame(websocket.BINARY, answer)
-        return bytes(text), self.codec.take_answers() + bytes(answers)
-
-    def encode(self, line: str) -> bytes:
-        """Return the line as a text message."""
-        return self.codec.text(f"{line}\n")
-
-    def goodbye(self) -> bytes:
-        """Return a close frame."""
-        return self.codec.close()
-
-
 class LineConnection:
-    """One connection; `read_line` raises GymConnectionError when it has ended."""
+    """Send and receive lines. `read_line` raises GymConnectionError at the end of the connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wire: Wire, *, name: str) -> None:
         self.name = name
@@ -114,10 +36,12 @@ class LineConnection:
         self._writer = writer
         self._wire = wire
         self._lines: deque[str] = deque()
-        self._rest = bytearray()  # of a line that is not complete
+        self._rest = bytearray()  # the incomplete last line
 
     async def send_lines(self, *lines: str) -> None:
-        """Send lines in one go."""
+        """Send lines in one write."""
+        if self._wire.closed:
+            raise GymConnectionError(f"{self.name}: the connection was closed")
         try:
             self._writer.write(b"".join(self._wire.encode(line) for line in lines))
             await self._writer.drain()
@@ -129,34 +53,38 @@ class LineConnection:
         while not self._lines:
             if self._wire.closed:
                 raise GymConnectionError(f"{self.name}: the connection was closed")
-            try:
-                data = await self._reader.read(CHUNK_BYTES)
-            except OSError as error:
-                raise GymConnectionError(f"{self.name}: the connection broke: {error}") from error
-            if not data:
-                raise GymConnectionError(f"{self.name}: the connection was closed")
-            await self.feed(data)
+            await self.receive()
         return self._lines.popleft()
 
-    async def feed(self, data: bytes) -> None:
-        """Take in bytes, answering what has to be answered."""
+    async def handshake(self) -> None:
+        """Receive until the handshake of the protocol is complete."""
+        while self._wire.opening:
+            await self.receive()
+
+    async def receive(self) -> None:
+        """Wait for bytes and process them."""
         try:
-            text, answer = self._wire.decode(data)
-        except websocket.WebSocketError as error:
-            assert isinstance(self._wire, WebSocketWire)
-            self._writer.write(self._wire.codec.close(error.code))
-            raise
+            data = await self._reader.read(CHUNK_BYTES)
+        except OSError as error:
+            raise GymConnectionError(f"{self.name}: the connection broke: {error}") from error
+        self.feed(data)
+        if not data:
+            raise GymConnectionError(f"{self.name}: the connection was closed")
+
+    def feed(self, data: bytes) -> None:
+        """Process received bytes and send what they call for: negotiation, pongs, a close frame."""
+        text, answer = self._wire.decode(data)
         if answer:
             self._writer.write(answer)
-        self._rest += text
-        *whole, rest = self._rest.split(b"\n")
-        self._rest = bytearray(rest)
-        if len(rest) > MAX_LINE_BYTES:
-            raise GymProtocolError(f"{self.name}: a line of more than {MAX_LINE_BYTES} bytes")
+        if self._wire.failure is not None:
+            raise GymProtocolError(f"{self.name} does not speak WebSocket properly: {self._wire.failure}")
+        *whole, self._rest = (self._rest + text).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise GymProtocolError(f"{self.name} sent a line of more than {MAX_LINE_BYTES} bytes")
         self._lines.extend(line.decode("utf-8", "replace").rstrip("\r") for line in whole)
 
     async def close(self) -> None:
-        """Say goodbye and close; idempotent."""
+        """Send the protocol's last bytes and close; idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -167,7 +95,7 @@ class LineConnection:
 
 
 async def connect(config: GymConfig) -> LineConnection:
-    """Open a connection as `config` says; nothing there within `connect_timeout` is a GymConnectionError."""
+    """Open the connection that `config` describes; raise GymConnectionError when nothing answers in time."""
     try:
         async with asyncio.timeout(config.connect_timeout):
             reader, writer = await asyncio.open_connection(config.host, config.port)
@@ -178,56 +106,47 @@ async def connect(config: GymConfig) -> LineConnection:
                 raise
     except TimeoutError as error:
         raise GymConnectionError(f"{config.address} did not answer within {config.connect_timeout:g} s") from error
-    except (OSError, asyncio.IncompleteReadError) as error:
+    except GymConnectionError:
+        raise
+    except OSError as error:
         raise GymConnectionError(f"nothing answers at {config.address}: {error}") from error
 
 
 async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, config: GymConfig) -> LineConnection:
-    wire: Wire = PlainWire()
+    wire: Wire = TextWire()
     if config.transport is GymTransport.TELNET:
-        wire = TelnetWire()
-        # said first, because servers tell a telnet client by its first byte
-        writer.write(wire.codec.ask(SUPPRESS_GO_AHEAD))
+        telnet = TelnetCodec()
+        wire = TextWire(telnet)
+        # sent first: servers recognize a telnet client by its first byte
+        writer.write(telnet.ask(SUPPRESS_GO_AHEAD))
     elif config.transport is GymTransport.WEBSOCKET:
-        key = websocket.new_key()
-        writer.write(websocket.request(config.host, config.port, config.path, key))
-        websocket.check_response(await reader.readuntil(b"\r\n\r\n"), key)
-        wire = WebSocketWire(client=True)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        protocol = ClientProtocol(parse_uri(f"ws://{host}:{config.port}{config.path}"), max_size=MAX_LINE_BYTES)
+        protocol.send_request(protocol.connect())
+        writer.writelines(protocol.data_to_send())
+        wire = WebSocketWire(protocol)
     await writer.drain()
-    return LineConnection(reader, writer, wire, name=config.address)
+    connection = LineConnection(reader, writer, wire, name=config.address)
+    await connection.handshake()
+    return connection
 
 
-async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, patience_s: float
-) -> LineConnection | None:
-    """Take a client in: WebSocket when it begins with a request, else telnet, which plain TCP is too.
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, patience_s: float) -> LineConnection:
+    """Return the connection of a new client: WebSocket when it begins with an HTTP request, otherwise telnet.
 
-    A client that says nothing within `patience_s` waits to be greeted: it speaks telnet or plain TCP. None when it
-    asked for something else over HTTP, which has been answered.
+    A client that sends nothing within `patience_s` seconds waits for a greeting: it speaks telnet or plain TCP.
+    Answer any other HTTP request with its status and raise GymProtocolError.
     """
-    name = str(writer.get_extra_info("peername"))
     first = b""
     with contextlib.suppress(TimeoutError):
         first = await asyncio.wait_for(reader.read(1), patience_s)
-    if first == b"G":
-        first += await _until_known(reader)
-    if first != b"GET ":
-        connection = LineConnection(reader, writer, TelnetWire(), name=name)
-        if first:
-            await connection.feed(first)
-        return connection
-    head = first + await reader.readuntil(b"\r\n\r\n")
-    answer, agreed = websocket.response(head)
-    writer.write(answer)
-    return LineConnection(reader, writer, WebSocketWire(client=False), name=name) if agreed else None
-
-
-async def _until_known(reader: asyncio.StreamReader) -> bytes:
-    """Read on after a `G` until it is clear whether this is `GET `; a line that only begins so is left whole."""
-    more = b""
-    while b"ET ".startswith(more) and len(more) < 3:
-        byte = await reader.read(1)
-        if not byte:
-            break
-        more += byte
-    return more
+    # "G" may begin a request or a line: read on until it is clear, and never past the end of such a line
+    while first and b"GET ".startswith(first) and first != b"GET " and (byte := await reader.read(1)):
+        first += byte
+    http = first == b"GET "
+    wire = WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES)) if http else TextWire(TelnetCodec())
+    connection = LineConnection(reader, writer, wire, name=str(writer.get_extra_info("peername")))
+    if first:
+        connection.feed(first)
+    await connection.handshake()
+    return connection

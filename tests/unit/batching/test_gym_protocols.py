@@ -18,8 +18,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.frames import Frame
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
 
-from query_mutator.batching.streaming import websocket
+from query_mutator.batching.streaming.connection import MAX_LINE_BYTES
 from query_mutator.batching.streaming.gym_client import GymClient, TelnetClientConfig, TelnetGymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
 from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
@@ -37,6 +41,7 @@ from query_mutator.batching.streaming.mock_stream import MockGymStream
 from query_mutator.batching.streaming.open import open_stream
 from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE, WILL, WONT, TelnetCodec
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
+from query_mutator.batching.streaming.wires import WebSocketWire
 from query_mutator.errors import UsageError
 from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer, StepOutcome
 from query_mutator.gym.session import Session
@@ -142,39 +147,49 @@ def test_a_subnegotiation_without_end_is_an_error() -> None:
 # --- WebSocket -------------------------------------------------------------------------------------------------------
 
 
-def test_the_examples_of_the_standard() -> None:
-    assert websocket.accept_of("dGhlIHNhbXBsZSBub25jZQ==") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
-    client = websocket.WebSocketCodec(client=True, new_mask=lambda: bytes.fromhex("37fa213d"))
-    server_side = websocket.WebSocketCodec(client=False)
-    assert client.text("Hello") == bytes.fromhex("818537fa213d7f9f4d5158")
-    assert server_side.text("Hello") == bytes.fromhex("810548656c6c6f")
-    assert server_side.feed(bytes.fromhex("818537fa213d7f9f4d5158")) == [websocket.Message(websocket.TEXT, b"Hello")]
-    assert client.feed(bytes.fromhex("0103 48656c 8002 6c6f")) == [websocket.Message(websocket.TEXT, b"Hello")]
-    assert client.feed(bytes.fromhex("8905 48656c6c6f")) == []
-    assert client.take_answers() == bytes.fromhex("8a8537fa213d7f9f4d5158")
+def open_wires() -> tuple[WebSocketWire, WebSocketWire]:
+    """A client's and a server's wire after their handshake."""
+    protocol = ClientProtocol(parse_uri("ws://localhost:80/ws"), max_size=MAX_LINE_BYTES)
+    client, server_side = WebSocketWire(protocol), WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES))
+    protocol.send_request(protocol.connect())
+    _, response = server_side.decode(b"".join(protocol.data_to_send()))
+    assert client.opening
+    client.decode(response)
+    assert not client.opening
+    assert not server_side.opening
+    return client, server_side
 
 
-@given(payload=st.binary(max_size=70_000), client=st.booleans(), cut=st.integers(1, 4000))
-def test_a_message_comes_through_whole(payload: bytes, client: bool, cut: int) -> None:
-    sender, receiver = websocket.WebSocketCodec(client=client), websocket.WebSocketCodec(client=not client)
-    wire = sender.frame(websocket.BINARY, payload)
-    found = [one for begin in range(0, len(wire), cut) for one in receiver.feed(wire[begin : begin + cut])]
-    assert found == [websocket.Message(websocket.BINARY, payload)]
+@given(line=st.text(max_size=70_000).filter(lambda text: "\n" not in text), cut=st.integers(1, 4000))
+def test_a_line_comes_through_whole(line: str, cut: int) -> None:
+    for sender, receiver in (open_wires(), open_wires()[::-1]):
+        data = sender.encode(line)
+        pieces = [receiver.decode(data[begin : begin + cut])[0] for begin in range(0, len(data), cut)]
+        assert b"".join(pieces) == f"{line}\n".encode()
 
 
 def test_a_ping_between_the_parts_of_a_message_is_answered() -> None:
-    codec = websocket.WebSocketCodec(client=True)
-    assert codec.feed(bytes.fromhex("0101 61 8900 8001 62")) == [websocket.Message(websocket.TEXT, b"ab")]
-    assert codec.take_answers()[:1] == b"\x8a"
+    client, _ = open_wires()
+    text, answer = client.decode(bytes.fromhex("0101 61 8900 8001 62"))
+    assert text == b"ab\n"
+    assert answer[:1] == b"\x8a"
+
+
+def test_a_binary_message_may_contain_telnet() -> None:
+    client, server_side = open_wires()
+    text, answer = client.decode(bytes.fromhex("8205 61 fffb01 62"))
+    assert text == b"ab"
+    server_side.protocol.receive_data(answer)
+    (frame,) = server_side.protocol.events_received()
+    assert isinstance(frame, Frame)
+    assert frame.data == bytes([IAC, DO, ECHO])
 
 
 def test_a_close_is_answered_once() -> None:
-    codec = websocket.WebSocketCodec(client=False)
-    other = websocket.WebSocketCodec(client=True)
-    assert codec.feed(other.close(1001, "bye"))[0].opcode == websocket.CLOSE
-    assert codec.close_code == 1001
-    assert codec.take_answers() == bytes.fromhex("880203e9")
-    assert codec.close() == b""
+    client, server_side = open_wires()
+    assert server_side.decode(client.goodbye())[1] == bytes.fromhex("880203e8")
+    assert server_side.closed
+    assert server_side.goodbye() == b""
 
 
 @pytest.mark.parametrize(
@@ -184,49 +199,61 @@ def test_a_close_is_answered_once() -> None:
         ("8300", 1002),  # an unknown opcode
         ("8000", 1002),  # a continuation of nothing
         ("0900", 1002),  # a ping in parts
-        ("897e0080", 1002),  # a long ping
+        ("897e0080" + "00" * 128, 1002),  # a long ping
         ("818537fa213d7f9f4d5158", 1002),  # masked by a server
         ("8102c328", 1007),  # not UTF-8
         ("880100", 1002),  # a close code of one byte
         ("827f0000000100000000", 1009),  # four gigabytes
+        ("017f0000000000100000" + "61" * (1 << 20) + "800161", 1009),  # parts that grow too big
     ],
 )
 def test_broken_frames_are_refused_with_their_code(wire: str, code: int) -> None:
-    with pytest.raises(websocket.WebSocketError) as caught:
-        websocket.WebSocketCodec(client=True).feed(bytes.fromhex(wire))
-    assert caught.value.code == code
+    client, server_side = open_wires()
+    _, answer = client.decode(bytes.fromhex(wire))
+    assert client.failure is not None
+    server_side.decode(answer)
+    assert server_side.protocol.close_rcvd is not None
+    assert server_side.protocol.close_rcvd.code == code
 
 
-def test_parts_that_grow_too_big_are_refused() -> None:
-    codec = websocket.WebSocketCodec(client=True, max_message_bytes=10)
-    codec.feed(b"\x01\x08" + bytes(8))
-    with pytest.raises(websocket.WebSocketError):
-        codec.feed(b"\x80\x08" + bytes(8))
+REQUEST = (
+    "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize(
     ("change", "status"),
     [
         (("Upgrade: websocket", "Upgrade: h2c"), "426"),
-        (("Version: 13", "Version: 8"), "426"),
+        (("Version: 13", "Version: 8"), "400"),
         (("Key: ", "Key: x"), "400"),
-        (("Host: ", "Host "), "400"),
+        (("Host: ", "Host "), ""),  # not HTTP: closed without an answer
         (("", ""), "101"),
     ],
 )
-def test_a_server_takes_only_proper_requests(change: tuple[str, str], status: str) -> None:
-    key = websocket.new_key()
-    head = websocket.request("localhost", 80, "/ws", key).decode().replace(*change)
-    answer, agreed = websocket.response(head.encode())
-    assert answer.split(b" ")[1].decode() == status
-    assert agreed == (status == "101")
-    if not agreed:
-        with pytest.raises(GymProtocolError):
-            websocket.check_response(answer, key)
-    else:
-        websocket.check_response(answer, key)
-        with pytest.raises(GymProtocolError, match="another request"):
-            websocket.check_response(answer, websocket.new_key())
+def test_a_server_takes_only_proper_requests(server: GymServer, change: tuple[str, str], status: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(REQUEST.replace(*change).encode())
+        answer = sock.recv(1000)
+    assert answer[9:12].decode() == status
+    assert (b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer) == (status == "101")
+
+
+def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
+    async def run() -> None:
+        async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(on_client, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            config = GymConfig(host="127.0.0.1", port=port, transport="websocket")
+            with pytest.raises(GymProtocolError, match="404"):
+                await GymClient(config).connect()
+
+    asyncio.run(run())
 
 
 # --- our server ------------------------------------------------------------------------------------------------------
@@ -391,7 +418,6 @@ def test_something_else_over_http_is_refused_and_the_server_goes_on(server: GymS
     assert play(config_for(server), max_episodes=1)[0]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("websockets") is None, reason="the websockets package is not installed")
 def test_another_websocket_client_plays_our_server(server: GymServer) -> None:
     from websockets.sync.client import connect
 
