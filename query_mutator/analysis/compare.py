@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from query_mutator.analysis import stats
 from query_mutator.analysis.curves import (
     CLOCK_AXES,
     NOTHING,
@@ -27,10 +26,18 @@ from query_mutator.analysis.curves import (
 from query_mutator.analysis.groups import FieldDiff, Group, Moved, config_diff, confounder_report
 from query_mutator.analysis.runs import Run
 from query_mutator.analysis.spec import MetricSpec, Role, Spec
-from query_mutator.analysis.stats import Permutation
 from query_mutator.analysis.watch import Finding, watch
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import Interval
+from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval, welch_interval
+from query_mutator.stats.significance import (
+    Permutation,
+    holm,
+    minimum_detectable_effect,
+    permutation_test,
+    pooled_spread,
+    welch_p,
+)
+from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
 
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 
@@ -255,7 +262,7 @@ def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> Grou
         values=values,
         best=tuple(_traced(curve, reading) for curve, reading in zip(curves, best, strict=True)),
         mean=float(np.mean(numbers)) if numbers else math.nan,
-        interval=stats.mean_interval(numbers),
+        interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM),
     )
 
 
@@ -271,7 +278,7 @@ def _comparisons(result: MetricResult, groups: Sequence[Group], base: Group) -> 
     seeds = {group.name: group.num_seeds for group in groups}
     if base.name not in values or result.metric.direction == "-":
         return ()
-    spread = stats.pooled_spread(*(value.numbers for value in values.values()))
+    spread = pooled_spread(*(value.numbers for value in values.values()))
     return tuple(
         _comparison(value, values[base.name], result.metric, spread, min(seeds[name], seeds[base.name]))
         for name, value in values.items()
@@ -287,12 +294,12 @@ def _comparison(ours: GroupValue, theirs: GroupValue, metric: MetricSpec, spread
         group=ours.group,
         baseline=theirs.group,
         difference=difference,
-        interval=stats.welch_interval(a, b) if enough else stats.WHOLE_LINE,
+        interval=welch_interval(a, b) if enough else WHOLE_LINE,
         share=difference / abs(theirs.mean) if theirs.mean else math.nan,
-        permutation=stats.permutation_test(a, b) if enough else None,
-        p=stats.welch_p(a, b) if enough else 1.0,
+        permutation=permutation_test(a, b) if enough else None,
+        p=welch_p(a, b) if enough else 1.0,
         margin=metric.margin_at(theirs.mean),
-        detectable=stats.minimum_detectable_effect(len(a), len(b), spread=spread),
+        detectable=minimum_detectable_effect(len(a), len(b), spread=spread),
         verdict="inconclusive",
         why="" if enough else "one seed says nothing about the next" if a and b else "there is no number to compare",
     )
@@ -301,7 +308,7 @@ def _comparison(ours: GroupValue, theirs: GroupValue, metric: MetricSpec, spread
 def _corrected(results: list[MetricResult]) -> list[MetricResult]:
     """Correct p values over all comparisons that can decide, and give the verdicts."""
     deciding = [c for r in results if r.metric.role == "performance" for c in r.comparisons if not c.why]
-    corrected = iter(stats.holm([comparison.p for comparison in deciding]))
+    corrected = iter(holm([comparison.p for comparison in deciding]))
     return [
         replace(
             result,
@@ -320,7 +327,7 @@ def _judged(comparison: Comparison, result: MetricResult) -> Comparison:
     if comparison.why:
         return comparison
     values = {value.group: value.numbers for value in result.groups}
-    narrow = stats.welch_interval(values[comparison.group], values[comparison.baseline], level=2 * LEVEL - 1)
+    narrow = welch_interval(values[comparison.group], values[comparison.baseline], level=2 * LEVEL - 1)
     margin = comparison.margin
     if margin is not None and -margin < narrow[0] and narrow[1] < margin:
         return replace(comparison, verdict="equivalent", why=f"the difference is within {margin:.3g}")
@@ -354,9 +361,9 @@ def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
                 OverTasks(
                     metric=metric,
                     group=name,
-                    interquartile_mean=stats.interquartile_mean(np.concatenate(values)),
-                    interval=stats.stratified_interval(values),
-                    improvement=stats.probability_of_improvement(ours, theirs) if name != base else None,
+                    interquartile_mean=interquartile_mean(np.concatenate(values)),
+                    interval=stratified_interval(values),
+                    improvement=probability_of_improvement(ours, theirs) if name != base else None,
                 )
             )
     return found

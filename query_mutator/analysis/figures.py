@@ -13,7 +13,7 @@ from query_mutator.analysis.compare import MetricResult
 from query_mutator.analysis.curves import Curve
 from query_mutator.analysis.events import Floats
 from query_mutator.files import disk_errors
-from query_mutator.stats.intervals import student_t95
+from query_mutator.stats.intervals import student_t
 
 COLORS = ("#1b4965", "#c1666b", "#d4a017", "#2a9d8f", "#7d5ba6", "#6c757d", "#e07a5f", "#457b9d", "#81b29a", "#b5838d")
 _POINTS = 200  # of a drawn mean
@@ -44,7 +44,7 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     half = np.zeros(len(x))
     if len(curves) > 1:
-        half = student_t95(len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
+        half = student_t(len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
     return x, values.mean(axis=0), half
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from query_mutator.analysis import stats
 from query_mutator.analysis.curves import Curve, curves_of, reduced
 from query_mutator.analysis.runs import EVENTS, TABLES, load_run
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.wording import interval, number
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import Interval
+from query_mutator.stats.intervals import BOOTSTRAP_FROM, Interval, mean_interval
 from query_mutator.sweep.plan import Setting, Trial, Value
 from query_mutator.sweep.runner import SweepFolder
 from query_mutator.sweep.surface import Optimum, find_optimum, pareto_front
@@ -168,7 +167,7 @@ def _setting_result(setting: Setting, rows: Sequence[Measured]) -> SettingResult
         setting=setting,
         values=tuple(values),
         mean=float(np.mean(values)),
-        interval=stats.mean_interval(values),
+        interval=mean_interval(values, bootstrap_from=BOOTSTRAP_FROM),
         throughput=float(np.mean(speeds)) if speeds else math.nan,
     )
 
