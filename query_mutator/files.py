@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ import orjson
 from query_mutator.errors import DiskError, UsageError
 
 __all__ = [
-    "JsonLines", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite", "read_json_lines",
-    "sync_folder", "write_json", "write_text",
+    "JsonLines", "atomic_folder", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite",
+    "read_json_lines", "sync_folder", "write_json", "write_text",
 ]  # fmt: skip
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -81,6 +82,27 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+        sync_folder(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder that replaces the folder `path` when the block ends without an error; yield where to fill it.
+
+    Raises DiskError when it cannot be written.
+    """
+    target = Path(path)
+    partial, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{end}") for end in ("partial", "old"))
+    with disk_errors(target):
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            if target.exists():  # a folder cannot be renamed over another one
+                target.replace(old)
+            partial.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
         sync_folder(target.parent)
 
 

@@ -1,35 +1,26 @@
-"""Files that are whole or not there: written by rename, with counts and a checksum that every reader verifies.
+"""Files with a checksum that every reader verifies: JSON objects, and named arrays in the safetensors format.
 
-Binary files are in the safetensors format (readable by that library), with a checksum among the metadata.
+They are written by `query_mutator.files.atomic_write`: a reader sees a whole file or none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from query_mutator.errors import DiskError, UsageError
+from query_mutator import files
+from query_mutator.errors import UsageError
 
-_CODES: dict[str, Any] = {
-    "I8": np.int8,
-    "U8": np.uint8,
-    "I16": np.int16,
-    "U16": np.uint16,
-    "I32": np.int32,
-    "U32": np.uint32,
-}
-_CODES |= {"I64": np.int64, "U64": np.uint64, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
-_NAMES = {np.dtype(kind): code for code, kind in _CODES.items()}
 _TEXT_SUFFIXES = (".jsonl", ".json")
 
 
@@ -38,7 +29,7 @@ class BatchFileError(UsageError):
 
 
 def is_text(path: str | Path) -> bool:
-    """Say whether the suffix asks for the text format (.jsonl, .json); anything else is binary."""
+    """Return whether the suffix selects the text format (.jsonl, .json); any other suffix is binary."""
     return Path(path).suffix in _TEXT_SUFFIXES
 
 
@@ -48,7 +39,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def sha256_of(parts: Iterable[bytes | memoryview | NDArray[Any]]) -> str:
-    """Return the hexadecimal sha256 of the parts one after the other."""
+    """Return the hexadecimal sha256 of the concatenated parts."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -58,61 +49,40 @@ def sha256_of(parts: Iterable[bytes | memoryview | NDArray[Any]]) -> str:
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under `path` only when the block ends well; a failed write is a DiskError."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn the operating system's refusal to read `path` into a BatchFileError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except OSError as error:
-        raise DiskError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as indented JSON with its own checksum under the key `sha256`."""
-    body = dict(value)
-    body["sha256"] = sha256_of([json_bytes(value)])
-    with atomic_write(path) as file:
-        file.write(json.dumps(body, indent=2, ensure_ascii=False).encode() + b"\n")
-
-
-def read_json(path: str | Path, *, checked: bool = True) -> dict[str, Any]:
-    """Return the object that `write_json` wrote; `checked=False` also takes files without a checksum."""
-    try:
-        body = json.loads(Path(path).read_bytes())
+        yield
     except OSError as error:
         raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def write_checked_json(path: str | Path, value: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON with its checksum under the key `sha256`."""
+    files.write_json(path, {**value, "sha256": sha256_of([json_bytes(value)])})
+
+
+def read_checked_json(path: str | Path) -> dict[str, Any]:
+    """Return the object written by `write_checked_json`; raise BatchFileError if it does not match its checksum."""
+    with reading(path):
+        text = Path(path).read_bytes()
+    try:
+        body = json.loads(text)
     except ValueError as error:
-        raise BatchFileError(f"{path} is not JSON, it is truncated or edited: {error}") from error
-    if not isinstance(body, dict):
-        raise BatchFileError(f"{path} holds no JSON object")
-    found = body.pop("sha256", None)
-    if (checked or found is not None) and found != sha256_of([json_bytes(body)]):
-        raise BatchFileError(f"{path} does not match its checksum: it was truncated or edited")
+        raise BatchFileError(f"{path} is not JSON; it was truncated or edited: {error}") from error
+    if not isinstance(body, dict) or body.pop("sha256", None) != sha256_of([json_bytes(body)]):
+        raise BatchFileError(f"{path} does not match its checksum; it was truncated or edited")
     return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFile:
-    """What a binary file holds: `meta` (JSON values), `arrays` by name, and the checksum of both."""
+    """Contents of a binary file: `meta` (JSON values), `arrays` by name, and the checksum of both."""
 
     path: Path
     meta: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     sha256: str
-
-    def verify(self) -> None:
-        """Compare the contents with the checksum; a difference is a BatchFileError that names the file."""
-        if arrays_checksum(self.meta, self.arrays) != self.sha256:
-            raise BatchFileError(f"{self.path} does not match its checksum: it was edited or damaged")
 
 
 def arrays_checksum(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -122,61 +92,54 @@ def arrays_checksum(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, kind: str, meta: Mapping[str, Any]) -> str:
-    """Write named arrays and JSON metadata into one file and return their checksum; `kind` says what it is."""
-    # wide types first, so that every array lies aligned when the file is mapped
-    ordered = dict(sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+    """Write named arrays and JSON metadata into one file and return their checksum; `kind` names the type of file."""
     full_meta = {"kind": kind, **meta}
-    checksum = arrays_checksum(full_meta, ordered)
-    header: dict[str, Any] = {"__metadata__": {"meta": json_bytes(full_meta).decode(), "sha256": checksum}}
-    offset = 0
-    for name, array in ordered.items():
-        header[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
-    text = json.dumps(header, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    with atomic_write(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in ordered.values():
-            file.write(np.ascontiguousarray(array).data if array.size else b"")
+    checksum = arrays_checksum(full_meta, arrays)
+    # One metadata key, because the library writes several in random order and equal plans have equal files.
+    header = {"meta": json_bytes({**full_meta, "sha256": checksum}).decode()}
+    content = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, header)
+    with files.atomic_write(path) as file:
+        file.write(content)
     return checksum
 
 
 def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFile:
-    """Map a file of `write_arrays` into memory; another kind, a wrong size or (with `verify`) checksum is an error."""
+    """Map a file of `write_arrays` into memory.
+
+    Raises BatchFileError for a file of another kind or size, and with `verify` for contents that do not match the
+    checksum.
+    """
     path = Path(path)
     try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BatchFileError(f"cannot read {path}: {reason}") from error
-    try:
-        size = int.from_bytes(mapped[:8].tobytes(), "little")
-        header = json.loads(mapped[8 : 8 + size].tobytes())
-        info = header.pop("__metadata__")
-        meta, checksum = json.loads(info["meta"]), str(info["sha256"])
-        arrays = {name: _slice(mapped[8 + size :], entry) for name, entry in header.items()}
-        end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        with reading(path), safe_open(path, framework="numpy") as file:
+            info = file.metadata()
+            meta = json.loads(info["meta"])
+            checksum = info.get("sha256") or meta.pop("sha256")  # files of older versions have two metadata keys
+            arrays = _mapped(path, {name: file.get_slice(name) for name in file.offset_keys()})
+    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise BatchFileError(
-            f"{path} is not a readable {kind} file: it is truncated, edited or another kind"
+            f"{path} is not a readable {kind} file; it is truncated, edited or another kind"
         ) from error
-    if end != mapped.size:
-        raise BatchFileError(f"{path} has {mapped.size} bytes where {end} were written: it was truncated or edited")
     if meta.get("kind") != kind:
         raise BatchFileError(f"{path} holds {meta.get('kind')!r}, not {kind!r}")
-    result = ArrayFile(path=path, meta=meta, arrays=arrays, sha256=checksum)
-    if verify:
-        result.verify()
-    return result
+    if verify and arrays_checksum(meta, arrays) != checksum:
+        raise BatchFileError(f"{path} does not match its checksum; it was edited or damaged")
+    return ArrayFile(path=path, meta=meta, arrays=arrays, sha256=checksum)
 
 
-def _slice(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
-    begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end <= data.size:
-        raise ValueError("data beyond the end of the file")
-    array: NDArray[Any] = np.asarray(data[begin:end]).view(_CODES[entry["dtype"]]).reshape(entry["shape"])
-    return array
+def _mapped(path: Path, slices: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the arrays as views of the mapped file.
+
+    The library checks the layout, but its arrays are copies: a plan larger than memory could not be opened.
+    """
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    begin = 8 + int.from_bytes(data[:8].tobytes(), "little")  # the arrays follow the header without gaps
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, part in slices.items():
+        code = part.get_dtype()  # "I32", "U8", "F64", "BOOL"
+        dtype = np.dtype(np.bool_ if code == "BOOL" else f"{code[0].lower()}{int(code[1:]) // 8}")
+        shape = part.get_shape()
+        end = begin + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.asarray(data[begin:end]).view(dtype).reshape(shape)
+        begin = end
+    return arrays

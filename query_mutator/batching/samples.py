@@ -12,10 +12,11 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from query_mutator.batching.files import BatchFileError, atomic_write, json_bytes, sha256_of
+from query_mutator.batching.files import BatchFileError, json_bytes, sha256_of
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
+from query_mutator.files import atomic_write
 
 __all__ = [
     "DatasetFingerprint",

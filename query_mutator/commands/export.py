@@ -12,6 +12,7 @@ from tyro.conf import arg
 
 from query_mutator.commands.common import JsonFlags, show
 from query_mutator.errors import UsageError
+from query_mutator.files import atomic_write, read_json_lines
 
 if TYPE_CHECKING:
     from query_mutator.rewards.weighted import WeightedReward
@@ -67,7 +68,6 @@ class ExportFlags(JsonFlags):
 
 def export(flags: ExportFlags) -> None:
     """Write the rows of a run and say how many there are."""
-    from query_mutator.batching.files import atomic_write
     from query_mutator.cli.console import progress
     from query_mutator.sft.distill import choose
 
@@ -88,7 +88,6 @@ def export(flags: ExportFlags) -> None:
 
 
 def _steps(run: str) -> list[dict[str, Any]]:
-    from query_mutator.files import read_json_lines
 
     path = Path(run) / "transcripts.jsonl" if Path(run).is_dir() else Path(run)
     if not path.is_file():

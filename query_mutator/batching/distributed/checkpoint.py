@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.files import BatchFileError, read_json, write_json
+from query_mutator.batching.files import BatchFileError, read_checked_json, write_checked_json
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.sharding import Segment, ShardSpec, UnevenPolicy
@@ -75,12 +75,12 @@ class CheckpointPosition(Record):
 
     def save(self, path: str | Path) -> None:
         """Write the position as JSON with a checksum."""
-        write_json(path, self.to_dict())
+        write_checked_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read the position of `save`; a broken file is a BatchFileError that names it."""
-        body = read_json(path)
+        body = read_checked_json(path)
         try:
             return cls.from_dict(body)
         except CheckpointError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.files import BatchFileError, read_arrays, write_arrays, write_json
+from query_mutator.batching.files import BatchFileError, read_arrays, write_arrays, write_checked_json
 from query_mutator.batching.generation.collate import CollatedBatch, CollateFn, as_token_row, collate_microbatch
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.generation.token_store import (
@@ -110,7 +110,7 @@ class BatchWriter:
             _check_lengths(self.plan, number, store)
             if self.collate_fn is not None:
                 self._write_collated(number, store, self.collate_fn)
-        write_json(self.output_dir / "manifest.json", self._manifest(epochs).model_dump(mode="json"))
+        write_checked_json(self.output_dir / "manifest.json", self._manifest(epochs).model_dump(mode="json"))
         return [self.output_dir / shard.file for shard in self._shards]
 
     def _check_present(self, positions: NDArray[np.int64]) -> None:
@@ -156,7 +156,7 @@ class BatchWriter:
         meta = {"fingerprint": self.plan.fingerprint, **about}
         digest = write_arrays(self.output_dir / name, arrays, kind=kind, meta=meta)
         self._shards.append(ShardEntry(file=name, sha256=digest, **about))
-        write_json(self.output_dir / "progress.json", self._manifest([]).model_dump(mode="json"))
+        write_checked_json(self.output_dir / "progress.json", self._manifest([]).model_dump(mode="json"))
 
     # --- tokens ----------------------------------------------------------------------------------------------------
 

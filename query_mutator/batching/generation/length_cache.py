@@ -22,7 +22,6 @@ from pydantic import Field
 
 from query_mutator.batching.files import (
     BatchFileError,
-    atomic_write,
     is_text,
     json_bytes,
     read_arrays,
@@ -33,6 +32,7 @@ from query_mutator.batching.ids import IdTable
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
+from query_mutator.files import atomic_write
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from query_mutator.batching.files import BatchFileError, read_arrays, read_json
+from query_mutator.batching.files import BatchFileError, read_arrays, read_checked_json
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
@@ -69,7 +69,7 @@ def token_arrays(rows: Sequence[TokenRow], positions: NDArray[np.int64]) -> dict
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest or the account of an unfinished write; a broken one is a BatchFileError."""
     try:
-        manifest = Manifest.model_validate(read_json(path))
+        manifest = Manifest.model_validate(read_checked_json(path))
     except ValidationError as error:
         raise BatchFileError(f"{path} is no manifest of batches: {error.errors()[0]['msg']}") from error
     if manifest.version != VERSION:

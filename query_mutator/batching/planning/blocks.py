@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.batching.core.filling import permutation
-from query_mutator.batching.files import BatchFileError, json_bytes, read_json, sha256_of, write_json
+from query_mutator.batching.files import BatchFileError, json_bytes, read_checked_json, sha256_of, write_checked_json
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable
 from query_mutator.batching.planning.batch_plan import BatchPlan
@@ -54,7 +54,7 @@ def build_blocked_plan(
         blocks.append(
             {"first": first, "samples": len(here), "fingerprint": load_batch_plan(target / _name(number)).fingerprint}
         )
-    write_json(target / BLOCKS_FILE, {"blocks": blocks, "num_epochs": num_epochs, "seed": config.seed})
+    write_checked_json(target / BLOCKS_FILE, {"blocks": blocks, "num_epochs": num_epochs, "seed": config.seed})
     return BlockedPlan(target)
 
 
@@ -67,7 +67,7 @@ class BlockedPlan:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        body = read_json(self._folder / BLOCKS_FILE)
+        body = read_checked_json(self._folder / BLOCKS_FILE)
         self._blocks = body["blocks"]
         self._seed = int(body["seed"])
         self.num_epochs = int(body["num_epochs"])

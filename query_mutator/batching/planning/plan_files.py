@@ -6,9 +6,6 @@ A folder named NAME.jsonl holds the epochs as text, one microbatch a line with i
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,20 +17,20 @@ from query_mutator.batching.core.filling import offsets_of
 from query_mutator.batching.core.overlong import Cuts
 from query_mutator.batching.files import (
     BatchFileError,
-    atomic_write,
     is_text,
     json_bytes,
     read_arrays,
-    read_json,
+    read_checked_json,
     write_arrays,
-    write_json,
+    write_checked_json,
 )
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthSource, as_lengths
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
 from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, PlanContext
 from query_mutator.batching.sync import to_async
-from query_mutator.errors import DiskError, UsageError
+from query_mutator.errors import UsageError
+from query_mutator.files import atomic_folder, atomic_write
 
 META_FILE = "meta.json"
 _UNITS_FILE = "units.safetensors"
@@ -46,23 +43,8 @@ def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
     target = Path(path)
     if target.exists() and not (target / META_FILE).exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already and is no plan; choose another place")
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        part.mkdir(parents=True)
-        _write(plan, part, text=is_text(target))
-        _swap(part, target)
-    except OSError as error:
-        raise DiskError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _swap(part: Path, target: Path) -> None:
-    old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(part, target)
-    shutil.rmtree(old, ignore_errors=True)
+    with atomic_folder(target) as folder:
+        _write(plan, folder, text=is_text(target))
 
 
 def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:
@@ -91,7 +73,7 @@ def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:
         "units": units,
         "fingerprint": plan.fingerprint,
     }
-    write_json(folder / META_FILE, body)
+    write_checked_json(folder / META_FILE, body)
 
 
 def _epoch_name(number: int, *, text: bool) -> str:
@@ -112,7 +94,7 @@ def load_batch_plan(
     for others is a UsageError.
     """
     folder = Path(path)
-    body = read_json(folder / META_FILE)
+    body = read_checked_json(folder / META_FILE)
     try:
         digests = {int(number): str(digest) for number, digest in body.pop("epochs").items()}
         units, fingerprint = body.pop("units"), body.pop("fingerprint")

@@ -14,7 +14,7 @@ from query_mutator.batching.core.batch_spec import BatchSpec
 from query_mutator.batching.core.buckets import BucketSpec
 from query_mutator.batching.core.filling import FillSettings
 from query_mutator.batching.core.overlong import OverlongPolicy
-from query_mutator.batching.files import json_bytes, read_json, sha256_of, write_json
+from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of, write_checked_json
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async
 
@@ -184,12 +184,12 @@ def verify_batch_fingerprint(
 
 def save_fingerprint(fingerprint: BatchFingerprint, path: str | Path) -> None:
     """Write a fingerprint as JSON with a checksum."""
-    write_json(path, fingerprint.model_dump(mode="json"))
+    write_checked_json(path, fingerprint.model_dump(mode="json"))
 
 
 def load_fingerprint(path: str | Path) -> BatchFingerprint:
     """Read the fingerprint of `save_fingerprint`."""
-    return BatchFingerprint.model_validate(read_json(path))
+    return BatchFingerprint.model_validate(read_checked_json(path))
 
 
 compute_batch_fingerprint_async = to_async(compute_batch_fingerprint)

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.files import is_text, read_json, write_json
+from query_mutator.batching.files import is_text, read_checked_json, write_checked_json
 from query_mutator.batching.streaming.lowest_first import LowestFirst
 from query_mutator.batching.streaming.replay_types import (
     BufferEvictionPolicy,
@@ -457,7 +457,7 @@ class ReplayBuffer:
     def save(self, path: str | Path) -> None:
         """Write the buffer by rename: `.json` as text, anything else as a compact binary file."""
         if is_text(path):
-            write_json(path, self.to_dict())
+            write_checked_json(path, self.to_dict())
             return
         with self._lock:
             columns = self._state_columns()
@@ -468,7 +468,7 @@ class ReplayBuffer:
     def load(cls, path: str | Path) -> Self:
         """Read a buffer; a damaged file is a BatchFileError that names it."""
         if is_text(path):
-            return cls.from_dict(read_json(path))
+            return cls.from_dict(read_checked_json(path))
         samples, file = read_samples(path, kind=KIND)
         lists = {name: file.arrays[name].tolist() for name in ("priorities", "serials")}
         return cls._restore(file.meta, lists, samples)

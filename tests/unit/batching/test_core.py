@@ -29,7 +29,7 @@ from query_mutator.batching import (
     save_samples,
     save_samples_async,
 )
-from query_mutator.batching.files import read_arrays, read_json, write_arrays, write_json
+from query_mutator.batching.files import read_arrays, read_checked_json, write_arrays, write_checked_json
 from query_mutator.errors import DatasetError, DiskError, UsageError
 
 META = SampleMeta.create("a", "data")
@@ -230,17 +230,17 @@ def test_array_files_are_safetensors(tmp_path: Path) -> None:
 
 def test_json_files_carry_a_checksum(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    write_json(path, {"a": 1})
-    assert read_json(path) == {"a": 1}
+    write_checked_json(path, {"a": 1})
+    assert read_checked_json(path) == {"a": 1}
     path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
     with pytest.raises(BatchFileError, match=r"x\.json"):
-        read_json(path)
+        read_checked_json(path)
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError):
-        write_json(tmp_path / "file" / "below.json", {})
+        write_checked_json(tmp_path / "file" / "below.json", {})
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
