@@ -36,11 +36,11 @@ def generate_batches(flags: GenerateFlags) -> None:
     from query_mutator.batching import (
         BatchWriter,
         JsonlSamples,
+        check_plan,
         compute_dataset_fingerprint,
         load_batch_plan,
         tokenizer_fingerprint,
     )
-    from query_mutator.batching.planning import check_plan
     from query_mutator.batching.tokenizers import pad_id_of
 
     tokenizer = tokenizer_of(flags.tokenizer)

@@ -124,8 +124,7 @@ def verify_plan(flags: VerifyFlags) -> int:
 
 def shard_plan(flags: ShardFlags) -> None:
     """Write every rank's part and say how evenly the parts fall."""
-    from query_mutator.batching import load_batch_plan, save_batch_plan
-    from query_mutator.batching.distributed import report_shards
+    from query_mutator.batching import load_batch_plan, report_shards, save_batch_plan
 
     plan = load_batch_plan(flags.plan, verify_all=True)
     fewest = min(epoch.num_microbatches for epoch in plan.epochs.values())

@@ -1,19 +1,7 @@
-"""Buckets, the token-budget sampler, and what batches cost."""
+"""Buckets, the token-budget sampler, and how batches are filled.
 
-from query_mutator.batching.core.batch_spec import BatchSpec
-from query_mutator.batching.core.buckets import BucketId, BucketSpec, BucketStats
-from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
-from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
-from query_mutator.batching.core.sampler import TokenBudgetBatchSampler
+Offers BucketSpec, BatchSpec, TokenBudgetBatchSampler, BatchMetrics and OverlongPolicy, and to the other folders
+`filling`: shuffle, sort within windows, cut at the budget. Imports only the modules directly under `batching`.
+"""
 
-__all__ = [
-    "BatchMetrics",
-    "BatchShapeHistogram",
-    "BatchSpec",
-    "BucketId",
-    "BucketSpec",
-    "BucketStats",
-    "OverlongPolicy",
-    "OverlongReport",
-    "TokenBudgetBatchSampler",
-]
+__all__ = ["batch_spec", "buckets", "filling", "metrics", "overlong", "sampler"]

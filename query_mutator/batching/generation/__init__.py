@@ -1,35 +1,7 @@
-"""What is made once and read often: lengths, tokens, batches."""
+"""Data that is computed once and read often: token lengths, token rows, batch stores.
 
-from query_mutator.batching.generation.collate import (
-    CollatedBatch,
-    CollateFn,
-    as_token_row,
-    collate_microbatch,
-    default_collate,
-    pad_sequences,
-)
-from query_mutator.batching.generation.io import BatchReader, BatchWriter
-from query_mutator.batching.generation.length_cache import LengthCache, LengthEntry
-from query_mutator.batching.generation.rows import (
-    JsonlSamples,
-    RowTokenizer,
-    TokenRow,
-    tokenizer_fingerprint,
-)
+Offers LengthCache, RowTokenizer and JsonlSamples (rows of a JSONL file as tokens), BatchWriter and BatchReader, and
+collation into rectangular batches. Imports `planning` and `core`.
+"""
 
-__all__ = [
-    "BatchReader",
-    "BatchWriter",
-    "CollateFn",
-    "CollatedBatch",
-    "JsonlSamples",
-    "LengthCache",
-    "LengthEntry",
-    "RowTokenizer",
-    "TokenRow",
-    "as_token_row",
-    "collate_microbatch",
-    "default_collate",
-    "pad_sequences",
-    "tokenizer_fingerprint",
-]
+__all__ = ["collate", "io", "length_cache", "rows", "token_store"]
