@@ -1,34 +1,60 @@
-"""Command-line flags from a dataclass: tyro makes the help and reads the values, every mistake is one line.
+"""Command-line flags from a dataclass: tyro reads the words, invalid input prints one line and exits with code 2.
 
-    a field       its flag            its other names
+    a field       its flag            other spellings
     batch_size    --batch-size        arg(aliases=[...]) in its annotation; `_` may stand for `-`
     a bool        --x and --no-x      takes no value
-    a tuple       --x a b c           takes all values up to the next flag; given again, it takes more
-    Positional    no flag             takes what no flag took; a tuple all of it, and what follows a bare --
+    a tuple       --x a b c           may be given several times
+    JsonTo        --json [FILE]       standard output without FILE
+    Positional    no flag             takes what no flag takes; a tuple also everything after a bare --
 
-Values come from the command line, else from a base (a JSON file, a checkpoint), else from the dataclass.
+Values come from the command line, else from a base (a JSON file, a checkpoint), else from the dataclass. With
+`FIRST: ClassVar[tuple[str, ...]]` --help shows those fields alone, and --help-all the others too, in one group for each
+class that declares fields.
+
+tyro lacks the following, so it is done here: errors on one line (through its private hook; requirements.txt pins the
+version), groups without a prefix in the flag's name, `--x a --x b` for a tuple, and a base with keys that may be wrong.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import io
+import itertools
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import tyro
+from tyro import _errors as events
+from tyro._docstrings import get_field_docstring
+from tyro.conf import OmitArgPrefixes, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from query_mutator import __version__
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
+__all__ = ["Flag", "JsonTo", "flags_of", "parse_flags", "read_base"]
+
 C = TypeVar("C")
 
-#: What a wrong value should have been, by type.
-_WANTED = {int: "a whole number", float: "a number", str: "a text"}
+HELP = {"-h", "--help", "--help-all"}
+_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+#: Type of `json: JsonTo = None`: the FILE to write the result to, `-` for standard output.
+JsonTo = Annotated[
+    str | None,
+    PrimitiveConstructorSpec(
+        nargs="*",  # no word or one; `_arrange` sees to it that there are not more
+        metavar="[FILE]",
+        instance_from_str=lambda words: words[0] if words else "-",
+        is_instance=lambda value: value is None or isinstance(value, str),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,35 +62,26 @@ class Flag:
     """One field of a dataclass as the command line sees it."""
 
     field: str
-    hint: Any  # the annotation, with what tyro keeps in it
-    names: tuple[str, ...]  # "--batch-size" and aliases; none for a positional
+    type: Any  # the annotation without tyro's metadata
+    names: tuple[str, ...]  # "--batch-size" and its aliases; none for a positional
+    takes_file: bool  # whether it is a JsonTo
 
     @property
     def is_tuple(self) -> bool:
-        """Return whether it takes several values."""
+        """Return whether the flag takes several values."""
         return get_origin(self.type) is tuple
 
     @property
-    def type(self) -> Any:
-        """Return the annotation without what tyro keeps in it."""
-        return get_args(self.hint)[0] if hasattr(self.hint, "__metadata__") else self.hint
-
-    @property
-    def switches(self) -> dict[str, str]:
-        """Return every way to write the flag -> the value it stands for; a value that follows is written ""."""
-        if self.type is not bool:
-            return dict.fromkeys(self.names, "")
-        on = dict.fromkeys(self.names, "True")
-        return on | {f"--no-{name.removeprefix('--')}": "False" for name in self.names}
-
-
-Given = dict[str, tuple[Flag, list[str], str]]  # field -> flag, its values as text, how it was written
+    def spellings(self) -> tuple[str, ...]:
+        """Return every way to write the flag."""
+        negated = [f"--no-{name[2:]}" for name in self.names if name.startswith("--")] if self.type is bool else []
+        return (*self.names, *negated)
 
 
 def flags_of(cls: type[Any]) -> dict[str, Flag]:
     """Return the flags of a dataclass by field name."""
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: _flag(field.name, hints[field.name]) for field in dataclasses.fields(cls)}
+    return {one.name: _flag(one.name, hints[one.name]) for one in dataclasses.fields(cls)}
 
 
 def parse_flags(
@@ -75,25 +92,23 @@ def parse_flags(
     base: Mapping[str, Any] | None = None,
     base_name: str = "",
 ) -> C:
-    """Return `cls` made of `argv` over `base`; `--help` prints and raises SystemExit(0), a mistake is a UsageError."""
-    if "--help" in argv or "-h" in argv:
-        import tyro
-
-        tyro.cli(cls, args=["--help"], prog=prog, description=inspect.getdoc(cls))
+    """Return `cls` made of `argv` over `base`; raise UsageError for invalid input, SystemExit(0) after --help."""
     flags = flags_of(cls)
-    given = _from_base(base or {}, flags, base_name) | _from_argv(argv, flags)
-    try:
-        return cls(**{name: _value(*found) for name, found in given.items()})
-    except TypeError as error:
-        required = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in given]  # type: ignore[arg-type]
-        if not required:
-            raise
-        missing = flags[required[0]]
-        raise UsageError(f"{missing.names[0] if missing.names else required[0]} is missing; see --help") from error
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    given = {_name(word) for word in _before_dashes(argv)}
+    if given & HELP:
+        _print_help(cls, flags, prog=prog, everything="--help-all" in given)
+    if "--version" in given:
+        print(__version__)
+        raise SystemExit(0)
+    words = _arrange([*_base_words(base or {}, base_name, flags, given), *argv], flags)
+
+    def fail(event: events.ParseErrorEvent) -> None:
+        flag, message = _explain(event, flags, words)
+        is_from_base = flag is not None and base and not given & set(flag.spellings)
+        raise UsageError(f"{base_name}: {message}" if is_from_base else message)
+
+    with events.on_parse_error(fail):
+        return tyro.cli(cls, args=words, prog=prog)
 
 
 def read_base(path: str | Path) -> dict[str, Any]:
@@ -111,96 +126,116 @@ def read_base(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _flag(field: str, hint: Any) -> Flag:
-    metadata = getattr(hint, "__metadata__", ())
-    aliases = [name for item in metadata for name in getattr(item, "aliases", None) or ()]
-    positional = any("POSITIONAL" in repr(item).upper() for item in metadata)
-    own = f"--{field.replace('_', '-')}"
-    return Flag(field=field, hint=hint, names=() if positional else (own, *aliases))
+def _flag(name: str, hint: Any) -> Flag:
+    plain, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    named = [item for item in metadata if getattr(item, "aliases", None) or getattr(item, "name", None)]
+    own = next((item.name for item in named if item.name), name).replace("_", "-")
+    aliases = [alias for item in named for alias in item.aliases or ()]
+    is_positional = any("POSITIONAL" in repr(item).upper() for item in metadata)
+    return Flag(
+        field=name,
+        type=plain,
+        names=() if is_positional else (f"--{own}", *aliases),
+        takes_file=any(isinstance(item, PrimitiveConstructorSpec) for item in metadata),
+    )
 
 
-def _from_argv(argv: Sequence[str], flags: Mapping[str, Flag]) -> Given:
-    """Sort the words of a command line to their flags; the last of several wins, those of a tuple add up."""
-    written = {word: (flag, value) for flag in flags.values() for word, value in flag.switches.items()}
-    positional = [flag for flag in flags.values() if not flag.names]
-    given: Given = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, attached = word.partition("=")
-        name = name.replace("_", "-")
-        if word == "--" and positional and positional[-1].is_tuple:
-            _add(given, positional[-1], words, positional[-1].field)
-            break
-        if name not in written:
-            if word.startswith("--") or not positional:
-                raise UsageError(_unknown(word, name, written))
-            _add(given, positional[0], [word], positional[0].field)
-            positional = positional if positional[0].is_tuple else positional[1:]
+def _name(word: str) -> str:
+    """Return the flag that a word names, spelled with `-`."""
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _before_dashes(argv: Sequence[str]) -> list[str]:
+    """Return the words before a bare `--`."""
+    return list(itertools.takewhile(lambda word: word != "--", argv))
+
+
+def _arrange(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Return the words with all values of a tuple flag together, behind the others but before a bare `--`.
+
+    tyro keeps only the last of `--x a --x b`, and would give `--json` a positional that follows its FILE.
+    """
+    by_name = {name: flag for flag in flags.values() for name in flag.spellings}
+    others: list[str] = []
+    gathered: dict[str, list[str]] = {}
+    into, room = others, 0  # where the next values belong, and how many of them
+    for word in (words := _before_dashes(argv)):
+        flag, (_, equals, value) = by_name.get(_name(word)), word.partition("=")
+        if flag is None and room and not word.startswith("--"):
+            into.append(word)
+            room -= 1
+        elif flag is not None and flag.type is bool and equals:
+            raise UsageError(f"{_name(word)} takes no value; write {_name(word)} alone")
+        elif flag is not None and (flag.is_tuple or flag.takes_file):
+            into = gathered.setdefault(flag.names[0], [])
+            into[:] = [] if flag.takes_file else into  # the last FILE wins
+            into += [value] if equals else []
+            room = 0 if equals else 1 if flag.takes_file else len(words)
+        else:
+            others.append(word)
+            room = 0
+    return [*others, *(word for name, values in gathered.items() for word in (name, *values)), *argv[len(words) :]]
+
+
+def _base_words(base: Mapping[str, Any], base_name: str, flags: Mapping[str, Flag], given: set[str]) -> Iterator[str]:
+    """Yield the words that stand for the base, but for flags that are given on the command line."""
+    by_key = {_name(name).lstrip("-"): flag for flag in flags.values() for name in flag.names}
+    for key, value in base.items():
+        flag = by_key.get(_name(key).lstrip("-"))
+        if flag is None:
+            near = nearest(_name(key), by_key)
+            hint = f"did you mean {near.replace('-', '_')!r}?" if near else "see --help"
+            raise UsageError(f"{base_name}: unknown key {key!r}; {hint}")
+        if given & set(flag.spellings):
             continue
-        flag, value = written[name]
-        if value and equals:
-            raise UsageError(f"{name} takes no value; write {name} alone")
-        _add(given, flag, [value] if value else [attached] if equals else list(_following(words, flag)), name)
-    return given
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if flag.type is bool and not isinstance(item, bool):
+                raise UsageError(f"{base_name}: {key} must be {_wanted(bool)}, not {item!r}")
+            if flag.type is bool:
+                yield flag.names[0] if item else f"--no-{flag.names[0][2:]}"
+            elif item is not None or not flag.is_tuple:
+                yield f"{flag.names[0]}={item}"
 
 
-def _add(given: Given, flag: Flag, values: list[str], written: str) -> None:
-    """Note the values of a flag, behind those it had when it takes several."""
-    before = given[flag.field][1] if flag.is_tuple and flag.field in given else []
-    given[flag.field] = (flag, [*before, *values], written)
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _following(words: list[str], flag: Flag) -> Iterator[str]:
-    while words and not words[0].startswith("--"):
-        yield words.pop(0)
-        if not flag.is_tuple:
-            return
+def _explain(event: events.ParseErrorEvent, flags: Mapping[str, Flag], words: Sequence[str]) -> tuple[Flag | None, str]:
+    """Return the flag that an error of tyro is about, if it is about one, and the error on one line."""
+    unknown = getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", None)
+    if unknown:
+        return None, _unknown(unknown[0], [name for flag in flags.values() for name in flag.spellings])
+    if isinstance(event, events.MissingArgs):
+        flag = flags[event.missing_arguments[0].arg.field.intern_name]
+        return None, f"{flag.names[0] if flag.names else flag.field} is missing; see --help"
+    argument = getattr(event, "argument", None)
+    if argument is None:
+        return None, str(getattr(event, "message", event))  # what the dataclass says of its values
+    flag = flags[argument.field.intern_name]
+    written, values = _written(flag, words)
+    got = repr(" ".join(values)) if values else "nothing"
+    return flag, f"{written} must be {_wanted(flag.type)}, not {got}"
 
 
-def _unknown(word: str, name: str, written: Mapping[str, Any]) -> str:
+def _unknown(word: str, known: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r}; flags begin with --"
-    near = nearest(name, written)
+    near = nearest(_name(word), known)
     return f"unknown flag {word.partition('=')[0]}; " + (f"did you mean {near}?" if near else "see --help")
 
 
-def _from_base(base: Mapping[str, Any], flags: Mapping[str, Flag], base_name: str) -> Given:
-    fields = {name.removeprefix("--").replace("-", "_"): flag for flag in flags.values() for name in flag.names}
-    given: Given = {}
-    for key, value in base.items():
-        name = key.removeprefix("--").replace("-", "_")
-        if name not in fields:
-            near = nearest(name, fields)
-            raise UsageError(
-                f"{base_name}: unknown key {key!r}; " + (f"did you mean {near!r}?" if near else "see --help")
-            )
-        flag = fields[name]
-        if value is None and flag.is_tuple:
-            continue
-        values = value if isinstance(value, (list, tuple)) else [value]
-        given[flag.field] = (flag, [str(item) for item in values], f"{base_name}: {key}")
-    return given
-
-
-def _value(flag: Flag, values: list[str], written: str) -> Any:
-    """Return the value of one flag, read by tyro from a dataclass that has this field alone."""
-    import tyro
-
-    if flag.type is bool and values[0] in ("True", "False"):
-        return values[0] == "True"
-    if flag.type == tuple[str, ...]:  # may hold what looks like flags, behind a bare --
-        return tuple(values)
-    one = dataclasses.make_dataclass("One", [("value", flag.type)], kw_only=True)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # tyro draws a box around what went wrong
-            return tyro.cli(one, args=["--value", *values]).value
-    except SystemExit:
-        got = repr(" ".join(values)) if values else "nothing"
-        raise UsageError(f"{written} must be {_wanted(flag.type)}, not {got}") from None
+def _written(flag: Flag, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the last spelling of a flag in `words`, and the values that follow it."""
+    place = max((i for i, word in enumerate(words) if _name(word) in flag.names), default=None)
+    if place is None:
+        return flag.field, []
+    _, equals, value = words[place].partition("=")
+    following = list(itertools.takewhile(lambda word: not word.startswith("--"), words[place + 1 :]))
+    return _name(words[place]), [value] if equals else following if flag.is_tuple else following[:1]
 
 
 def _wanted(hint: Any) -> str:
+    """Return what the value of a flag has to be, in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -208,8 +243,36 @@ def _wanted(hint: Any) -> str:
         return " or ".join(_wanted(part) for part in arguments if part is not type(None))
     if origin is tuple:
         return f"{_wanted(arguments[0])}, or several"
-    return "true or false" if hint is bool else _WANTED.get(hint, "a value of another kind")
+    return _WANTED.get(hint, "a value of another kind")
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everything: bool) -> NoReturn:
+    """Print the flags of FIRST, and with `everything` the others in groups; raise SystemExit(0)."""
+    first: Sequence[str] = getattr(cls, "FIRST", tuple(flags))
+    fields = _fields(cls, first)
+    for owner in cls.__mro__ if everything else ():
+        names = [name for name in flags if name not in first and _owner(cls, name) is owner]
+        if names:
+            title = owner.__name__.removesuffix("Flags").removesuffix("Config")
+            fields.append((title, dataclasses.make_dataclass(title, _fields(cls, names), kw_only=True)))
+    description = inspect.getdoc(cls) or ""
+    if not everything and hasattr(cls, "FIRST"):
+        description += f"\n\n--help-all shows all {len(flags)} flags."
+    view = dataclasses.make_dataclass("Help", fields, kw_only=True)
+    tyro.cli(view, args=["--help"], prog=prog, description=description, config=(OmitArgPrefixes,))
+    raise SystemExit(0)
+
+
+def _fields(cls: type[Any], names: Sequence[str]) -> list[Any]:
+    """Return fields of a dataclass for `make_dataclass`, each with its docstring."""
+    hints, declared = get_type_hints(cls, include_extras=True), cls.__dataclass_fields__
+    docs = {name: arg(help=get_field_docstring(cls, name, ())) for name in names}
+    return [(name, Annotated[hints[name], docs[name]], field(default=declared[name].default)) for name in names]
+
+
+def _owner(cls: type[Any], name: str) -> type[Any]:
+    """Return the class that declares a field; a subclass that changes the default does not count."""
+    return next(owner for owner in reversed(cls.__mro__) if name in inspect.get_annotations(owner))

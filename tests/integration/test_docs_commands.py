@@ -56,5 +56,5 @@ def test_commands_of_the_page_of_fine_tuning_run(
 def test_other_commands_have_flags_that_exist(page: str) -> None:
     for words in commands(page, needing=True):
         name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
-        known = {written for flag in flags_of(COMMANDS[name][0]).values() for written in flag.switches}
+        known = {written for flag in flags_of(COMMANDS[name][0]).values() for written in flag.spellings}
         assert {word for word in words if word.startswith("-")} <= known

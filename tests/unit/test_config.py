@@ -33,7 +33,7 @@ PROMISED = [
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_promised_flag_exists(name: str) -> None:
-    assert name in {written for flag in flags_of(TrainConfig).values() for written in flag.switches}
+    assert name in {written for flag in flags_of(TrainConfig).values() for written in flag.spellings}
 
 
 def test_defaults_are_those_of_the_documents() -> None:
@@ -126,7 +126,7 @@ def test_config_of_a_run_is_a_file_of_flags(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"batch_sise": 8}', "unknown key 'batch_sise'; did you mean 'batch_size'?"),
-        ('{"batch_size": "many"}', "batch_size must be a whole number, not 'many'"),
+        ('{"batch_size": "many"}', "--batch-size must be a whole number, not 'many'"),
         ("[1]", "a JSON list; --config takes a JSON object of flags"),
         ("{", "not JSON"),
     ],
@@ -191,7 +191,7 @@ def test_docs_name_only_flags_that_exist(page: str) -> None:
     from query_mutator.commands.main import COMMANDS
 
     classes = [TrainConfig, *(flags for flags, _ in COMMANDS.values())]
-    known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.switches}
+    known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.spellings}
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {
         "--help",
