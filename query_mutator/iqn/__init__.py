@@ -4,7 +4,6 @@
     network.py     QuantileNetwork (torch, learns) and FrozenQuantiles (numpy, acts)
     loss.py        quantile_huber_loss, one figure a sample
     nstep.py       NStep: steps of each environment -> n-step transitions
-    sum_tree.py    SumTree: weighted draws and updates of many leaves at once
     replay.py      Replay: prioritised replay with importance weights
     steps.py       Steps: what environments hand to a learner
     learner.py     IQN, which holds network, target, replay, optimizer, schedules and random streams

@@ -29,8 +29,8 @@ from query_mutator.batching.streaming.replay_types import (
 )
 from query_mutator.batching.streaming.sample_columns import read_samples, write_samples
 from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
-from query_mutator.batching.streaming.weighted_slots import WeightedSlots
 from query_mutator.errors import UsageError
+from query_mutator.stats.sampling import WeightedSampler
 
 KIND = "replay buffer"
 VERSION = 1
@@ -67,7 +67,7 @@ class ReplayBuffer:
             *(self._serials, self._priorities, self._difficulties),
             *(self._rewards, self._successes),
         )
-        self._weights = WeightedSlots()  # of priority^alpha
+        self._weights = WeightedSampler()  # of priority^alpha
         self._slot_of: dict[int, int] = {}  # serial -> slot
         self._serials_of: dict[str, int | list[int]] = {}  # sample id -> its serial; all of them when there are more
         self._ages: deque[int] = deque()  # serials, oldest first; may hold some that are gone
@@ -238,7 +238,7 @@ class ReplayBuffer:
         if slot != last:
             moved = self._samples[last]
             self._fill(slot, moved, self._serials[last], self._priorities[last])
-            self._weights.set(slot, self._weights[last])
+            self._weights.set(slot, self._weight(self._priorities[last]))
             self._slot_of[self._serials[last]] = slot
         self._weights.set(last, 0.0)
         self._samples.pop()
@@ -266,7 +266,7 @@ class ReplayBuffer:
         with self._lock:
             slots = self._slots(n, None, None)
             total = self._weights.total
-            chances = np.array([self._weights[slot] / total if total else 1 / self.size for slot in slots])
+            chances = self._weights[np.array(slots)] / total if total else np.full(n, 1 / self.size)
             weights = (self.size * chances) ** -beta
             serials = np.array([self._serials[slot] for slot in slots], dtype=np.int64)
             return ReplayDraw(self._take(slots), (weights / weights.max()).astype(np.float32), chances, serials)
@@ -289,9 +289,11 @@ class ReplayBuffer:
         if low is not None or high is not None:
             return self._slots_within(n, low, high)
         if self._weights.total > 0 and self._alpha > 0:
-            return self._weights.draw(self._rng.random(n))
-        drawn: list[int] = self._rng.integers(self.size, size=n).tolist()
-        return drawn
+            drawn = self._weights.find(self._rng.random(n) * self._weights.total)
+        else:
+            drawn = self._rng.integers(self.size, size=n)
+        slots: list[int] = drawn.tolist()
+        return slots
 
     def _slots_within(self, n: int, low: float | None, high: float | None) -> list[int]:
         difficulties = np.array(self._difficulties)
@@ -403,7 +405,7 @@ class ReplayBuffer:
             rewards, old = np.array(self._rewards), np.array(self._priorities)
             new = np.where(np.isnan(rewards), old, (1 - alpha) * old + alpha * np.maximum(0.0, rewards + 1.0))
             self._priorities[:] = array("d", new.tobytes())
-            self._weights.rebuild(new**self._alpha)
+            self._weights.update(np.arange(self.size), new**self._alpha)
             self._lowest.choose()
 
     # --- files -----------------------------------------------------------------------------------------------------
@@ -448,7 +450,8 @@ class ReplayBuffer:
             buffer._note_id(samples[buffer._slot_of[serial]].sample_id, serial)
             if buffer._keeps_ages:
                 buffer._ages.append(serial)
-        buffer._weights.rebuild(np.array([buffer._weight(priority) for priority in lists["priorities"]]))
+        weights = np.array([buffer._weight(priority) for priority in lists["priorities"]])
+        buffer._weights.update(np.arange(len(weights)), weights)
         buffer._lowest.choose()
         buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])
         buffer._rng.bit_generator.state = state["rng_state"]

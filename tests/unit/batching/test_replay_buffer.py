@@ -16,7 +16,6 @@ from query_mutator.batching.streaming import lowest_first
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.replay_types import BufferEvictionPolicy, ReplayBufferConfig
 from query_mutator.batching.streaming.types import EpisodeStatus, SampleSource, StreamSample
-from query_mutator.batching.streaming.weighted_slots import WeightedSlots
 from query_mutator.errors import UsageError
 
 POLICIES = list(BufferEvictionPolicy)
@@ -272,29 +271,3 @@ def compare_with_a_plain_list(policy: BufferEvictionPolicy, steps: list[tuple[st
         assert names(buffer.get_all()) == [one[0] for one in plain]
         by_name = dict(zip(buffer.snapshot().keys, [one[1] for one in plain], strict=True))
         assert len(by_name) == buffer.size
-
-
-@settings(max_examples=60, deadline=None)
-@given(weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=300), seed=st.integers(0, 2**32 - 1))
-def test_a_draw_lands_where_the_cumulated_weights_say(weights: list[float], seed: int) -> None:
-    slots = WeightedSlots()
-    for slot, weight in enumerate(weights):
-        slots.set(slot, weight)
-    assert slots.total == pytest.approx(sum(weights))
-    if slots.total == 0:
-        return
-    places = np.append(np.random.default_rng(seed).random(50), [0.0, 1 - 2**-53])
-    for place, slot in zip(places.tolist(), slots.draw(places), strict=True):
-        assert weights[slot] > 0
-        before = sum(weights[:slot])
-        slack = 1e-9 * slots.total
-        assert before - slack <= place * slots.total <= before + weights[slot] + slack
-
-
-def test_weights_grow_and_nothing_is_forgotten() -> None:
-    slots = WeightedSlots([1.0, 2.0])
-    slots.set(5000, 3.0)
-    assert (slots[0], slots[1], slots[5000], slots.total) == (1.0, 2.0, 3.0, 6.0)
-    assert slots.draw(np.array([0.0, 0.2, 0.999])) == [0, 1, 5000]
-    slots.set(5000, 0.0)
-    assert slots.draw(np.array([0.999])) == [1]
