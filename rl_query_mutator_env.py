@@ -14,9 +14,9 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, SupportsInt
 
 import gymnasium as gym
@@ -26,25 +26,18 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from query_mutator.env.episode import Attempt, Episode
-from query_mutator.env.observation import Moment, Sight
-from query_mutator.env.one_cpu import OneCpu
-from query_mutator.env.scheduling import (
-    Call,
-    Encode,
-    Flow,
-    PooledScheduler,
-    Prepare,
-    Scheduler,
-    SequentialScheduler,
-    run_flow,
-)
+from query_mutator.env.flow import Call, CallJournal, CallSite, Encode, Flow, Prepare
+from query_mutator.env.infos import infos_of
+from query_mutator.env.observation import StepFeatures, TextFeatures
+from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
 from query_mutator.env.task import SUBMIT, UNDO, Task
-from query_mutator.errors import BackendError
+from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
+from query_mutator.registry import nearest
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
-from query_mutator.training.journal import CallSite, Journal
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]
@@ -59,8 +52,8 @@ def register() -> None:
     if "QueryMutation-v0" not in gym.registry:
         gym.register(
             id="QueryMutation-v0",
-            entry_point="query_mutator.training.system:make_env",
-            vector_entry_point="query_mutator.training.system:make_vector_env",
+            entry_point="rl_query_mutator_env:make_env",
+            vector_entry_point="rl_query_mutator_env:make_vector_env",
         )
 
 
@@ -271,16 +264,16 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode = self.episode
         if self._drawn is None or self._drawn[0] is not episode.current:
             self._drawn = (episode.current, self._draw_attempt(episode.current, episode.first))
-        moment = Moment(
+        features = StepFeatures(
             best_fit=episode.best.fit,
             step_fraction=episode.steps / self.task.max_episode_steps,
             used=episode.used,
-            closed=episode.closed(),
+            action_mask=episode.action_mask(),
         )
-        return self.task.observer(self._drawn[1], moment)
+        return self.task.observer(self._drawn[1], features)
 
     def _draw_attempt(self, current: Attempt, first: Attempt) -> FloatArray:
-        sight = Sight(
+        features = TextFeatures(
             original=first.text,
             current=current.text,
             drift=1.0 - cosine(first.text_vector, current.text_vector),
@@ -293,7 +286,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             first_refused=is_refusal(first.answer),
             first_not_sure=is_not_sure(first.answer),
         )
-        return self.task.observer.draw(sight)
+        return self.task.observer.draw(features)
 
     def _end_step(self, name: str, reward: float, error: ErrorInfo | None, *, terminated: bool) -> StepResult:
         assert self.episode is not None
@@ -359,7 +352,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     """
 
     def __init__(
-        self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8, *, journal: Journal | None = None
+        self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8, *, journal: CallJournal | None = None
     ) -> None:
         self.envs = list(envs)
         if not self.envs:
@@ -381,10 +374,6 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         """Return the bound on calls in flight."""
         return self._scheduler.batch_size
 
-    def on_one_cpu(self) -> OneCpu:
-        """Return a context that keeps the calling thread and the workers on one CPU when its `look` finds it pays."""
-        return OneCpu(lambda: self._scheduler.worker_ids)
-
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
@@ -392,13 +381,12 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         mask = _reset_mask(options, self.num_envs)
         seeds = _seeds(seed, self.num_envs)
         passed_on = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
-        chosen = [index for index in range(self.num_envs) if mask[index]]
-        results = self._run_all({i: self.envs[i].reset_flow(seed=seeds[i], options=passed_on) for i in chosen})
-        infos: dict[str, Any] = {}
-        for index in chosen:
-            self._observations[index], info = results[index]
-            infos = self._add_info(infos, info, index)
-        return self._observations.copy(), infos
+        for index in np.flatnonzero(mask).tolist():
+            self._scheduler.start(index, self.envs[index].reset_flow(seed=seeds[index], options=passed_on))
+        results = dict(self._scheduler.finished() for _ in range(int(mask.sum())))
+        for key, (obs, _) in results.items():
+            self._observations[key] = obs  # type: ignore[index]
+        return self._observations.copy(), infos_of([results[i][1] if mask[i] else {} for i in range(self.num_envs)])
 
     def step(
         self, actions: NDArray[np.int64]
@@ -479,11 +467,6 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
             self._observations[index] = obs
         return self._observations.copy()
 
-    def _run_all(self, flows: dict[int, Flow]) -> dict[int, Any]:
-        for index, flow in flows.items():
-            self._scheduler.start(index, flow)
-        return dict(self._scheduler.finished() for _ in flows)  # type: ignore[misc]
-
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers and the environments; `close()` calls this once."""
         self._scheduler.close()
@@ -506,36 +489,7 @@ def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
     return obs, 0.0, False, False, {"reset": True, **info}
 
 
-def infos_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one dict of arrays [n] for n infos, as gymnasium has it: `_key` says in which of them a key is."""
-    infos: dict[str, Any] = {}
-    for key in dict.fromkeys(itertools.chain.from_iterable(rows)):
-        there = [key in row for row in rows]
-        infos[key] = _column([row.get(key) for row in rows], sample=rows[there.index(True)][key])
-        infos[f"_{key}"] = np.array(there)
-    return infos
-
-
-def _column(values: list[Any], *, sample: Any) -> Any:
-    if isinstance(sample, dict):
-        return infos_of([value or {} for value in values])
-    if type(sample) in (int, float, bool):
-        return np.array([value or 0 for value in values], dtype=type(sample))
-    column = np.empty(len(values), dtype=object)
-    if isinstance(sample, str):
-        column[:] = values
-    else:  # arrays: together they would be taken for one of more dimensions
-        for row, value in enumerate(values):
-            column[row] = value
-    return column
-
-
-def rows_of(infos: dict[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) -> dict[str, Any]:
-    """Return the given rows of every array of infos, dicts included."""
-    return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
-
-
-def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: Journal | None) -> Scheduler:
+def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: CallJournal | None) -> Scheduler:
     client, encoder, policy = env.client, env.task.encoder, env.retry_policy
     if batch_size is None:
         return SequentialScheduler(client=client, encoder=encoder, retry_policy=policy, journal=journal)
@@ -559,3 +513,70 @@ def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> NDArray[np.boo
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
         raise ValueError(f"options['reset_mask'] must be a bool array of shape ({num_envs},) with at least one True")
     return mask
+
+
+# --- gymnasium.make ---------------------------------------------------------------------------------------------------
+
+_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make`, and how many use each
+
+
+def _share(settings: SystemSettings) -> System:
+    system, users = _shared.get(settings) or (System(settings), 0)
+    _shared[settings] = (system, users + 1)
+    return system
+
+
+def _release(settings: SystemSettings) -> None:
+    system, users = _shared.pop(settings)
+    if users > 1:
+        _shared[settings] = (system, users - 1)
+    else:
+        system.close()
+
+
+def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) -> QueryMutationEnv:
+    """Return one environment on training questions; keywords are the fields of SystemSettings and TaskSettings."""
+    system_settings, task_settings = _sort_keywords(kwargs)
+    system = _share(system_settings)
+    try:
+        task = make_task(system, task_settings, split_dataset(task_settings).train)
+    except BaseException:
+        _release(system_settings)
+        raise
+    return QueryMutationEnv(
+        task,
+        client=system.calls.client,
+        retry_policy=system.retry_policy,
+        env_id=env_id,
+        render_mode=render_mode,
+        on_close=lambda: _release(system_settings),
+    )
+
+
+def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
+    """Return N environments that share one task and one pool of `batch_size` workers."""
+    first = make_env(**kwargs)
+    more = [
+        QueryMutationEnv(
+            first.task,
+            client=first.client,
+            retry_policy=first.retry_policy,
+            env_id=index,
+            render_mode=first.render_mode,
+        )
+        for index in range(1, num_envs)
+    ]
+    return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)
+
+
+def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
+    system_names = {field.name for field in fields(SystemSettings)}
+    task_names = {field.name for field in fields(TaskSettings)}
+    for name in kwargs:
+        if name not in system_names | task_names | {"render_mode", "env_id"}:
+            near = nearest(name, system_names | task_names)
+            raise UsageError(f"unknown keyword {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+    return (
+        SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
+        TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),
+    )

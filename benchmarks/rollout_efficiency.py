@@ -303,8 +303,6 @@ def watch_threads() -> tuple[list[int], list[float]]:
 class PhaseScheduler:
     """All rewrites in batches, wait, all answers in batches, wait: what was there before, as a scheduler."""
 
-    worker_ids = ()
-
     def __init__(self, *, client: Any, encoder: Any, retry_policy: Any, batch_size: int, journal: Any = None) -> None:
         from concurrent.futures import ThreadPoolExecutor
 

@@ -53,7 +53,7 @@ def ppo_update(
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
             terms = _minibatch_loss(policy, minibatch, config)
-            norms = optimizer.descend(terms.total)
+            norms = optimizer.gradient_step(terms.total)
             scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, *norms)).detach())
             log_ratios.append(terms.log_ratio.detach())
         if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
@@ -133,11 +133,13 @@ def _usable_device(name: str) -> torch.device:
 class PPO:
     """Policy, optimizer, schedule and every random stream; environments are the caller's."""
 
-    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, closed: slice | None = None) -> None:
-        """Take sizes and settings; `closed` are the columns of an observation that close actions (see Policy)."""
+    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None = None) -> None:
+        """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
         self.device = _usable_device(config.device)
-        self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed, closed=closed).to(self.device)
+        self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed, mask_columns=mask_columns).to(
+            self.device
+        )
         self.optimizer = FlatAdam(self.policy, lr=config.lr, max_grad_norm=config.max_grad_norm)
         self.updates_done = self.gradient_steps = self.samples_learned = 0
         self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))

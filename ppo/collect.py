@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
-from ppo.policy import Acting, FloatArray
+from ppo.policy import FloatArray, InferencePolicy
 from ppo.rollout import RolloutBuffer
 
 
@@ -100,7 +100,7 @@ def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def first_episode_returns(
-    policy: Acting, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None
+    policy: InferencePolicy, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None
 ) -> NDArray[np.float64]:
     """Return the greedy policy's return [N] in the first episode of each environment.
 

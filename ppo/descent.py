@@ -45,7 +45,7 @@ class FlatAdam:
         self._steps = 0
         self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)  # [P] of gradients
 
-    def descend(self, loss: Tensor) -> GradNorms:
+    def gradient_step(self, loss: Tensor) -> GradNorms:
         """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norms."""
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([piece.flatten() for piece in gradients])  # [P]

@@ -2,7 +2,7 @@
 
     n rows, D obs, A actions, H hidden; 2 = the actor (0) and the critic (1) side by side
 
-Acting asks for a few rows at a time, where torch's cost per call is several times that of the arithmetic; a copy of
+Inference asks for a few rows at a time, where torch's cost per call is several times that of the arithmetic; a copy of
 the weights in numpy answers the same to about 1e-6 and needs no device, autograd or threads.
 """
 
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 FloatArray = NDArray[np.float32]
 
-#: Taken off the logit of a closed action: its probability becomes e^-40, and all terms of the loss stay finite.
-CLOSED_LOGIT = 40.0
+#: Subtracted from the logit of a masked action: its probability becomes e^-40, and all terms of the loss stay finite.
+MASKED_LOGIT = 40.0
 
 
 class ActOutput(NamedTuple):
@@ -40,7 +40,7 @@ class Chosen(Protocol):
         """Return the actions [n]."""
 
 
-class Acting(Protocol):
+class InferencePolicy(Protocol):
     """A policy as it stood: all that playing it takes."""
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Chosen:
@@ -50,13 +50,13 @@ class Acting(Protocol):
 class TwinLinear(nn.Module):
     """Two linear layers of one shape, the actor's and the critic's, applied in one product (half the calls)."""
 
-    def __init__(self, wide_in: int, wide_out: int, *, generator: torch.Generator) -> None:
+    def __init__(self, in_features: int, out_features: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        weight = torch.empty(2, wide_in, wide_out)
+        weight = torch.empty(2, in_features, out_features)
         for half in weight:
             nn.init.orthogonal_(half, math.sqrt(2), generator=generator)
         self.weight = nn.Parameter(weight)  # [2, in, out]
-        self.bias = nn.Parameter(torch.zeros(2, 1, wide_out))
+        self.bias = nn.Parameter(torch.zeros(2, 1, out_features))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return [2, n, out] of rows [2, n, in]."""
@@ -75,9 +75,9 @@ class Policy(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         seed: int = 0,
-        closed: slice | None = None,
+        mask_columns: slice | None = None,
     ) -> None:
-        """Take sizes; `closed` are the A columns of an observation that are 1 where an action is not to be taken."""
+        """Take sizes; the A `mask_columns` of an observation are 1 where an action is not allowed."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         sizes = pairwise([obs_dim, *hidden_sizes])
@@ -85,9 +85,9 @@ class Policy(nn.Module):
         # A nearly flat first policy explores; a critic head of gain 1 starts at the scale of normalised returns.
         self.actor_head = _head(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
         self.critic_head = _head(hidden_sizes[-1], 1, gain=1.0, generator=generator)
-        columns = [] if closed is None else range(obs_dim)[closed]
-        if closed is not None and len(columns) != num_actions:
-            raise ValueError(f"{len(columns)} columns say which of {num_actions} actions are closed")
+        columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
+        if mask_columns is not None and len(columns) != num_actions:
+            raise ValueError(f"{len(columns)} mask columns for {num_actions} actions")
         self.register_buffer("closed", torch.tensor(columns, dtype=torch.int64))  # [A], or none
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ class Policy(nn.Module):
             hidden = layer(hidden).tanh()
         logits, values = self.actor_head(hidden[0]), self.critic_head(hidden[1]).squeeze(-1)
         if len(self.closed):
-            logits = logits - CLOSED_LOGIT * obs[:, self.closed]
+            logits = logits - MASKED_LOGIT * obs[:, self.closed]
         return logits, values
 
     def frozen(self, *, deterministic: bool = False) -> FrozenPolicy:
@@ -119,9 +119,9 @@ class Policy(nn.Module):
         return policy
 
 
-def _head(wide_in: int, wide_out: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
+def _head(in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
     # Made on "meta", a layer draws no weights of its own from torch's global random stream.
-    linear = nn.Linear(wide_in, wide_out, device="meta").to_empty(device="cpu")
+    linear = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(linear.weight, gain, generator=generator)
     nn.init.zeros_(linear.bias)
     return linear
@@ -187,7 +187,7 @@ class FrozenPolicy:
         values = product(hidden[1], weights["critic_head.weight"].T) + weights["critic_head.bias"]
         closed = weights["closed"]
         if len(closed):
-            logits -= CLOSED_LOGIT * np.asarray(obs, dtype=np.float32)[:, closed]
+            logits -= MASKED_LOGIT * np.asarray(obs, dtype=np.float32)[:, closed]
         return logits, values[:, 0]
 
 

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from ppo.algorithm import ACTION_STREAM, restore_streams
+from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.iqn.network import Acted
-from query_mutator.iqn.steps import FloatArray, Steps
 
 DoubleArray = NDArray[np.float64]
 
-#: Taken off the value of a closed action, so that no other is below it.
-CLOSED_VALUE = 1e6
+#: Subtracted from the value of a masked action, so that it is below all others.
+MASKED_VALUE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class FrozenBandit:
             variance = np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True)
             values = values + ucb_alpha * np.sqrt(np.maximum(variance, 0.0))
         if len(self._closed):
-            values = values - CLOSED_VALUE * np.asarray(obs)[:, self._closed]
+            values = values - MASKED_VALUE * np.asarray(obs)[:, self._closed]
         return np.asarray(values)
 
     def act(
@@ -81,22 +81,24 @@ class FrozenBandit:
 class Bandit:
     """Sums of contexts and rewards of every action, and the coefficients they give."""
 
-    def __init__(self, obs_dim: int, num_actions: int, config: BanditConfig, *, closed: slice | None = None) -> None:
-        """Take sizes and settings; `closed` are the columns of an observation that close actions."""
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: BanditConfig, *, mask_columns: slice | None = None
+    ) -> None:
+        """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
         wide = obs_dim + 1
         self._outer = np.tile(config.ridge * np.eye(wide), (num_actions, 1, 1))  # [A, X, X]
         self._reward = np.zeros((num_actions, wide))  # [A, X]
         self._inverse = np.linalg.inv(self._outer)
-        self._closed = np.array([] if closed is None else range(obs_dim)[closed], dtype=np.int64)
+        self._closed = np.array([] if mask_columns is None else range(obs_dim)[mask_columns], dtype=np.int64)
         self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._errors: list[float] = []  # squared, of each step before it was learned from
         self._values: list[float] = []
-        self.hand_over()
+        self.sync_weights()
 
     @property
-    def updates_owed(self) -> int:
+    def pending_updates(self) -> int:
         """Return 0: everything is learned as it comes."""
         return 0
 
@@ -123,7 +125,7 @@ class Bandit:
         self._inverse[changed] = np.linalg.inv(self._outer[changed])
         self.gradient_steps += 1
         self.samples_learned += len(rows)
-        self.hand_over()
+        self.sync_weights()
 
     def learn(self) -> None:
         """Do nothing: all is learned in `observe`."""
@@ -131,11 +133,16 @@ class Bandit:
     def forget_pending(self) -> None:
         """Do nothing: no step waits for another."""
 
-    def hand_over(self) -> None:
+    def sync_weights(self) -> None:
         """Have the coefficients of today act from here on."""
         self._theta = np.einsum("axy,ay->ax", self._inverse, self._reward)  # [A, X]
         self.frozen = FrozenBandit({"theta": self._theta, "inverse": self._inverse, "closed": self._closed})
         self.version = self.gradient_steps
+
+    def update(self) -> dict[str, float]:
+        """Finish a rollout and return its statistics."""
+        self.updates_done += 1
+        return self.stats()
 
     def stats(self) -> dict[str, float]:
         """Return the figures since the last call under their metric keys."""
@@ -177,7 +184,7 @@ class Bandit:
         self.updates_done = int(state["updates_done"])
         for name, count in state["counts"].items():
             setattr(self, name, int(count))
-        self.hand_over()
+        self.sync_weights()
 
 
 def with_intercept(obs: FloatArray) -> DoubleArray:

@@ -132,10 +132,10 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
     from query_mutator.training.checkpoint import read_checkpoint
-    from query_mutator.training.learners import frozen_policy
+    from query_mutator.training.learners import load_policy
 
     found = read_checkpoint(checkpoint)
-    policy = frozen_policy(found)
+    policy = load_policy(found)
 
     def greedy(env: QueryMutationEnv) -> str:
         action = int(policy.act(env._observe()[None], (), greedy=True).actions[0])

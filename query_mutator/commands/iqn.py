@@ -95,7 +95,7 @@ def _envs(env: str, num_envs: int) -> Any:
 
 def train(learner: IQN, envs: Any, args: Args) -> None:
     """Step all environments side by side and learn after each step what the replay ratio asks for."""
-    from query_mutator.iqn.steps import Steps
+    from query_mutator.env.steps import Steps
 
     env_ids = np.arange(args.num_processes)
     obs = np.array(envs.reset(seed=args.seed)[0], dtype=np.float32)  # [N, D]
@@ -111,10 +111,10 @@ def train(learner: IQN, envs: Any, args: Args) -> None:
             valid = np.ones(args.num_processes, dtype=np.bool_)
             learner.observe(Steps(env_ids, obs, actions, rewards, last, terminations, truncations, valid, versions))
             obs = next_obs
-            while learner.updates_owed:
+            while learner.pending_updates:
                 learner.learn()
             bar.update(args.num_processes)
-    learner.hand_over()
+    learner.sync_weights()
 
 
 def evaluate(learner: IQN, args: Args) -> list[float]:

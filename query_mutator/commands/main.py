@@ -291,10 +291,10 @@ class _Policy:
     """A trained policy with the models it needs, ready to play."""
 
     def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
-        from query_mutator.training.learners import frozen_policy
+        from query_mutator.training.learners import load_policy
 
         self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
-        self.frozen = frozen_policy(checkpoint)
+        self.frozen = load_policy(checkpoint)
 
 
 @contextmanager
@@ -307,8 +307,10 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None 
     from query_mutator.evaluation.methods import Evaluator
     from query_mutator.training.checkpoint import read_checkpoint
     from query_mutator.training.system import System, make_task, split_dataset
+    from rl_query_mutator_env import QueryMutationEnv
 
     checkpoint = read_checkpoint(flags.checkpoint)
+    checkpoint.load_plugins()
     train = split_dataset(checkpoint.task).train
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
@@ -318,6 +320,7 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None 
         task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(
+            make_env=lambda task: QueryMutationEnv(task, client=system.calls.eval_client),
             client=system.calls.eval_client,
             batch_size=settings.batch_size,
             retry_policy=system.retry_policy,

@@ -80,13 +80,11 @@ class Episode:
     total_reward: float = 0.0
     names: list[str] = field(default_factory=list)  # actions taken
 
-    def closed(self) -> list[bool]:
-        """Return which of the actions lead nowhere: operators tried on this text, and undo where nothing is to undo."""
+    def action_mask(self) -> list[bool]:
+        """Return which actions are allowed: not an operator tried on this text, nor undo at the original question."""
         text = self.current.text
-        closed = [False] * len(self.used)
-        for tried, action in self.tried:
-            closed[action] = closed[action] or tried == text
-        return [*closed, text == self.first.text, False]
+        tried = {action for asked, action in self.tried if asked == text}
+        return [*(action not in tried for action in range(len(self.used))), text != self.first.text, True]
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""

@@ -67,7 +67,7 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class TextFeatures:
     """An attempt at a question, as far as the policy may see it."""
 
     original: str
@@ -84,13 +84,13 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class StepFeatures:
     """What changes about an episode while the attempt stays."""
 
     best_fit: float
     step_fraction: float
     used: Sequence[bool]  # [A]
-    closed: Sequence[bool]  # [A + 2], undo and submit included
+    action_mask: Sequence[bool]  # [A + 2] True where allowed; undo and submit included
 
 
 class Observer:
@@ -105,25 +105,25 @@ class Observer:
         self._count_words = lru_cache(maxsize=REMEMBERED_TEXTS)(self._words_of)
         self._best = self.slices["similarity"].stop - 1
 
-    def draw(self, sight: Sight) -> FloatArray:
-        """Return an observation [O] with zeros for what a `Moment` says; an attempt is seen several times."""
+    def draw(self, features: TextFeatures) -> FloatArray:
+        """Return an observation [O] with zeros for what a `StepFeatures` says; an attempt is seen several times."""
         obs = np.zeros(self.size, dtype=np.float32)
         put = self.slices
-        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(sight.current_vector)
-        obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(sight.answer_vector)
-        similarity = (_COSINE_SCALE * (sight.closeness - 0.5), _COSINE_SCALE * (sight.fit - 0.5), 0.0)
-        verdicts = (sight.refused, sight.not_sure, sight.first_refused, sight.first_not_sure)
-        words, progress = self._count_words(sight.current), (0.0, sight.current == sight.original)
+        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(features.current_vector)
+        obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(features.answer_vector)
+        similarity = (_COSINE_SCALE * (features.closeness - 0.5), _COSINE_SCALE * (features.fit - 0.5), 0.0)
+        verdicts = (features.refused, features.not_sure, features.first_refused, features.first_not_sure)
+        words, progress = self._count_words(features.current), (0.0, features.current == features.original)
         # In the order of `_SCALARS`, which stand side by side.
-        obs[self._scalars] = (*similarity, _COSINE_SCALE * sight.drift, *verdicts, *words, *progress)
+        obs[self._scalars] = (*similarity, _COSINE_SCALE * features.drift, *verdicts, *words, *progress)
         return obs
 
-    def __call__(self, drawn: FloatArray, moment: Moment) -> FloatArray:
+    def __call__(self, drawn: FloatArray, features: StepFeatures) -> FloatArray:
         """Return the observation [O]."""
         obs, put = drawn.copy(), self.slices
-        obs[self._best] = _COSINE_SCALE * (moment.best_fit - 0.5)
-        obs[put["progress"].start] = moment.step_fraction
-        obs[put["used"].start :] = [*moment.used, *moment.closed]
+        obs[self._best] = _COSINE_SCALE * (features.best_fit - 0.5)
+        obs[put["progress"].start] = features.step_fraction
+        obs[put["used"].start :] = [*features.used, *(not allowed for allowed in features.action_mask)]
         return obs
 
     def _words_of(self, text: str) -> tuple[float, float, float, float]:

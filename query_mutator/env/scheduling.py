@@ -1,22 +1,20 @@
-"""Runs many environments at once without a barrier between their calls.
+"""Schedulers: run the flows of many environments at once without a barrier between their calls.
 
-A *flow* is a generator that yields what it needs (a call, or embeddings) and is sent the result. One thread advances
-all flows; a ThreadPoolExecutor of `batch_size` workers carries the calls, one a worker and nothing else. Where more
-calls wait than there are workers, those of flows that are furthest behind go first: then all end at about the same
-time, and no slot waits for a straggler at a rollout's end. Embeddings of all flows that wait for some are computed
-together, in workers of their own. Waits before a retry are timers, they hold no worker. What a journal knows is
-taken from there, what it does not is written to it before it is used.
+One thread advances all flows. A ThreadPoolExecutor of `batch_size` workers carries the calls, one per worker and
+nothing else. Where more calls wait than there are workers, those of the flows that are furthest behind go first: then
+all flows end at about the same time, and no slot waits for a straggler at the end of a rollout. Embeddings of all
+waiting flows are computed together, in separate workers. Waits before a retry are timers and hold no worker. Calls
+that the journal has are taken from it; others are written to it before they are used.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -25,44 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.encoder.sentence import Encoder, Remember
-from query_mutator.env.one_cpu import allow, every_cpu
-from query_mutator.env.workers import Workers
+from query_mutator.env.flow import Call, CallJournal, CallOutcome, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import join
+from query_mutator.llm.coalesce import Work, join
 from query_mutator.llm.retry import Attempts, RetryPolicy, repeat
-from query_mutator.training.journal import CallSite, Journal, Outcome
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
 
 ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A flow needs one call; it is sent a Completion (failed for good, or an answer). Without a site: no journal."""
-
-    request: ChatRequest
-    site: CallSite | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """A flow needs embeddings of texts [n]; it is sent an array [n, D], or the ErrorInfo of a server that gave none."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """A flow will need embeddings of texts after its next call; it is sent None at once."""
-
-    texts: tuple[str, ...]
-
-
-Need = Call | Encode | Prepare
-Flow = Generator[Need, Any, Any]
 
 
 class Scheduler(Protocol):
@@ -73,10 +43,6 @@ class Scheduler(Protocol):
     @property
     def in_progress(self) -> int:
         """Return how many flows were started and not yet returned by `finished`."""
-
-    @property
-    def worker_ids(self) -> Sequence[int]:
-        """Return the native ids of the threads that carry the calls."""
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
         """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
@@ -92,7 +58,7 @@ class Scheduler(Protocol):
 
 
 def run_flow(
-    flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: Journal | None = None
+    flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: CallJournal | None = None
 ) -> Any:
     """Run one flow to its end in the calling thread, one call at a time, and return its result."""
     result: Any = None
@@ -114,12 +80,12 @@ class _Tries:
 
     __slots__ = ("_attempts", "_call", "_journal")
 
-    def __init__(self, call: Call, retry_policy: RetryPolicy, journal: Journal | None) -> None:
+    def __init__(self, call: Call, retry_policy: RetryPolicy, journal: CallJournal | None) -> None:
         self._call = call
         self._journal = journal if call.site is not None else None
         self._attempts = Attempts(retry_policy, call.request.messages[-1].content)
 
-    def next(self) -> tuple[ChatRequest, Outcome | None]:
+    def next(self) -> tuple[ChatRequest, CallOutcome | None]:
         """Begin another attempt; return its request, and its outcome if it was made before."""
         number = self._attempts.next()
         request = self._call.request
@@ -130,15 +96,15 @@ class _Tries:
         assert self._call.site is not None
         return request, self._journal.find(self._call.site, number, request)
 
-    def ended(self, request: ChatRequest, completion: Completion) -> Outcome:
+    def ended(self, request: ChatRequest, completion: Completion) -> CallOutcome:
         """Return the outcome of the present attempt, which is in the journal when this returns."""
-        outcome = Outcome(completion, self._attempts.elapsed_s)
+        outcome = CallOutcome(completion, self._attempts.elapsed_s)
         if self._journal is not None:
             assert self._call.site is not None
             self._journal.write(self._call.site, request.attempt, request, outcome)
         return outcome
 
-    def delay_s(self, outcome: Outcome) -> float | None:
+    def delay_s(self, outcome: CallOutcome) -> float | None:
         """Return the seconds until the next attempt, None when there is none; 0 when that was made before."""
         delay_s = self._attempts.delay_s(outcome.completion.error, elapsed_s=outcome.elapsed_s)
         if delay_s is not None and self._journal is not None:
@@ -146,7 +112,7 @@ class _Tries:
             return 0.0 if self._journal.holds(self._call.site, self._attempts.number + 1) else delay_s
         return delay_s
 
-    def result(self, outcome: Outcome) -> Completion:
+    def result(self, outcome: CallOutcome) -> Completion:
         """Return the completion for the flow, with the number of attempts."""
         completion = outcome.completion
         number = self._attempts.number
@@ -154,7 +120,7 @@ class _Tries:
 
 
 def _call_with_retries(tries: _Tries, client: Client) -> Completion:
-    def once() -> Outcome:
+    def once() -> CallOutcome:
         request, outcome = tries.next()
         return outcome or tries.ended(request, client.complete(request))
 
@@ -165,10 +131,9 @@ class SequentialScheduler:
     """One call at a time, in the order of `start`: what `--no-batching` uses."""
 
     batch_size = 1
-    worker_ids: Sequence[int] = ()
 
     def __init__(
-        self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: Journal | None = None
+        self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: CallJournal | None = None
     ) -> None:
         self._run: Callable[[Flow], Any] = lambda flow: run_flow(
             flow, client=client, encoder=encoder, retry_policy=retry_policy, journal=journal
@@ -205,7 +170,7 @@ class _Running:
     tries: _Tries | None = None
 
 
-_Event = tuple[Sequence[_Running | None], Any]  # the flows concerned; an Outcome, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running | None], Any]  # flows; a CallOutcome, embeddings per flow, or an exception
 
 
 class PooledScheduler:
@@ -218,7 +183,7 @@ class PooledScheduler:
         encoder: Encoder,
         retry_policy: RetryPolicy,
         batch_size: int,
-        journal: Journal | None = None,
+        journal: CallJournal | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -228,14 +193,12 @@ class PooledScheduler:
         self._retry_policy = retry_policy
         self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._callers = Workers(batch_size, on_error=lambda error: self._events.put(((), error)))
+        self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
+        self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
+        self._call_ids = itertools.count()  # among calls of equal priority the first comes first
         is_local = isinstance(encoder, Remember) and not encoder.is_remote
         self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
-        self._encoders = ThreadPoolExecutor(
-            max_workers=self._encode_workers,
-            thread_name_prefix="qm-encode",
-            initializer=functools.partial(allow, every_cpu(), 0),  # whatever the thread may that begins them then
-        )
+        self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
         self._prepares = is_local  # to a server it would be one more call
@@ -255,11 +218,6 @@ class PooledScheduler:
         """Return how many flows are under way or ended and not yet fetched."""
         return self._in_progress + len(self._done)
 
-    @property
-    def worker_ids(self) -> Sequence[int]:
-        """Return the native ids of the workers begun so far."""
-        return tuple(self._callers.ids)
-
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
         """Return the next flow that ends, advancing the others meanwhile; IndexError when none is under way."""
         while not self._done:
@@ -271,7 +229,7 @@ class PooledScheduler:
 
     def close(self) -> None:
         """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
-        self._callers.close()
+        self._callers.shutdown(wait=True, cancel_futures=True)
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _advance(self, running: _Running, result: Any) -> None:
@@ -311,7 +269,16 @@ class PooledScheduler:
             return
         work = join(self._client, request, deliver)
         if work is not None:
-            self._callers.put(work, precedence=running.done)
+            self._waiting_calls.put((running.done, next(self._call_ids), work))
+            self._callers.submit(self._carry_call)
+
+    def _carry_call(self) -> None:
+        """Run in a worker: make the waiting call with the highest priority, whichever flow this was submitted for."""
+        *_, work = self._waiting_calls.get_nowait()  # one is waiting for each submission
+        try:
+            work()
+        except BaseException as error:
+            self._events.put(((), error))
 
     def _encode_pending(self) -> None:
         """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
@@ -336,7 +303,7 @@ class PooledScheduler:
             return False
         if isinstance(outcome, BaseException):
             raise outcome
-        if isinstance(outcome, Outcome):
+        if isinstance(outcome, CallOutcome):
             assert flows[0] is not None
             self._take(flows[0], outcome)
             return True
@@ -347,7 +314,7 @@ class PooledScheduler:
         self._encode_pending()
         return True
 
-    def _take(self, running: _Running, outcome: Outcome) -> None:
+    def _take(self, running: _Running, outcome: CallOutcome) -> None:
         assert running.tries is not None
         delay_s = running.tries.delay_s(outcome)
         if delay_s is None:

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ppo.policy import Acting
 from query_mutator.data import guard_questions
 from query_mutator.embedded.corpus import embed_documents
 from query_mutator.encoder.sentence import Encoder, Remember
 from query_mutator.env.task import SUBMIT, Task
 from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
+from query_mutator.training.learner import InferencePolicy
 from query_mutator.training.system import System
 from query_mutator.types import Question
 
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
-def greedy(policy: Acting) -> MakeChooser:
+def greedy(policy: InferencePolicy) -> MakeChooser:
     """Return choosers that take the policy's likeliest action."""
 
     def choose(obs: FloatArray) -> int:
@@ -46,17 +46,17 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
     return tuple(questions[index] for index in sorted(chosen))
 
 
-class Looks:
-    """Asks a fixed sample of held-out questions now and then."""
+class PeriodicEval:
+    """Evaluates the policy on a fixed sample of held-out questions during training."""
 
     def __init__(self, evaluator: Evaluator, task: Task) -> None:
         self._evaluator = evaluator
         self._task = task
         submit = task.actions.index(SUBMIT)
-        self._identity = _mean(evaluator.run(task, always([submit]), name="held-out, as they stand"), "success")
+        self._identity = _mean(evaluator.run(task, always([submit]), name="held-out, identity"), "success")
 
-    def look(self, policy: Acting) -> dict[str, float]:
-        """Return the greedy policy's figures on the sample, under their metric keys."""
+    def __call__(self, policy: InferencePolicy) -> dict[str, float]:
+        """Return the greedy policy's figures on the sample under their metric keys."""
         outcomes = self._evaluator.run(self._task, greedy(policy), name="held-out")
         return {
             "eval/success": _mean(outcomes, "success"),
@@ -67,9 +67,11 @@ class Looks:
         }
 
 
-def make_looks(evaluator: Evaluator, task: Task, questions: Sequence[Question], *, size: int) -> Looks | None:
-    """Return looks at `size` of the held-out questions, None when there are none."""
-    return Looks(evaluator, task.on(fixed_sample(questions, size))) if questions else None
+def make_periodic_eval(
+    evaluator: Evaluator, task: Task, questions: Sequence[Question], *, size: int
+) -> PeriodicEval | None:
+    """Return the evaluation on `size` of the held-out questions, None when there are none."""
+    return PeriodicEval(evaluator, task.on(fixed_sample(questions, size))) if questions else None
 
 
 def compare(
@@ -77,7 +79,7 @@ def compare(
     system: System,
     task: Task,
     questions: Sequence[Question],
-    policy: Acting,
+    policy: InferencePolicy,
     *,
     seed: int,
     rewriter: str | None = None,

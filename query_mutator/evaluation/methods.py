@@ -25,14 +25,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.scheduling import Flow, PooledScheduler
+from query_mutator.env.episode import Episode
+from query_mutator.env.flow import Flow
+from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.operators import OperatorContext
 from query_mutator.stats.intervals import mean_interval, paired_interval, wilson_interval
 from query_mutator.types import Question
-from rl_query_mutator_env import QueryMutationEnv
 
 FloatArray = NDArray[np.float32]
 
@@ -59,6 +60,20 @@ class Outcome:
     rewrite: str
     rewrites: tuple[str, ...]
     answer: str
+
+
+class EpisodeEnv(Protocol):
+    """An environment whose steps are flows (`QueryMutationEnv`)."""
+
+    @property
+    def episode(self) -> Episode | None:
+        """Return the present episode."""
+
+    def reset_flow(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Flow:
+        """Yield the calls of a reset."""
+
+    def step_flow(self, action: int) -> Flow:
+        """Yield the calls of one step."""
 
 
 MakeChooser = Callable[[int], Chooser]
@@ -90,12 +105,13 @@ class Evaluator:
     def __init__(
         self,
         *,
+        make_env: Callable[[Task], EpisodeEnv],
         client: Client,
         batch_size: int,
         retry_policy: RetryPolicy = DEFAULT_POLICY,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
-        self.client = client
+        self.make_env, self.client = make_env, client
         self.retry_policy = retry_policy
         self.batch_size = batch_size
         self._progress = progress
@@ -112,7 +128,7 @@ class Evaluator:
         def start_next() -> None:
             index = next(waiting, None)
             if index is not None:
-                env = QueryMutationEnv(task, client=self.client)
+                env = self.make_env(task)
                 scheduler.start(index, _episode(env, index, make(index)))
 
         try:
@@ -131,7 +147,7 @@ class Evaluator:
         return [outcomes[index] for index in range(len(task.questions))]
 
 
-def _episode(env: QueryMutationEnv, index: int, choose: Chooser) -> Flow:
+def _episode(env: EpisodeEnv, index: int, choose: Chooser) -> Flow:
     obs, _ = yield from env.reset_flow(options={"question": index})
     assert env.episode is not None
     ended, rewrites = False, []

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ppo.algorithm import ACTION_STREAM, restore_streams
 from ppo.descent import FlatAdam
+from query_mutator.env.steps import Steps
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.iqn.loss import quantile_huber_loss
 from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwork
 from query_mutator.iqn.nstep import NStep, Transition
 from query_mutator.iqn.replay import Replay, Sample
-from query_mutator.iqn.steps import Steps
 
 REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # beside those of ppo.algorithm
 
@@ -29,8 +29,8 @@ REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # beside those of ppo.algorithm
 class IQN:
     """Learns from steps that are handed to `observe`, as often as `replay_ratio` says; acts by its latest hand-over."""
 
-    def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, closed: slice | None = None) -> None:
-        """Take sizes and settings; `closed` are the columns of an observation that close actions."""
+    def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, mask_columns: slice | None = None) -> None:
+        """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
         self.device = torch.empty(0, device=config.device).device
         network = QuantileNetwork(
@@ -39,7 +39,7 @@ class IQN:
             config.hidden_sizes,
             num_cosines=config.num_cosines,
             seed=config.seed,
-            closed=closed,
+            mask_columns=mask_columns,
         )
         self.network = network.to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
@@ -57,7 +57,7 @@ class IQN:
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = 0
         self._since: list[Tensor] = []  # figures of the gradient steps since `stats`
         self._ages: list[int] = []  # of the weights that chose, when their step came back
-        self.hand_over()
+        self.sync_weights()
 
     # --- acting ------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class IQN:
         epsilon = 1.0 if len(self.replay) < self.config.learning_starts else self.epsilon
         return self.frozen.act(obs, rngs, epsilon=epsilon).actions
 
-    def hand_over(self) -> None:
+    def sync_weights(self) -> None:
         """Have the weights of today act from here on."""
         self.frozen: FrozenQuantiles = self.network.frozen(num_quantiles=self.config.num_eval_quantiles)
         self.version = self.gradient_steps  # at which the weights that act were handed over
@@ -105,7 +105,7 @@ class IQN:
         self.nstep.forget()
 
     @property
-    def updates_owed(self) -> int:
+    def pending_updates(self) -> int:
         """Return the gradient steps that the replay ratio asks for and that were not taken yet."""
         if len(self.replay) < self.config.learning_starts:
             return 0
@@ -119,7 +119,7 @@ class IQN:
         sample = self.replay.sample(config.train_batch_size, beta=beta)
         step = self._loss(sample)
         self.optimizer.set_lr(self._lr)
-        norms = self.optimizer.descend((sample.weights.to(self.device) * step.losses).mean())
+        norms = self.optimizer.gradient_step((sample.weights.to(self.device) * step.losses).mean())
         self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
         self._move_target()
         self._since.append(
@@ -128,7 +128,7 @@ class IQN:
         self.gradient_steps += 1
         self.samples_learned += config.train_batch_size
         if self.gradient_steps % config.sync_every == 0:
-            self.hand_over()
+            self.sync_weights()
 
     @property
     def _progress(self) -> float:
@@ -147,6 +147,12 @@ class IQN:
         return torch.cat((half, 1.0 - half)).to(self.device)
 
     # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def update(self) -> dict[str, float]:
+        """Finish a rollout: act by the latest weights, which are evaluated and saved, and return the statistics."""
+        self.updates_done += 1
+        self.sync_weights()
+        return self.stats()
 
     def stats(self) -> dict[str, float]:
         """Return the figures since the last call under their metric keys; losses are means per sample."""
@@ -213,7 +219,7 @@ class IQN:
         self.updates_done = int(state["updates_done"])
         for name, count in state["counts"].items():
             setattr(self, name, int(count))
-        self.hand_over()
+        self.sync_weights()
 
     # --- one gradient step -------------------------------------------------------------------------------------------
 

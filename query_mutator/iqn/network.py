@@ -22,15 +22,15 @@ from torch.nn.functional import linear
 
 FloatArray = NDArray[np.float32]
 
-#: Taken off the value of a closed action, so that no other is below it; added to nothing that is learned.
-CLOSED_VALUE = 1e6
+#: Subtracted from the value of a masked action, so that it is below all others; not part of what is learned.
+MASKED_VALUE = 1e6
 
 
 class Acted(NamedTuple):
     """What was decided for n observations."""
 
     actions: NDArray[np.int64]  # [n]
-    values: FloatArray  # [n] what the best open action was thought to be worth
+    values: FloatArray  # [n] what the best allowed action was thought to be worth
 
 
 class QuantileNetwork(nn.Module):
@@ -47,9 +47,9 @@ class QuantileNetwork(nn.Module):
         *,
         num_cosines: int = 64,
         seed: int = 0,
-        closed: slice | None = None,
+        mask_columns: slice | None = None,
     ) -> None:
-        """Take sizes; `closed` are the A columns of an observation that are 1 where an action is not to be taken."""
+        """Take sizes; the A `mask_columns` of an observation are 1 where an action is not allowed."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         wide = hidden_sizes[-1]
@@ -60,9 +60,9 @@ class QuantileNetwork(nn.Module):
         self.value_head = _layer(wide, 1, gain=1.0, generator=generator)
         # Nearly equal first advantages: which action comes first is then learned, not drawn.
         self.advantage_head = _layer(wide, num_actions, gain=0.01, generator=generator)
-        columns = [] if closed is None else range(obs_dim)[closed]
-        if closed is not None and len(columns) != num_actions:
-            raise ValueError(f"{len(columns)} columns say which of {num_actions} actions are closed")
+        columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
+        if mask_columns is not None and len(columns) != num_actions:
+            raise ValueError(f"{len(columns)} mask columns for {num_actions} actions")
         self.register_buffer("closed", torch.tensor(columns, dtype=torch.int64))  # [A], or none
         self.register_buffer("frequencies", math.pi * torch.arange(num_cosines, dtype=torch.float32))  # [C]
 
@@ -78,8 +78,8 @@ class QuantileNetwork(nn.Module):
         return quantile_values
 
     def mask(self, obs: Tensor) -> Tensor:
-        """Return what to take off the values [n, A] of closed actions; 0 where there are none."""
-        return CLOSED_VALUE * obs[:, self.closed] if len(self.closed) else obs.new_zeros(())
+        """Return what to take off the values [n, A] of masked actions; 0 where there are none."""
+        return MASKED_VALUE * obs[:, self.closed] if len(self.closed) else obs.new_zeros(())
 
     def frozen(self, *, num_quantiles: int = 32) -> FrozenQuantiles:
         """Return a copy of today's weights that acts without torch, on means of `num_quantiles` quantiles."""
@@ -114,7 +114,7 @@ class FrozenQuantiles:
         self._quantiles = _relu(self._apply("cosine", np.cos(taus[:, None] * self._weights["frequencies"])))  # [K, H]
 
     def q_values(self, obs: FloatArray) -> FloatArray:
-        """Return the mean returns [n, A] under observations [n, D]; those of closed actions are below all others."""
+        """Return the mean returns [n, A] under observations [n, D]; those of masked actions are below all others."""
         hidden = np.asarray(obs, dtype=np.float32)
         for layer in range(self._depth):
             hidden = _relu(self._apply(f"trunk.{layer}", hidden))
@@ -125,7 +125,7 @@ class FrozenQuantiles:
         values = self._apply("value_head", value) + advantages - advantages.mean(axis=-1, keepdims=True)
         closed = self._weights["closed"]
         if len(closed):
-            values = values - np.float32(CLOSED_VALUE) * np.asarray(obs, dtype=np.float32)[:, closed]
+            values = values - np.float32(MASKED_VALUE) * np.asarray(obs, dtype=np.float32)[:, closed]
         return np.asarray(values, dtype=np.float32)
 
     def act(
@@ -169,16 +169,16 @@ def _relu(rows: FloatArray) -> FloatArray:
 class _Linear(nn.Module):
     """A linear layer whose orthogonal weights come from a generator, never from torch's global random stream."""
 
-    def __init__(self, wide_in: int, wide_out: int, *, gain: float, generator: torch.Generator) -> None:
+    def __init__(self, in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> None:
         super().__init__()
-        weight = torch.empty(wide_out, wide_in)
+        weight = torch.empty(out_features, in_features)
         nn.init.orthogonal_(weight, gain, generator=generator)
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(wide_out))
+        self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, rows: Tensor) -> Tensor:
         return linear(rows, self.weight, self.bias)
 
 
-def _layer(wide_in: int, wide_out: int, *, gain: float = math.sqrt(2), generator: torch.Generator) -> _Linear:
-    return _Linear(wide_in, wide_out, gain=gain, generator=generator)
+def _layer(in_features: int, out_features: int, *, gain: float = math.sqrt(2), generator: torch.Generator) -> _Linear:
+    return _Linear(in_features, out_features, gain=gain, generator=generator)

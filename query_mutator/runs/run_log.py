@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """Counts what it does over the whole run."""
+    """Counts its work over the whole run."""
 
-    gradient_steps: int
-    samples_learned: int
+    @property
+    def gradient_steps(self) -> int:
+        """Return the gradient steps taken."""
+
+    @property
+    def samples_learned(self) -> int:
+        """Return the steps learned from, counted once per use."""
 
 
 class RunLog:

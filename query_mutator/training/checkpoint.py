@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
+from query_mutator.plugins import load_plugins, warn_of_changes
 from query_mutator.runs.run_dir import checkpoints_in
 from query_mutator.training.system import System, SystemSettings, TaskSettings
 
@@ -48,6 +49,7 @@ class Checkpoint:
     versions: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments, where they were between two steps
+    plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
     path: Path | None = None
 
     def save(self, path: Path) -> Path:
@@ -73,6 +75,7 @@ class Checkpoint:
             "versions": dict(self.versions),
             "progress": asdict(self.progress),
             "envs": self.envs,
+            "plugins": dict(self.plugins),
         }
 
     @classmethod
@@ -90,6 +93,7 @@ class Checkpoint:
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
+                plugins=state.get("plugins", {}),
                 path=path,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -99,6 +103,11 @@ class Checkpoint:
     def algo(self) -> str:
         """Return who learned: ppo, iqn or bandit."""
         return str(self.flags.get("algo", "ppo"))
+
+    def load_plugins(self) -> None:
+        """Load the plugins the run was started with; warn of those that have changed since."""
+        load_plugins(self.plugins)
+        warn_of_changes(self.plugins)
 
     def check_actions(self, actions: Sequence[str]) -> None:
         """Raise a CheckpointError with the difference unless the policy was made for exactly these actions."""
@@ -116,9 +125,11 @@ class Checkpoint:
 
 
 def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what belongs to the learner: four entries every one has, and those of some."""
-    found = {key: state[key] for key in ("policy", "optimizer", "updates_done", "rng")}
-    return found | {key: state[key] for key in ("counts", "target", "replay", "pending") if key in state}
+    """Return the entries of the learner's `state_dict`, which stand next to those of the run."""
+    run = {field.name for field in fields(Checkpoint)}
+    return {"policy": state["policy"], "updates_done": state["updates_done"]} | {
+        key: value for key, value in state.items() if key not in run
+    }
 
 
 def settled(system: System) -> SystemSettings:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from ppo.config import PPOConfig
 from query_mutator.cli.flags import parse_flags, read_base
 from query_mutator.iqn.config import OffPolicyFlags
+from query_mutator.plugins import load_plugins
+from query_mutator.training.learners import LEARNERS
 from query_mutator.types import AnswerRule
 
 PROG = "train_query_mutator.py"
-EVAL_POINTS = 10  # held-out looks in a run, when --eval-interval leaves it open
-
-S = TypeVar("S")
+EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
 
 _AT_LEAST_ONE = {
     "batch_size": 8,
@@ -51,8 +50,10 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
     last bits of a matrix product depend on how many rows it is given.
     """
 
-    algo: Literal["ppo", "iqn", "bandit"] = "ppo"
-    """Who learns: PPO from each rollout once, IQN from a replay many times, or a contextual bandit (LinUCB)."""
+    plugin: tuple[str, ...] = ()
+    """Modules or .py files to load first, which register operators, reward parts, backends or learners of yours."""
+    algo: str = "ppo"
+    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (LinUCB), or the name of a plugin's."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
     """Step size of Adam at the start of the run."""
     gamma: float = 0.9
@@ -154,6 +155,7 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
     """Print the plan (updates, steps, model calls, time) and stop."""
 
     def __post_init__(self) -> None:
+        load_plugins(self.plugin)  # first: they may register what other flags name
         super().__post_init__()
         OffPolicyFlags.__post_init__(self)
         for name, usual in _AT_LEAST_ONE.items():
@@ -173,19 +175,20 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
             raise ValueError(
                 f"encoder_max_tokens={self.encoder_max_tokens} must be at least 8; leave it out to read all"
             )
-        if self.algo != "ppo":
-            self._check_off_policy()
+        self._check_learner()
         if not 0 <= self.max_failure_rate <= 1:
             raise ValueError(f"max_failure_rate={self.max_failure_rate} must be between 0 and 1; 1 never stops")
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
 
-    def _check_off_policy(self) -> None:
-        if self.deterministic:
-            raise ValueError(f"--deterministic holds for --algo ppo; leave it out with --algo {self.algo}")
-        if self.max_policy_lag:
+    def _check_learner(self) -> None:
+        learner = LEARNERS.get(self.algo)
+        if self.deterministic and not learner.deterministic:
+            raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
+        if self.max_policy_lag and not learner.on_policy:
             raise ValueError(
-                f"--max-policy-lag is for --algo ppo; --algo {self.algo} acts by the newest weights, see --sync-every"
+                f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts by the newest weights, "
+                "see --sync-every"
             )
 
     @property
@@ -194,17 +197,11 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
         return self.batch_size if self.use_batching else 1
 
     @property
-    def updates_between_looks(self) -> int:
-        """Return the updates between two looks at held-out questions; 0 for none."""
+    def updates_between_evals(self) -> int:
+        """Return the updates between two periodic evaluations; 0 for none."""
         if self.eval_interval is not None:
             return self.eval_interval
         return max(1, round(self.num_updates / EVAL_POINTS))
-
-
-def settings_of(cls: type[S], config: TrainConfig, **others: Any) -> S:
-    """Return the settings record `cls` with its fields taken from the flags of the same names, then from `others`."""
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: getattr(config, name) for name in names} | others)
 
 
 def parse_config(argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "") -> TrainConfig:

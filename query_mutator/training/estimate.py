@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from query_mutator.embedded.latency import Latency
 from query_mutator.training.config import TrainConfig
+from query_mutator.training.learners import LEARNERS
 
 EMBEDDED_CALL_S = 0.003  # what the embedded assistant computes for one call, on one core
 MODEL_CALL_S = 2.0  # a model of some 3 B parameters on a desktop GPU
@@ -37,18 +38,13 @@ class Plan:
 
     @property
     def gradient_steps(self) -> int:
-        """Return the learner's gradient steps; the bandit has none, it solves for its coefficients."""
-        config = self.config
-        if config.algo == "ppo":
-            return config.num_updates * config.ppo_epoch * config.num_mini_batch
-        if config.algo == "iqn":
-            return int(config.replay_ratio * config.total_steps / config.train_batch_size)
-        return 0
+        """Return the learner's gradient steps; 0 for one that solves for its coefficients."""
+        return LEARNERS.get(self.config.algo).planned_updates(self.config)
 
     @property
-    def looks(self) -> int:
-        """Return how often held-out questions are asked during training, the start included."""
-        every = self.config.updates_between_looks
+    def evaluations(self) -> int:
+        """Return the number of periodic evaluations, the one at the start included."""
+        every = self.config.updates_between_evals
         return 1 + self.config.num_updates // every if every and self.num_test else 0
 
     @property
@@ -72,7 +68,7 @@ class Plan:
         rows = [
             ("questions to learn from / held out", f"{self.num_train} / {self.num_test}"),
             ("actions (operators, undo, submit)", str(self.num_actions)),
-            ("updates" if config.algo == "ppo" else "rounds", str(config.num_updates)),
+            ("updates", str(config.num_updates)),
             ("gradient steps, about", str(self.gradient_steps)),
             (
                 "environment steps",
@@ -81,13 +77,18 @@ class Plan:
             ),
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
-            ("looks at held-out questions", f"{self.looks} x {min(config.eval_questions, self.num_test)} questions"),
+            (
+                "evaluations on held-out questions",
+                f"{self.evaluations} x {min(config.eval_questions, self.num_test)} questions",
+            ),
             ("time for training, about", _duration(self.seconds)),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
         assumed = f"assumed: {1000 * self.call_s:.0f} ms a call, actions chosen evenly"
-        return "\n".join(["plan (nothing was started)", *lines, f"{assumed}; looks and final comparison come on top"])
+        return "\n".join(
+            ["plan (nothing was started)", *lines, f"{assumed}; evaluations and the final comparison are extra"]
+        )
 
 
 def _duration(seconds: float) -> str:

@@ -15,13 +15,14 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.files import decode, disk_errors, encode
 from query_mutator.llm.keys import request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -32,24 +33,6 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"step_(\d+)\.jsonl")
 _DEFAULTS = tuple(asdict(Completion()).items())
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """Which call of a run this is: `step` counts the environment's steps, `phase` names the call within the step."""
-
-    env: int
-    step: int
-    phase: str
-    action: int | None = None  # of the step; None for the first answer of an episode
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of an attempt, and the seconds since the first attempt began: what a retry is decided by."""
-
-    completion: Completion
-    elapsed_s: float
 
 
 class Journal:
@@ -65,7 +48,7 @@ class Journal:
         self._folder = folder
         self._on_replay = on_replay
         self._is_ending = False
-        self._outcomes: dict[tuple[int, int, str, int], tuple[str, Outcome]] = {}
+        self._outcomes: dict[tuple[int, int, str, int], tuple[str, CallOutcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
         self.vectors: dict[str, FloatArray] = {}  # embeddings [D] found here, by their texts
         with disk_errors(folder):
@@ -96,7 +79,7 @@ class Journal:
         )
         return np.array(actions, dtype=np.int64)
 
-    def find(self, site: CallSite, attempt: int, request: ChatRequest) -> Outcome | None:
+    def find(self, site: CallSite, attempt: int, request: ChatRequest) -> CallOutcome | None:
         """Return the outcome written for a call, None when there is none or it answered another request."""
         if not self._outcomes:
             return None
@@ -114,7 +97,7 @@ class Journal:
         """Return whether an attempt at a call was written."""
         return (site.env, site.step, site.phase, attempt) in self._outcomes
 
-    def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: Outcome) -> None:
+    def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: CallOutcome) -> None:
         """Append a completed call; it is with the operating system when this returns.
 
         One that was ended from our side is left out, to be made again: the run is ending, nothing came of it.
@@ -196,7 +179,7 @@ class Journal:
         if "outcome" not in entry:
             self._actions[env, step] = entry["action"]
             return
-        outcome = Outcome(_from_json(entry["outcome"]), entry["elapsed_s"])
+        outcome = CallOutcome(_from_json(entry["outcome"]), entry["elapsed_s"])
         self._outcomes[env, step, entry["phase"], entry["attempt"]] = (entry["request"], outcome)
 
 

@@ -1,30 +1,113 @@
-"""Which learner an algorithm's name stands for, and how its saved policy is had back for acting."""
+"""Learners by name: build one for a run, or load the policy of a checkpoint for inference.
+
+Built-in learners are imported when they are built, because they load torch. Add your own by subclassing `BaseLearner`:
+
+    @LEARNERS.register("mine")
+    class Mine(BaseLearner): ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from query_mutator.errors import CheckpointError
-from query_mutator.training.config import settings_of
+from query_mutator.registry import Registry
+from query_mutator.training.learner import InferencePolicy, Learner, LearnerType, MakeLearner
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from ppo.algorithm import PPO
-    from ppo.policy import Acting
-    from query_mutator.bandit import Bandit
     from query_mutator.env.task import Task
-    from query_mutator.iqn.learner import IQN
     from query_mutator.training.checkpoint import Checkpoint
     from query_mutator.training.config import TrainConfig
 
-    AnyLearner: TypeAlias = PPO | IQN | Bandit
+__all__ = ["LEARNERS", "load_policy", "make_learner", "settings_of"]
+
+S = TypeVar("S")
+
+LEARNERS: Registry[LearnerType] = Registry("learner", group="query_mutator.learners")
 
 
-def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> AnyLearner:
-    """Return a new learner, or the one of the checkpoint; one of another algorithm is a CheckpointError."""
-    learner = _new_learner(config, task)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BuiltIn:
+    """A learner of the package."""
+
+    make: MakeLearner
+    load_policy: Callable[[Mapping[str, Any], Mapping[str, Any]], InferencePolicy]
+    planned_updates: Callable[[TrainConfig], int] = lambda config: 0
+    on_policy: bool = False
+    deterministic: bool = False
+
+
+def settings_of(cls: type[S], flags: object, **others: Any) -> S:
+    """Return the settings record `cls`, its fields taken from the flags of the same names, then from `others`."""
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: getattr(flags, name) for name in names} | others)
+
+
+def _make_ppo(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
+    from query_mutator.training.ppo_learner import PPOLearner
+
+    return PPOLearner(obs_dim, num_actions, config, mask_columns=mask_columns, max_policy_lag=config.max_policy_lag)
+
+
+def _load_ppo(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+    from ppo.policy import Policy
+
+    return Policy.from_state_dict(state).frozen(deterministic=bool(flags.get("deterministic")))
+
+
+def _make_iqn(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
+    from query_mutator.iqn.config import IQNConfig
+    from query_mutator.iqn.learner import IQN
+
+    return IQN(obs_dim, num_actions, settings_of(IQNConfig, config), mask_columns=mask_columns)
+
+
+def _load_iqn(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+    from query_mutator.iqn.network import QuantileNetwork
+
+    return QuantileNetwork.from_state_dict(state).frozen(num_quantiles=flags["num_eval_quantiles"])
+
+
+def _make_bandit(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
+    from query_mutator.bandit import Bandit, BanditConfig
+
+    return Bandit(obs_dim, num_actions, settings_of(BanditConfig, config), mask_columns=mask_columns)
+
+
+def _load_bandit(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+    from query_mutator.bandit import FrozenBandit
+
+    return FrozenBandit(state)
+
+
+LEARNERS.add(
+    "ppo",
+    _BuiltIn(
+        make=_make_ppo,
+        load_policy=_load_ppo,
+        planned_updates=lambda config: config.num_updates * config.ppo_epoch * config.num_mini_batch,
+        on_policy=True,
+        deterministic=True,
+    ),
+)
+LEARNERS.add(
+    "iqn",
+    _BuiltIn(
+        make=_make_iqn,
+        load_policy=_load_iqn,
+        planned_updates=lambda config: int(config.replay_ratio * config.total_steps / config.train_batch_size),
+    ),
+)
+LEARNERS.add("bandit", _BuiltIn(make=_make_bandit, load_policy=_load_bandit))
+
+
+def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:
+    """Return a new learner, or the restored one of a checkpoint; CheckpointError for that of another algorithm."""
+    observer = task.observer
+    make = LEARNERS.get(config.algo).make
+    learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
     if checkpoint is None:
         return learner
     if checkpoint.algo != config.algo:
@@ -38,36 +121,10 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     return learner
 
 
-def _new_learner(config: TrainConfig, task: Task) -> AnyLearner:
-    size, closed = (task.observer.size, len(task.actions)), task.observer.slices["closed"]
-    if config.algo == "ppo":
-        from ppo.algorithm import PPO
-
-        return PPO(*size, config, closed=closed)
-    if config.algo == "iqn":
-        from query_mutator.iqn.config import IQNConfig
-        from query_mutator.iqn.learner import IQN
-
-        return IQN(*size, settings_of(IQNConfig, config), closed=closed)
-    from query_mutator.bandit import Bandit, BanditConfig
-
-    return Bandit(*size, settings_of(BanditConfig, config), closed=closed)
-
-
-def frozen_policy(checkpoint: Checkpoint) -> Acting:
-    """Return the policy of a checkpoint, ready to act; weights that are none are a CheckpointError."""
-    state: Mapping[str, Any] = checkpoint.learner["policy"]
+def load_policy(checkpoint: Checkpoint) -> InferencePolicy:
+    """Return the policy of a checkpoint for inference; CheckpointError for weights of another kind."""
+    flags = {**checkpoint.flags, "deterministic": checkpoint.system.deterministic}
     try:
-        if checkpoint.algo == "iqn":
-            from query_mutator.iqn.network import QuantileNetwork
-
-            return QuantileNetwork.from_state_dict(state).frozen(num_quantiles=checkpoint.flags["num_eval_quantiles"])
-        if checkpoint.algo == "bandit":
-            from query_mutator.bandit import FrozenBandit
-
-            return FrozenBandit(state)
-        from ppo.policy import Policy
-
-        return Policy.from_state_dict(state).frozen(deterministic=bool(checkpoint.system.deterministic))
+        return LEARNERS.get(checkpoint.algo).load_policy(checkpoint.learner["policy"], flags)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error

@@ -1,99 +1,96 @@
-"""The middle of the trainer's loop, collect and update, for learners that wait for a rollout and those that do not."""
+"""The middle of the trainer: collect and update, for on-policy and off-policy learners."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, SupportsInt
 
-from ppo.algorithm import PPO
-from query_mutator.training.collector import Collector
-from query_mutator.training.off_policy import EnvGroups, OffPolicyRounds
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from ppo.policy import FloatArray
-    from query_mutator.training.collector import OnSteps
-    from query_mutator.training.config import TrainConfig
-    from query_mutator.training.journal import Journal
-    from query_mutator.training.learners import AnyLearner
-    from rl_query_mutator_env import BatchedQueryMutationEnv
+from query_mutator.env.infos import valid_mask
+from query_mutator.env.steps import FloatArray, Steps, last_obs
 
+__all__ = ["ActionJournal", "AsyncVectorEnv", "OnSteps", "TrainingLoop", "make_steps"]
 
-class Rounds(Protocol):
-    """Lets every environment take its steps, learns from them, and says what came of it."""
+Received = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
-    def collect(self) -> None:
-        """Have every environment take `num_steps`; an off-policy learner learns meanwhile."""
-
-    def update(self) -> dict[str, float]:
-        """Learn from what was collected, and return the round's figures under their metric keys."""
-
-    def close(self) -> None:
-        """End what runs in other threads; idempotent."""
+#: Callback for finished steps: `(infos, dones [n], valid [n])`.
+OnSteps = Callable[[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]], None]
 
 
-class OnPolicyRounds:
-    """Collects a rollout, then learns from it: one waits for the other."""
+class AsyncVectorEnv(Protocol):
+    """Vectorized environments whose steps are sent and received separately (`BatchedQueryMutationEnv`)."""
 
-    def __init__(self, collector: Collector, ppo: PPO, *, max_policy_lag: int) -> None:
-        self._collector, self._ppo, self._is_stale = collector, ppo, max_policy_lag > 0
+    num_envs: int
 
-    def collect(self) -> None:
-        """Let every environment take its `num_steps` under the frozen policy."""
-        began = time.perf_counter()
-        self._rollout = self._collector.collect()
-        self._waited_s = time.perf_counter() - began
+    @property
+    def single_observation_space(self) -> Any:
+        """Return the observation space of one environment."""
 
-    def update(self) -> dict[str, float]:
-        """Learn from the rollout."""
-        began = time.perf_counter()
-        rollout = self._rollout
-        stats = self._ppo.update(rollout.buffer, rollout.next_obs, stale=self._is_stale)
-        trained_s = time.perf_counter() - began
-        busy_s = max(1e-9, trained_s + self._waited_s)
-        return {
-            **stats,
-            "losses/policy_lag": rollout.policy_lag,
-            "perf/learner_share_training": trained_s / busy_s,
-            "perf/learner_share_waiting": self._waited_s / busy_s,
-        }
+    def reset(self, *, seed: int | None = None) -> tuple[FloatArray, dict[str, Any]]:
+        """Reset all environments."""
+
+    def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
+        """Start a step in each of `env_ids`."""
+
+    def send_reset(self, *, seed: int | None = None) -> None:
+        """Start a reset in every environment."""
+
+    def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> Received:
+        """Wait for finished steps; `infos["env_id"]` has their environments."""
+
+    def places(self, env_ids: Iterable[SupportsInt]) -> list[tuple[int, int]]:
+        """Return each environment's number in the run and the steps it has taken."""
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the states of all environments."""
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
+        """Restore states; return the observations [N, O], None before the first reset."""
 
     def close(self) -> None:
-        """Nothing runs in other threads."""
+        """Close the environments."""
 
 
-def make_rounds(
-    config: TrainConfig,
-    envs: BatchedQueryMutationEnv | EnvGroups,
-    learner: AnyLearner,
-    obs: FloatArray | None,
+class ActionJournal(Protocol):
+    """Actions of a run, so that a resumed run takes them again (see `query_mutator.training.journal`)."""
+
+    def settle(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the recorded actions [n] of steps (environment, step), and record `chosen` [n] where none are."""
+
+
+class TrainingLoop(Protocol):
+    """Collects a rollout and learns from it."""
+
+    def collect(self) -> None:
+        """Take `num_steps` steps in every environment; an off-policy learner learns meanwhile."""
+
+    def update(self) -> dict[str, float]:
+        """Finish the rollout and return its statistics under their metric keys."""
+
+    def close(self) -> None:
+        """Stop background threads; idempotent."""
+
+
+def make_steps(
+    received: Received,
     *,
-    seed: int,
-    on_steps: OnSteps,
-    journal: Journal | None,
-) -> Rounds:
-    """Return the loop of a learner; without observations `obs` [N, O] the environments begin anew, seeded."""
-    if isinstance(envs, EnvGroups):
-        assert not isinstance(learner, PPO)
-        return OffPolicyRounds(
-            envs.groups,
-            learner,
-            obs,
-            seed=seed,
-            num_steps=config.num_steps,
-            on_steps=on_steps,
-            max_update_debt=config.max_update_debt,
-            journal=journal,
-        )
-    assert isinstance(learner, PPO)
-    lag = config.max_policy_lag
-    collector = Collector(
-        envs,
-        learner,
-        obs,
-        seed=seed,
-        num_steps=config.num_steps,
-        on_steps=on_steps,
-        max_policy_lag=lag,
-        journal=journal,
+    env_ids: NDArray[np.int64],
+    obs: FloatArray,
+    actions: NDArray[np.int64],
+    versions: NDArray[np.int64],
+) -> Steps:
+    """Return finished steps [n] for the learner: what was received, and what led to it."""
+    next_obs, rewards, terminations, truncations, infos = received
+    return Steps(
+        env_ids=env_ids,
+        obs=obs,
+        actions=actions,
+        rewards=rewards,
+        next_obs=last_obs(next_obs, terminations | truncations, infos),
+        terminations=terminations,
+        truncations=truncations,
+        valid=valid_mask(infos),
+        versions=versions,
     )
-    return OnPolicyRounds(collector, learner, max_policy_lag=lag)

@@ -19,7 +19,7 @@ FREE = frozenset(
         *("timeout_s", "deadline_s", "max_retries", "max_failure_rate", "cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
-        *("num_collectors", "max_update_debt", "resume", "config", "dry_run"),
+        *("num_collectors", "max_pending_updates", "plugin", "resume", "config", "dry_run"),
     }
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,10 +21,8 @@ from query_mutator.errors import UsageError
 from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, RetryPolicy
-from query_mutator.registry import nearest
 from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.types import AnswerRule, Question
-from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.embedded.corpus import Corpus
@@ -229,71 +227,6 @@ def make_task(
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
         step_cost=settings.step_cost,
-    )
-
-
-_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make`, and how many use each
-
-
-def _share(settings: SystemSettings) -> System:
-    system, users = _shared.get(settings) or (System(settings), 0)
-    _shared[settings] = (system, users + 1)
-    return system
-
-
-def _release(settings: SystemSettings) -> None:
-    system, users = _shared.pop(settings)
-    if users > 1:
-        _shared[settings] = (system, users - 1)
-    else:
-        system.close()
-
-
-def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) -> QueryMutationEnv:
-    """Return one environment on training questions; keywords are the fields of SystemSettings and TaskSettings."""
-    system_settings, task_settings = _sort_keywords(kwargs)
-    system = _share(system_settings)
-    try:
-        task = make_task(system, task_settings, split_dataset(task_settings).train)
-    except BaseException:
-        _release(system_settings)
-        raise
-    return QueryMutationEnv(
-        task,
-        client=system.calls.client,
-        retry_policy=system.retry_policy,
-        env_id=env_id,
-        render_mode=render_mode,
-        on_close=lambda: _release(system_settings),
-    )
-
-
-def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
-    """Return N environments that share one task and one pool of `batch_size` workers."""
-    first = make_env(**kwargs)
-    more = [
-        QueryMutationEnv(
-            first.task,
-            client=first.client,
-            retry_policy=first.retry_policy,
-            env_id=index,
-            render_mode=first.render_mode,
-        )
-        for index in range(1, num_envs)
-    ]
-    return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)
-
-
-def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
-    system_names = {field.name for field in fields(SystemSettings)}
-    task_names = {field.name for field in fields(TaskSettings)}
-    for name in kwargs:
-        if name not in system_names | task_names | {"render_mode", "env_id"}:
-            near = nearest(name, system_names | task_names)
-            raise UsageError(f"unknown keyword {name!r}" + (f"; did you mean {near!r}?" if near else ""))
-    return (
-        SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
-        TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),
     )
 
 

@@ -29,7 +29,7 @@ _PROCESSES.set_forkserver_preload(
             "query_mutator.evaluation.heldout",
             "query_mutator.embedded.server",
         ),
-        *("query_mutator.training.collector", "query_mutator.runs.run_log", "tests.integration.killing"),
+        *("query_mutator.training.on_policy", "query_mutator.runs.run_log", "tests.integration.killing"),
     ]
 )
 

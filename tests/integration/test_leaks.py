@@ -15,8 +15,8 @@ import pytest
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.llm.build import build_client
-from query_mutator.training.system import make_vector_env
 from query_mutator.types import ChatRequest
+from rl_query_mutator_env import make_vector_env
 
 CALLS, WORKERS, ENVIRONMENTS = 10_000, 8, 100
 

@@ -1,4 +1,4 @@
-"""LinUCB: estimates of a ridge regression, bonus where little is known, closed actions, going on from a state."""
+"""LinUCB: estimates of a ridge regression, bonus where little is known, masked actions, going on from a state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def steps(obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, valid: b
     return Steps(np.arange(n), obs, actions, rewards, obs, ended, ~ended, np.full(n, valid), np.zeros(n, dtype=int))
 
 
-def taught(count: int, *, closed: slice | None = None) -> tuple[Bandit, np.ndarray, np.ndarray, np.ndarray]:
+def taught(count: int, *, mask_columns: slice | None = None) -> tuple[Bandit, np.ndarray, np.ndarray, np.ndarray]:
     """Return a bandit that saw `count` random steps, and those: action 0 pays obs[0], action 1 pays 0.2."""
     rng = np.random.default_rng(0)
-    bandit = Bandit(OBS_DIM, 2, CONFIG, closed=closed)
+    bandit = Bandit(OBS_DIM, 2, CONFIG, mask_columns=mask_columns)
     obs = rng.normal(size=(count, OBS_DIM)).astype(np.float32)
     actions = rng.integers(2, size=count)
     rewards = np.where(actions == 0, obs[:, 0], 0.2)
@@ -53,8 +53,8 @@ def test_what_is_unknown_is_tried_first() -> None:
     assert bandit.act(obs, [0, 1]).tolist() == [2, 2]
 
 
-def test_closed_actions_are_never_taken() -> None:
-    bandit = Bandit(OBS_DIM, 2, CONFIG, closed=slice(1, 3))
+def test_masked_actions_are_never_taken() -> None:
+    bandit = Bandit(OBS_DIM, 2, CONFIG, mask_columns=slice(1, 3))
     obs = np.array([[5.0, 1.0, 0.0]], dtype=np.float32)
     assert {int(bandit.act(obs, [0])[0]) for _ in range(20)} == {1}
 

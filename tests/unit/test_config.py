@@ -164,9 +164,9 @@ def test_rule_of_thumb_gives_advice(processes: int, batch: int, advice: str) -> 
 
 
 def test_looks_are_about_ten_a_run_unless_given() -> None:
-    assert parse_config([]).updates_between_looks == 2
-    assert parse_config(["--num-env-steps", "1"]).updates_between_looks == 1
-    assert parse_config(["--eval-interval", "0"]).updates_between_looks == 0
+    assert parse_config([]).updates_between_evals == 2
+    assert parse_config(["--num-env-steps", "1"]).updates_between_evals == 1
+    assert parse_config(["--eval-interval", "0"]).updates_between_evals == 0
 
 
 def test_help_names_every_flag_and_loads_nothing_heavy() -> None:

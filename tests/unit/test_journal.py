@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.training.journal import CallSite, Journal, Outcome
+from query_mutator.env.flow import CallOutcome, CallSite
+from query_mutator.training.journal import Journal
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 REQUEST = ChatRequest.user("why?", model="m")
 SITE = CallSite(3, 7, "answer", 2)
-ANSWER = Outcome(Completion(text="Because é\ud800.", model="m", total_s=0.1, latency_s=0.30000000000000004), 0.5)
-FAILURE = Outcome(
+ANSWER = CallOutcome(Completion(text="Because é\ud800.", model="m", total_s=0.1, latency_s=0.30000000000000004), 0.5)
+FAILURE = CallOutcome(
     Completion(error=ErrorInfo(kind="busy", message="later", status=503, retry_after_s=2.0), attempts=0), 1.25
 )
 
@@ -108,7 +109,7 @@ def test_what_comes_after_the_end_is_not_written(folder: Path) -> None:
 
 def test_a_call_that_was_ended_from_our_side_is_made_again(folder: Path) -> None:
     journal = written(folder)
-    ended = Outcome(Completion.failed("cancelled", "the call was ended from this side"), 0.5)
+    ended = CallOutcome(Completion.failed("cancelled", "the call was ended from this side"), 0.5)
     journal.write(CallSite(3, 8, "rewrite", 1), 1, REQUEST, ended)
     journal.write_actions([(3, 9, 0)])  # chosen after a step that did not come about
     journal.write(CallSite(4, 1, "rewrite", 1), 1, REQUEST, ANSWER)  # came back in time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.env.observation import Moment, Observer, Projection, Sight
+from query_mutator.env.observation import Observer, Projection, StepFeatures, TextFeatures
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
 
@@ -15,7 +15,7 @@ def observer() -> Observer:
     return Observer(projection=Projection.fit(vectors, dims=2), known_words={"sort", "a", "list"}, num_operators=3)
 
 
-SIGHT = Sight(
+SIGHT = TextFeatures(
     original="sort a lsit",
     current="sort a list? now!",
     drift=1.0,
@@ -28,7 +28,9 @@ SIGHT = Sight(
     first_refused=False,
     first_not_sure=True,
 )
-MOMENT = Moment(best_fit=0.25, step_fraction=0.4, used=[False, True, False], closed=[True, False, False, True, False])
+MOMENT = StepFeatures(
+    best_fit=0.25, step_fraction=0.4, used=[False, True, False], action_mask=[False, True, True, False, True]
+)
 
 
 def test_every_slice_holds_what_its_line_says() -> None:

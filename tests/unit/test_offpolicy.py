@@ -1,4 +1,4 @@
-"""Rounds of an off-policy run: shares of the collectors, what reaches the learner, who waits for whom."""
+"""The off-policy loop: groups of environments, what reaches the learner, who waits for whom."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.env.task import Task
-from query_mutator.iqn.steps import FloatArray, Steps
 from query_mutator.llm.client import Client
-from query_mutator.training.off_policy import EnvGroups, OffPolicyRounds
-from rl_query_mutator_env import QueryMutationEnv
+from query_mutator.training.learner import BaseLearner
+from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 MakeEnvs = Callable[..., EnvGroups]
 NUM_STEPS = 6
 
 
-class Clerk:
-    """A learner that writes down what it is given, acts at random, and owes a gradient step for every `every` steps."""
+class Recorder(BaseLearner):
+    """Records its steps, takes the first allowed action, and has a gradient step pending for every `every` steps."""
 
     def __init__(self, num_actions: int, *, every: int = 1) -> None:
         self.num_actions, self.every = num_actions, every
-        self.version = self.updates_done = self.learned = self.most_owed = 0
+        self.version = self.updates_done = self.learned = self.most_pending = 0
         self.seen: list[Steps] = []
-        self.hand_overs = 0
 
     @property
     def count(self) -> int:
         return sum(len(steps.env_ids) for steps in self.seen)
 
     @property
-    def updates_owed(self) -> int:
-        owed = self.count // self.every - self.learned
-        self.most_owed = max(self.most_owed, owed)
-        return owed
+    def pending_updates(self) -> int:
+        pending = self.count // self.every - self.learned
+        self.most_pending = max(self.most_pending, pending)
+        return pending
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         return np.array([int(np.flatnonzero(row[-self.num_actions :] < 0.5)[0]) for row in obs])
@@ -49,13 +49,11 @@ class Clerk:
     def learn(self) -> None:
         self.learned += 1
 
-    def hand_over(self) -> None:
-        self.hand_overs += 1
-
     def forget_pending(self) -> None:
         self.seen.clear()
 
-    def stats(self) -> dict[str, float]:
+    def update(self) -> dict[str, float]:
+        self.updates_done += 1
         return {"rl/avg_value": 0.0}
 
 
@@ -66,7 +64,8 @@ def make_envs(tiny_task: Callable[..., Task], tiny_client: Client) -> Iterator[M
     def make(count: int, num_groups: int) -> EnvGroups:
         task = tiny_task(max_episode_steps=4)
         envs = [QueryMutationEnv(task, client=tiny_client, env_id=env) for env in range(count)]
-        made.append(EnvGroups(envs, 8, num_groups=num_groups))
+        shares = EnvGroups.split(envs, num_groups)
+        made.append(EnvGroups([BatchedQueryMutationEnv(share, min(8, len(share))) for share in shares]))
         return made[-1]
 
     yield make
@@ -74,9 +73,9 @@ def make_envs(tiny_task: Callable[..., Task], tiny_client: Client) -> Iterator[M
         groups.close()
 
 
-def rounds_of(groups: EnvGroups, clerk: Clerk, **settings: Any) -> OffPolicyRounds:
-    return OffPolicyRounds(
-        groups.groups, clerk, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *told: None, **settings
+def loop_of(groups: EnvGroups, recorder: Recorder, **settings: Any) -> OffPolicyLoop:
+    return OffPolicyLoop(
+        groups.groups, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings
     )
 
 
@@ -89,19 +88,19 @@ def test_collectors_share_environments_evenly(count: int, num_groups: int, make_
 
 def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: MakeEnvs) -> None:
     groups = make_envs(5, 2)
-    clerk = Clerk(len(groups.envs[0].task.actions))
-    rounds = rounds_of(groups, clerk)
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder)
     for _ in range(2):
-        rounds.collect()
-        rounds.update()
-    rounds.close()
-    assert Counter(env for steps in clerk.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
+        loop.collect()
+        loop.update()
+    loop.close()
+    assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
         range(5), 2 * NUM_STEPS
     )
     for env in range(5):
         rows = [
             (steps.obs[row], steps.next_obs[row], steps.terminations[row] | steps.truncations[row])
-            for steps in clerk.seen
+            for steps in recorder.seen
             for row in np.flatnonzero(steps.env_ids == env)
         ]
         for (_, led_to, ended), (seen, _, _) in pairwise(rows):
@@ -109,45 +108,45 @@ def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: Mak
         assert sum(ended for *_, ended in rows) == 2 * NUM_STEPS // 4
 
 
-def test_all_that_is_owed_is_paid_by_the_end_of_a_round(make_envs: MakeEnvs) -> None:
+def test_no_update_is_pending_at_the_end_of_a_rollout(make_envs: MakeEnvs) -> None:
     groups = make_envs(4, 2)
-    clerk = Clerk(len(groups.envs[0].task.actions), every=3)
-    rounds = rounds_of(groups, clerk)
-    rounds.collect()
-    shares = rounds.update()
-    rounds.close()
-    assert clerk.learned == 4 * NUM_STEPS // 3
-    assert (clerk.updates_done, clerk.hand_overs) == (1, 1)
+    recorder = Recorder(groups.groups[0].single_action_space.n, every=3)
+    loop = loop_of(groups, recorder)
+    loop.collect()
+    shares = loop.update()
+    loop.close()
+    assert recorder.learned == 4 * NUM_STEPS // 3
+    assert (recorder.updates_done, shares["rl/avg_value"]) == (1, 0.0)
     assert 0 <= shares["perf/learner_share_training"] + shares["perf/learner_share_waiting"] <= 1
 
 
-def test_a_debt_is_paid_before_more_is_taken_in(make_envs: MakeEnvs) -> None:
+def test_pending_updates_come_before_more_steps(make_envs: MakeEnvs) -> None:
     groups = make_envs(4, 4)
-    clerk = Clerk(len(groups.envs[0].task.actions))
-    rounds = rounds_of(groups, clerk, max_update_debt=0)
-    rounds.collect()
-    rounds.close()
-    assert clerk.most_owed <= max(len(steps.env_ids) for steps in clerk.seen)
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder, max_pending_updates=0)
+    loop.collect()
+    loop.close()
+    assert recorder.most_pending <= max(len(steps.env_ids) for steps in recorder.seen)
 
 
-def test_what_a_collector_raises_comes_out(make_envs: MakeEnvs) -> None:
+def test_errors_of_a_collector_are_raised(make_envs: MakeEnvs) -> None:
     groups = make_envs(4, 2)
-    clerk = Clerk(len(groups.envs[0].task.actions))
-    rounds = rounds_of(groups, clerk)
-    clerk.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder)
+    recorder.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
     with pytest.raises(IndexError):
-        rounds.collect()
-    rounds.close()
+        loop.collect()
+    loop.close()
 
 
 def test_states_go_round_by_environment_whatever_the_groups(make_envs: MakeEnvs) -> None:
     first = make_envs(5, 2)
-    clerk = Clerk(len(first.envs[0].task.actions))
-    rounds = rounds_of(first, clerk)
-    rounds.collect()
-    rounds.close()
+    recorder = Recorder(len(first.envs[0].task.actions))
+    loop = loop_of(first, recorder)
+    loop.collect()
+    loop.close()
     second = make_envs(5, 3)
     obs = second.load_state_dict(first.state_dict())
     assert obs is not None
-    assert obs.shape == (5, len(clerk.seen[0].obs[0]))
+    assert obs.shape == (5, len(recorder.seen[0].obs[0]))
     assert [env.total_steps for env in second.envs] == [NUM_STEPS] * 5

@@ -195,7 +195,7 @@ def test_a_state_of_other_sizes_says_so() -> None:
 
 
 def test_an_update_depends_on_the_batch_and_the_stream_alone() -> None:
-    def descend(stream: int) -> list[bytes]:
+    def gradient_step(stream: int) -> list[bytes]:
         torch.manual_seed(stream)  # must not matter
         ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
         buffer, _ = bandit_rollout(ppo)
@@ -203,8 +203,8 @@ def test_an_update_depends_on_the_batch_and_the_stream_alone() -> None:
         ppo_update(ppo.policy, ppo.optimizer, batch, CONFIG, np.random.default_rng(stream))
         return weights(ppo)
 
-    assert descend(1) == descend(1)
-    assert descend(1) != descend(2)
+    assert gradient_step(1) == gradient_step(1)
+    assert gradient_step(1) != gradient_step(2)
 
 
 @pytest.mark.parametrize("device", ["warp9", "cuda:99"])

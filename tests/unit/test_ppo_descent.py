@@ -23,7 +23,7 @@ def test_it_takes_torchs_steps(max_grad_norm: float) -> None:
     flat = FlatAdam(ours, lr=1e-2, max_grad_norm=max_grad_norm)
     adam = torch.optim.Adam(torchs.parameters(), lr=1e-2, eps=1e-5)
     for step in range(20):
-        norms = flat.descend(a_loss(ours, step))
+        norms = flat.gradient_step(a_loss(ours, step))
         adam.zero_grad()
         a_loss(torchs, step).backward()
         wanted = torch.nn.utils.clip_grad_norm_(torchs.parameters(), max_grad_norm)
@@ -44,13 +44,13 @@ def test_loaded_weights_and_state_go_on_alike() -> None:
     first = Policy(5, 3, seed=1)
     ahead = FlatAdam(first, lr=1e-2, max_grad_norm=1.0)
     for step in range(3):
-        ahead.descend(a_loss(first, step))
+        ahead.gradient_step(a_loss(first, step))
     second = Policy(5, 3, seed=2)
     behind = FlatAdam(second, lr=1e-3, max_grad_norm=1.0)
     second.load_state_dict(first.state_dict())
     behind.load_state_dict(deepcopy(ahead.state_dict()))
     for policy, optimizer in ((first, ahead), (second, behind)):
-        optimizer.descend(a_loss(policy, 3))
+        optimizer.gradient_step(a_loss(policy, 3))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
 
 
@@ -61,6 +61,6 @@ def test_a_smaller_step_size_takes_a_smaller_step() -> None:
         optimizer = FlatAdam(policy, lr=1.0, max_grad_norm=1.0)
         optimizer.set_lr(lr)
         before = policy.critic_head.bias.detach().clone()
-        optimizer.descend(a_loss(policy, 0))
+        optimizer.gradient_step(a_loss(policy, 0))
         moved.append((policy.critic_head.bias - before).abs().item())
     assert moved == pytest.approx([1e-2, 1e-3], rel=1e-2)

@@ -139,8 +139,8 @@ def test_other_contents_are_not_taken_for_a_policy(state: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_closed_actions_are_not_taken(deterministic: bool) -> None:
-    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, closed=slice(2, 7))
+def test_masked_actions_are_not_taken(deterministic: bool) -> None:
+    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, mask_columns=slice(2, 7))
     obs = observations(400)
     obs[:, 2:] = np.random.default_rng(1).random((400, NUM_ACTIONS)) < 0.6
     obs[:, 2] = 0  # one stays open
@@ -151,12 +151,12 @@ def test_closed_actions_are_not_taken(deterministic: bool) -> None:
     np.testing.assert_allclose(acted.logprobs, chosen.detach().numpy(), atol=1e-5)
 
 
-def test_closed_columns_are_saved_with_the_weights() -> None:
-    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, closed=slice(2, 7))
+def test_masked_columns_are_saved_with_the_weights() -> None:
+    policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, mask_columns=slice(2, 7))
     again = Policy.from_state_dict(policy.state_dict())
     assert again.closed.tolist() == [2, 3, 4, 5, 6]
 
 
 def test_as_many_columns_as_actions() -> None:
-    with pytest.raises(ValueError, match="4 columns say which of 5 actions are closed"):
-        Policy(OBS_DIM, NUM_ACTIONS, closed=slice(3, 7))
+    with pytest.raises(ValueError, match="4 mask columns for 5 actions"):
+        Policy(OBS_DIM, NUM_ACTIONS, mask_columns=slice(3, 7))

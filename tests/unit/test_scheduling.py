@@ -10,13 +10,9 @@ from typing import Any, cast
 import pytest
 
 from query_mutator.encoder.sentence import Encoder
-from query_mutator.env.one_cpu import allow, every_cpu
+from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.scheduling import (
-    Call,
-    Encode,
-    Flow,
     PooledScheduler,
-    Prepare,
     Scheduler,
     SequentialScheduler,
     run_flow,
@@ -190,26 +186,3 @@ def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Cli
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
-def test_encoder_workers_may_use_every_cpu_whoever_begins_them(tiny_client: Client, hash_encoder: Encoder) -> None:
-    cpus = every_cpu()
-    seen: list[set[int]] = []
-
-    class Noting:
-        """An encoder that notes where it runs."""
-
-        def encode(self, texts: Sequence[str]) -> Any:
-            seen.append(every_cpu())
-            return hash_encoder.encode(texts)
-
-    def flow() -> Flow:
-        return (yield Encode(("a text",)))
-
-    scheduler = PooledScheduler(client=tiny_client, encoder=cast(Encoder, Noting()), retry_policy=NEVER, batch_size=2)
-    allow({min(cpus)}, 0)
-    try:
-        scheduler.start(0, flow())
-        scheduler.finished()
-    finally:
-        allow(cpus, 0)
-        scheduler.close()
-    assert seen == [cpus]

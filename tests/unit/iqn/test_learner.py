@@ -46,7 +46,7 @@ def walk(iqn: IQN, count: int, *, seed: int = 0, ends: bool = True) -> None:
                 versions=np.full(NUM_ENVS, iqn.version),
             )
         )
-        while iqn.updates_owed:
+        while iqn.pending_updates:
             iqn.learn()
 
 

@@ -1,4 +1,4 @@
-"""The quantile network: torch and numpy agree, closed actions, sizes read off the weights; the loss by hand."""
+"""The quantile network: torch and numpy agree, masked actions, sizes read off the weights; the loss by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from query_mutator.iqn.network import QuantileNetwork, drawn
 
 @pytest.fixture
 def network() -> QuantileNetwork:
-    return QuantileNetwork(7, 3, (16, 8), num_cosines=5, seed=3, closed=slice(4, 7))
+    return QuantileNetwork(7, 3, (16, 8), num_cosines=5, seed=3, mask_columns=slice(4, 7))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_acting_in_numpy_gives_the_means_torch_gives(network: QuantileNetwork, o
     np.testing.assert_allclose(network.frozen(num_quantiles=12).q_values(obs), wanted.detach().numpy(), atol=1e-5)
 
 
-def test_closed_actions_are_never_taken(network: QuantileNetwork, obs: np.ndarray) -> None:
+def test_masked_actions_are_never_taken(network: QuantileNetwork, obs: np.ndarray) -> None:
     frozen = network.frozen()
     rngs = [np.random.default_rng(seed) for seed in range(6)]
     for _ in range(50):
@@ -74,9 +74,9 @@ def test_other_weights_are_refused() -> None:
         QuantileNetwork.from_state_dict({"actor_head.bias": torch.zeros(3)})
 
 
-def test_closed_columns_must_match_the_actions() -> None:
+def test_masked_columns_must_match_the_actions() -> None:
     with pytest.raises(ValueError, match="2 columns"):
-        QuantileNetwork(5, 3, closed=slice(0, 2))
+        QuantileNetwork(5, 3, mask_columns=slice(0, 2))
 
 
 def test_quantile_huber_loss_by_hand() -> None:

@@ -1,0 +1,91 @@
+"""User code: load the modules of `--plugin`, which register operators, reward parts, backends or learners.
+
+A plugin is an importable module's name or the path of a `.py` file. It registers when it is imported:
+
+    from query_mutator.operators import OPERATORS, PromptOperator
+    OPERATORS.add("polite", PromptOperator(name="polite", ...))
+
+A run stores the plugins and their sha256 in config.json and checkpoints, so that `--resume`, `qm eval` and
+`qm rewrite` load them again and report a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from query_mutator.errors import UsageError
+
+__all__ = ["load_plugins", "plugin_hashes", "warn_of_changes"]
+
+logger = logging.getLogger(__name__)
+
+_loaded: dict[str, ModuleType] = {}  # by absolute path or module name, in the order of loading
+
+
+def load_plugins(specs: Iterable[str]) -> None:
+    """Import each plugin once; raise UsageError for one that cannot be found or fails."""
+    for spec in specs:
+        key = _key(spec)
+        if key not in _loaded:
+            _loaded[key] = _import(spec, key)
+
+
+def plugin_hashes(specs: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of each plugin's source file; loads nothing that is not loaded."""
+    hashes = {}
+    for spec in specs:
+        file = _loaded[_key(spec)].__file__
+        hashes[spec] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return hashes
+
+
+def warn_of_changes(recorded: Mapping[str, str]) -> None:
+    """Log a warning for each plugin whose source differs from the recorded sha256."""
+    for spec, sha256 in plugin_hashes(recorded).items():
+        if sha256 != recorded[spec]:
+            logger.warning("plugin %s has changed since this run was started; results may differ", spec)
+
+
+def _is_file(spec: str) -> bool:
+    return spec.endswith(".py")
+
+
+def _key(spec: str) -> str:
+    return str(Path(spec).resolve()) if _is_file(spec) else spec
+
+
+def _import(spec: str, key: str) -> ModuleType:
+    if _is_file(spec) and not Path(spec).is_file():
+        raise UsageError(f"--plugin {spec}: no such file; give the path of a .py file or the name of a module")
+    try:
+        return _import_file(Path(key)) if _is_file(spec) else importlib.import_module(spec)
+    except UsageError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name == spec:
+            raise UsageError(f"--plugin {spec}: no such module; install it, or give the path of a .py file") from None
+        raise UsageError(f"--plugin {spec}: {error}") from error
+    except Exception as error:  # user code fails in every way there is
+        raise UsageError(f"--plugin {spec}: {type(error).__name__}: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"query_mutator_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
