@@ -384,9 +384,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         for index in np.flatnonzero(mask).tolist():
             self._scheduler.start(index, self.envs[index].reset_flow(seed=seeds[index], options=passed_on))
         results = dict(self._scheduler.finished() for _ in range(int(mask.sum())))
-        for key, (obs, _) in results.items():
-            self._observations[key] = obs  # type: ignore[index]
-        return self._observations.copy(), infos_of([results[i][1] if mask[i] else {} for i in range(self.num_envs)])
+        infos: list[dict[str, Any]] = [{} for _ in self.envs]
+        for index in np.flatnonzero(mask).tolist():
+            self._observations[index], infos[index] = results[index]
+        return self._observations.copy(), infos_of(infos)
 
     def step(
         self, actions: NDArray[np.int64]

@@ -91,7 +91,7 @@ def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
     error = capsys.readouterr().err
     assert "calls failed" in error or "no question could be put" in error
     run = (tmp_path / "runs" / "latest").resolve()
-    assert f"go on with --resume {run}" in error
+    assert f"continue with --resume {run}" in error
     assert read_checkpoint(run).actions
 
 

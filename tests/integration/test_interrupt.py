@@ -62,7 +62,7 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert "Traceback" not in err
-    assert f"go on with --resume {run}" in err
+    assert f"continue with --resume {run}" in err
     assert read_checkpoint(run).progress.env_steps == 0
 
 

@@ -132,7 +132,7 @@ def test_checkpoint_of_another_algorithm_is_refused(
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (["--deterministic"], "--deterministic holds for --algo ppo"),
+        (["--deterministic"], "--algo iqn has no deterministic mode"),
         (["--max-policy-lag", "1"], "see --sync-every"),
         (["--learning-starts", "200", "--replay-size", "100"], "try --replay-size 200"),
         (["--num-collectors", "0"], "num_collectors=0 must be at least 1"),

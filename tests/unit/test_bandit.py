@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from query_mutator.bandit import Bandit, BanditConfig, FrozenBandit, with_intercept
-from query_mutator.iqn.steps import Steps
+from query_mutator.env.steps import Steps
 
 OBS_DIM, NUM_ENVS = 3, 2
 CONFIG = BanditConfig(num_processes=NUM_ENVS, ucb_alpha=0.5)

@@ -141,7 +141,7 @@ def test_errors_of_a_collector_are_raised(make_envs: MakeEnvs) -> None:
 
 def test_states_go_round_by_environment_whatever_the_groups(make_envs: MakeEnvs) -> None:
     first = make_envs(5, 2)
-    recorder = Recorder(len(first.envs[0].task.actions))
+    recorder = Recorder(first.groups[0].single_action_space.n)
     loop = loop_of(first, recorder)
     loop.collect()
     loop.close()
@@ -149,4 +149,4 @@ def test_states_go_round_by_environment_whatever_the_groups(make_envs: MakeEnvs)
     obs = second.load_state_dict(first.state_dict())
     assert obs is not None
     assert obs.shape == (5, len(recorder.seen[0].obs[0]))
-    assert [env.total_steps for env in second.envs] == [NUM_STEPS] * 5
+    assert [env["steps"] for env in second.state_dict()] == [NUM_STEPS] * 5

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from query_mutator.env.steps import Steps
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.iqn.learner import IQN
-from query_mutator.iqn.steps import Steps
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4
 CONFIG = IQNConfig(

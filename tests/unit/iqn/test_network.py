@@ -75,7 +75,7 @@ def test_other_weights_are_refused() -> None:
 
 
 def test_masked_columns_must_match_the_actions() -> None:
-    with pytest.raises(ValueError, match="2 columns"):
+    with pytest.raises(ValueError, match="2 mask columns"):
         QuantileNetwork(5, 3, mask_columns=slice(0, 2))
 
 
