@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from query_mutator.analysis.events import Floats
 from query_mutator.analysis.runs import Run
-from query_mutator.analysis.series import Series
+from query_mutator.analysis.series import Floats, Series
 from query_mutator.analysis.spec import Direction, MetricSpec, Spec, TagPattern
 from query_mutator.errors import UsageError
 

@@ -1,76 +1,74 @@
-"""TensorBoard event files as columns: every scalar, in either style, and the texts a run was described with.
+"""Read TensorBoard event files as columns: every scalar, in either style, and the texts that describe a run.
 
     Event    1 wall_time double   2 step varint   5 summary   7 session_log {1 status}
     Summary  1 value, repeated
     Value    1 tag   2 simple_value float   8 tensor   9 metadata {1 plugin_data {1 plugin_name}}
 
-A scalar is a `simple_value`, or a tensor of one number whose plugin is "scalars" or not told.
-
-    B events of a block, V values in them
+A scalar is a `simple_value`, or a tensor of one number whose plugin is "scalars" or missing. V values in a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.analysis.records import BLOCK_BYTES, Block, Bytes, Ints, read_blocks, words
+from query_mutator.analysis.records import BLOCK_BYTES, Block, Bytes, read_blocks, words
+from query_mutator.analysis.series import Floats, Ints, Series
 from query_mutator.analysis.tensors import Tensors
 from query_mutator.analysis.wire import FIXED32, FIXED64, LENGTH, VARINT, Fields, read_fields
 
-Floats = NDArray[np.float64]
+__all__ = ["EVENTS", "EventFile", "merged", "read_event_file"]
 
+EVENTS = "*tfevents*"
 _SESSION_START = 1
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Points(NamedTuple):
-    """Points of one tag in the order of the file."""
-
-    step: Ints
-    wall: Floats  # seconds since 1970
-    value: Floats
-
-    @classmethod
-    def joined(cls, parts: Iterable[Points]) -> Points:
-        """Return several parts as one."""
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Points:
-        """Return some of the points."""
-        return Points(self.step[rows], self.wall[rows], self.value[rows])
-
-
 @dataclass(slots=True)
 class EventFile:
-    """What an event file says; from the steps in `restarts` on, earlier files no longer count."""
+    """The content of an event file; from the steps in `restarts` on, it replaces earlier files."""
 
     path: Path
-    scalars: dict[str, Points] = field(default_factory=dict)
+    scalars: dict[str, Series] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # tag -> its last text
     restarts: list[int] = field(default_factory=list)
-    first_wall: float = np.inf  # seconds since 1970 of the earliest event, whatever it holds
+    first_wall: float = np.inf  # seconds since 1970 of the earliest event of any kind
     last_wall: float = -np.inf
 
 
 def read_event_file(path: Path, *, block_bytes: int = BLOCK_BYTES) -> EventFile:
-    """Return all points of an event file; a torn last record is left out."""
+    """Return all points of an event file; a torn last record is skipped."""
     file, tags = EventFile(path), _Tags()
-    parts: dict[str, list[Points]] = {}
+    parts: dict[str, list[Series]] = {}
     for block in read_blocks(path, block_bytes=block_bytes):
-        for tag, points in _read_block(block, file, tags):
-            parts.setdefault(tag, []).append(points)
-    file.scalars = {tag: Points.joined(of_tag) for tag, of_tag in parts.items()}
+        for tag, series in _read_block(block, file, tags):
+            parts.setdefault(tag, []).append(series)
+    file.scalars = {tag: Series.joined(of_tag) for tag, of_tag in parts.items()}
     return file
 
 
+def merged(files: Sequence[EventFile], tag: str) -> Series:
+    """Return the points of a tag in all files, one per step, the latest of those that share it.
+
+    A file that begins after another has ended resumed from a checkpoint: the points the other logged from that step on
+    are dropped. Files that overlap in time were written in parallel, and only equal steps conflict.
+    """
+    files = sorted((file for file in files if tag in file.scalars), key=lambda file: file.first_wall)
+    kept = []
+    for number, file in enumerate(files):
+        series, later = file.scalars[tag], files[number + 1 :]
+        cuts = [int(other.scalars[tag].step.min()) for other in later if other.first_wall >= file.last_wall]
+        cuts += [step for other in later for step in other.restarts]
+        kept.append(series.take(series.step < min(cuts)) if cuts else series)
+    return Series.joined(kept).by_step()
+
+
 class _Tags:
-    """Numbers for tags, and the plugins their first values name."""
+    """Numbers for tags, and the plugins that their first values name."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -78,7 +76,7 @@ class _Tags:
         self._numbers: dict[int, int] = {}
 
     def numbers(self, data: Bytes, names: Fields) -> Ints:
-        """Return the number of each tag; texts are compared by a 64-bit hash."""
+        """Return the number of each tag; names are compared by a 64-bit hash."""
         hashes, first, inverse = np.unique(_hashes(data, names), return_index=True, return_inverse=True)
         known = np.empty(len(hashes), dtype=np.int64)
         for place, hashed in enumerate(hashes.tolist()):
@@ -90,7 +88,7 @@ class _Tags:
         return known[inverse]
 
     def learn_plugins(self, data: Bytes, metadata: Fields, tag: Ints) -> None:
-        """Keep the plugin that the first value of a tag names; `tag` [V] is the tag of each value."""
+        """Record the plugin in the first value of each tag; `tag` [V] is the tag of each value."""
         for number, first in zip(*np.unique(tag[metadata.owner], return_index=True), strict=True):
             if int(number) not in self.plugins:
                 plugin = read_fields(data, metadata.start[[first]], metadata.end[[first]]).of(1, LENGTH)
@@ -99,7 +97,7 @@ class _Tags:
                 self.plugins[int(number)] = text
 
     def may_be_scalar(self) -> NDArray[np.bool_]:
-        """Return, for each tag, whether its tensors are scalars if they hold one number."""
+        """Return, for each tag, whether its tensors of one number are scalars."""
         return np.array([self.plugins.get(number, "") in ("", "scalars") for number in range(len(self.names))])
 
 
@@ -115,7 +113,7 @@ def _hashes(data: Bytes, names: Fields) -> NDArray[np.uint64]:
     return np.asarray(hashed)
 
 
-def _read_block(block: Block, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Points]]:
+def _read_block(block: Block, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Series]]:
     data, count = block.data, len(block.starts)
     events = read_fields(data, block.starts, block.ends)
     wall, step = np.zeros(count), np.zeros(count, dtype=np.int64)
@@ -128,15 +126,16 @@ def _read_block(block: Block, file: EventFile, tags: _Tags) -> Iterator[tuple[st
     logs = events.of(7, LENGTH)
     status = read_fields(data, logs.start, logs.end).of(1, VARINT)
     file.restarts += step[logs.owner[status.owner[status.value == _SESSION_START]]].tolist()
+    # Summaries hold values; each value belongs to the event of its summary.
     summaries = events.of(5, LENGTH)
     values = read_fields(data, summaries.start, summaries.end).of(1, LENGTH)
     event = summaries.owner[values.owner]
-    for tag, found, numbers in _scalars(data, values, file, tags):
-        yield tag, Points(step[event[found]], wall[event[found]], numbers)
+    for tag, rows, numbers in _scalars(data, values, file, tags):
+        yield tag, Series(step[event[rows]], wall[event[rows]], numbers)
 
 
 def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Ints, Floats]]:
-    """Yield, for each tag in the block, which of the values are its scalars, and their numbers."""
+    """Yield, for each tag in the block, the indices of its scalars among the values, and their numbers."""
     inside = read_fields(data, values.start, values.end)
     names = inside.of(1, LENGTH)
     tag = np.full(len(values.owner), -1, dtype=np.int64)
@@ -145,7 +144,7 @@ def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Itera
     simple = inside.of(2, FIXED32)
     number[simple.owner], is_scalar[simple.owner] = words(data, "<f4")[simple.start], True
     messages = inside.of(8, LENGTH)
-    if len(messages.owner):
+    if len(messages.owner):  # newer style: tensors of one number
         tags.learn_plugins(data, inside.of(9, LENGTH), tag)
         tensors = Tensors.of(data, messages)
         row, numbers = tensors.scalars(data)
@@ -153,6 +152,7 @@ def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Itera
         kept = messages.owner[row[allowed]]
         number[kept], is_scalar[kept] = numbers[allowed], True
         file.texts |= {tags.names[tag[messages.owner[row]]]: text for row, text in tensors.texts(data)}
+    # Group the values by tag, in the order of the file.
     rows = np.flatnonzero(is_scalar & (tag >= 0))
     rows = rows[np.argsort(tag[rows], kind="stable")]
     for found in np.split(rows, np.flatnonzero(np.diff(tag[rows])) + 1):

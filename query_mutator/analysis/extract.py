@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
                 out = exits.enter_context(Path(flags.csv).open("w", encoding="utf-8", newline=""))
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(("run", "tag", "step", "time_s", "value"))
-        for run, series in chosen:
+        for run, tag, series in chosen:
             columns = series.step.tolist(), series.wall.tolist(), series.value.tolist()
-            writer.writerows((run.name, series.tag, *row) for row in zip(*columns, strict=True))
+            writer.writerows((run.name, tag, *row) for row in zip(*columns, strict=True))
     if flags.csv is not None:
         note(flags.csv)
     return 0
@@ -70,7 +70,7 @@ def run() -> None:
     run_cli(main, prog="extract_tensorboard_data")
 
 
-def _chosen(runs: Sequence[Run], patterns: Sequence[str]) -> Iterator[tuple[Run, Series]]:
+def _chosen(runs: Sequence[Run], patterns: Sequence[str]) -> Iterator[tuple[Run, str, Series]]:
     known = sorted({tag for run in runs for tag in run.series})
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
@@ -82,7 +82,7 @@ def _chosen(runs: Sequence[Run], patterns: Sequence[str]) -> Iterator[tuple[Run,
     for found in runs:
         for tag, series in found.series.items():
             if any(fnmatch.fnmatchcase(tag, pattern) for pattern in patterns):
-                yield found, series
+                yield found, tag, series
 
 
 def _listing(runs: Sequence[Run]) -> str:

@@ -2,8 +2,8 @@
 
     length u64 | masked CRC-32C of the length u32 | the record | masked CRC-32C of the record u32
 
-Checksums of lengths are verified, all of a block at once, so a damaged frame is never followed into nonsense; those of
-the records themselves are not (that would cost more than all the rest).
+The checksums of lengths are verified, all of a block at once, so that reading stops at a damaged frame; those of the
+records are not, which would take longer than everything else. Format: tensorflow/core/lib/io/record_writer.h.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from query_mutator.analysis.series import Ints
+
+__all__ = ["BLOCK_BYTES", "Block", "Bytes", "read_blocks", "words"]
+
 Bytes = NDArray[np.uint8]
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 BLOCK_BYTES = 1 << 22
-PADDING = 32  # zero bytes behind a block, so that reading words just behind its last byte stays inside
+PADDING = 32  # zero bytes after a block, so that reading a word at its last byte stays inside
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Whole records of a file: `data` [bytes + padding], where each record starts and ends in it."""
+    """Complete records of a file: `data` [bytes + padding], and where each record starts and ends in it."""
 
     data: Bytes
     starts: Ints
@@ -39,7 +42,7 @@ class Block:
 
 
 def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the records of a file in order; a torn last record, and all behind a damaged frame, is left out."""
+    """Yield the records of a file in order; a torn last record and everything after a damaged frame are skipped."""
     with path.open("rb") as file:
         rest = b""
         while read := file.read(block_bytes + _missing(rest)):
@@ -60,7 +63,7 @@ def words(data: Bytes, dtype: str) -> NDArray[Any]:
 
 
 def _missing(rest: bytes) -> int:
-    """Return how many bytes a record that begins in `rest` still lacks."""
+    """Return how many bytes of the record that begins in `rest` are still to be read."""
     if len(rest) < HEADER_BYTES:
         return 0
     (length,) = struct.unpack_from("<Q", rest)
@@ -68,17 +71,19 @@ def _missing(rest: bytes) -> int:
 
 
 def _frames(data: Bytes, size: int) -> tuple[Ints, int]:
-    """Return where the whole records in the first `size` bytes begin, and where the first that is not whole does.
+    """Return where the complete records in the first `size` bytes begin, and where the first incomplete one does.
 
-    A header is rare enough among bytes to be recognised without following the chain of records: the upper bytes of its
-    length are zero, and its checksum is right. Where what was found is no chain, the chain is followed after all.
+    Headers are found without following the chain of records: the upper bytes of their length are zero and their
+    checksum matches. If the headers found do not form a chain, the chain is followed record by record.
     """
+    # A candidate has four zero bytes where the upper half of a length is.
     zero = data[: size + 1] == 0
     likely = zero[3 : size - 7].copy() if size > HEADER_BYTES else zero[:0]
     for place in range(4, 8):
         likely &= zero[place : len(likely) + place]
     frames = np.flatnonzero(likely)
     frames = frames[_lengths_hold(data, frames)]
+    # Each record must end where the next begins; the last may be incomplete.
     after = frames + words(data, "<u8")[frames].astype(np.int64) + HEADER_BYTES + FOOTER_BYTES
     whole = len(after) - int((after[-1:] > size).sum())
     if not len(frames) or frames[0] or (after[:-1] != frames[1:]).any():
@@ -87,7 +92,7 @@ def _frames(data: Bytes, size: int) -> tuple[Ints, int]:
 
 
 def _follow(data: Bytes, size: int) -> tuple[Ints, int]:
-    """Return the same as `_frames`, record by record."""
+    """Return the same as `_frames`, by following the chain of records."""
     lengths = words(data, "<u8")
     frames, place, last = array("q"), 0, size - HEADER_BYTES - FOOTER_BYTES
     while place <= last:
@@ -100,7 +105,7 @@ def _follow(data: Bytes, size: int) -> tuple[Ints, int]:
 
 
 def _lengths_hold(data: Bytes, frames: Ints) -> NDArray[np.bool_]:
-    """Return, for each frame, whether the checksum of its length is right."""
+    """Return, for each frame, whether the checksum of its length matches."""
     stored = words(data, "<u4")[frames + 8]
     crc: NDArray[np.uint32] = np.zeros(len(frames), dtype=np.uint32)
     for place, table in enumerate(_crc_tables()):
@@ -113,7 +118,7 @@ def _lengths_hold(data: Bytes, frames: Ints) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=1)
 def _crc_tables() -> tuple[NDArray[np.uint32], ...]:
-    """Return, for each of the eight bytes of a length, its share of the CRC-32C by value (slicing by eight)."""
+    """Return, for each of the eight bytes of a length, its contribution to the CRC-32C (slicing by eight)."""
     first = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         first = np.where(first & 1, (first >> 1) ^ _CASTAGNOLI, first >> 1).astype(np.uint32)

@@ -1,8 +1,8 @@
-"""A run: where it lies, what it was told, and every series it logged, however many files and folders hold them.
+"""A run: its folders, its settings, and every series it logged, over all files and continued folders.
 
 RUN                a path, or a name under --logdir, then under runs/
-RUN_2, RUN-3 ...   beside it: taken as its continuation when the first step there comes after the first one here
-t0                 the earliest event of all files, whatever it holds
+RUN_2, RUN-3 ...   next to it: a continuation when its first step comes after the first step of RUN
+t0                 the earliest event of any kind in all files
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.analysis.events import EventFile, Floats, read_event_file
-from query_mutator.analysis.series import Part, Series, merged
-from query_mutator.analysis.tables import read_mapping, read_table
+from query_mutator.analysis.events import EVENTS, EventFile, merged, read_event_file
+from query_mutator.analysis.series import Floats, Series
+from query_mutator.analysis.tables import TABLES, read_mapping, read_table
 from query_mutator.errors import UsageError
 
-EVENTS = "*tfevents*"
-TABLES = ("metrics.jsonl", "progress.csv", "progress.json", "metrics.csv", "log.csv")
-CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
+__all__ = ["Run", "find_runs", "load_run", "load_runs", "newest_run"]
+
+_CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
 _EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One training run: `config` is flat (`flags.lr` is `lr`), series by tag."""
+    """One training run: `config` is flat (`flags.lr` is `lr`), `series` is by tag."""
 
     name: str
     path: Path
-    folders: tuple[Path, ...]  # its own and those of its continuations
+    folders: tuple[Path, ...]  # its own, then those of its continuations
     series: Mapping[str, Series]
     config: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class Run:
 
     @cached_property
     def walls(self) -> Floats:
-        """Return every time at which something was logged, rising, in seconds since t0."""
+        """Return the distinct times at which something was logged, rising, in seconds since t0."""
         return np.unique(np.concatenate([series.wall for series in self.series.values()] or [np.zeros(1)]))
 
 
 def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
-    """Return the folders or files that `names` mean, `*` allowed; UsageError for one that is not there."""
-    found: dict[Path, Path] = {}  # where it really lies -> as it was named; `latest` points to another
+    """Return the folders or files that `names` match, `*` allowed; UsageError for a name without a match."""
+    found: dict[Path, Path] = {}  # resolved -> as named; `latest` is a link to another run
     for name in names:
         paths = next(filter(None, (_matches(place, name) for place in _places(logdir))), [])
         if not paths:
@@ -69,13 +69,13 @@ def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
 
 
 def load_runs(paths: Sequence[Path], *, merge_suffixed: bool = True) -> list[Run]:
-    """Return the runs; a folder that was named itself is no continuation of another."""
+    """Load the runs; a folder that is named itself is not a continuation of another."""
     named = {path.resolve() for path in paths}
     return [load_run(path, merge_suffixed=merge_suffixed, not_these=named) for path in paths]
 
 
 def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = frozenset()) -> Run:
-    """Return the run in a folder or a single file; UsageError when nothing was logged there."""
+    """Load the run in a folder or a single file; UsageError when nothing was logged there."""
     event_files = [read_event_file(file) for file in _event_files(path)]
     folders = [path]
     for folder in _suffixed(path) if merge_suffixed else ():
@@ -85,7 +85,8 @@ def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = 
             folders.append(folder)
     tables = [file for folder in folders for file in _table_files(folder)]
     t0 = min((file.first_wall for file in event_files), default=0.0)
-    series = _from_tables(tables, t0) | _from_events(event_files, t0, source=str(path))
+    tags = dict.fromkeys(tag for file in event_files for tag in file.scalars)
+    series = _from_tables(tables, t0) | {tag: merged(event_files, tag).since(t0) for tag in tags}
     if not series:
         raise UsageError(_nothing_in(path))
     config, hardware = _config(folders[0], event_files)
@@ -98,6 +99,15 @@ def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = 
         hardware=hardware,
         t0=t0,
     )
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Return the run folder under `folder` that was written last, None where there is none."""
+    files = [file for pattern in (EVENTS, *TABLES) for file in folder.rglob(pattern)]
+    if not files:
+        return None
+    newest = max(files, key=lambda file: file.stat().st_mtime).parent
+    return newest.parent if newest.name == "tensorboard" else newest
 
 
 # --- where -----------------------------------------------------------------------------------------------------------
@@ -120,14 +130,14 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 def _not_there(name: str, logdir: str | None) -> str:
     tried = ", ".join(str(place) for place in _places(logdir))
-    return f"run {name!r} is not there (looked in {tried}); give a path, or the folder of runs with --logdir"
+    return f"run {name!r} does not exist (searched in {tried}); give a path, or the folder of runs with --logdir"
 
 
 def _nothing_in(path: Path) -> str:
     inside = sorted({file.parent.name for file in path.rglob(EVENTS)})[:4] if path.is_dir() else []
     if inside:
-        return f"{path}: a folder of runs, not a run; name them, or write '{path}/*' (there are {', '.join(inside)})"
-    return f"{path}: no numbers here; a run has TensorBoard event files, {TABLES[0]} or {TABLES[1]}"
+        return f"{path}: a folder of runs, not a run; name the runs, or write '{path}/*' (it holds {', '.join(inside)})"
+    return f"{path}: no numbers found; a run has TensorBoard event files, {TABLES[0]} or {TABLES[1]}"
 
 
 def _event_files(path: Path) -> list[Path]:
@@ -143,18 +153,18 @@ def _table_files(path: Path) -> list[Path]:
 
 
 def _suffixed(path: Path) -> list[Path]:
-    """Return the folders named as this one with a number behind it, in the order of the numbers."""
+    """Return the folders with this one's name and a number suffix, in the order of the numbers."""
     if not path.is_dir():
         return []
     name = re.compile(re.escape(path.resolve().name) + r"[_-](\d+)")
-    beside = [
+    siblings = [
         (int(match[1]), other) for other in path.resolve().parent.iterdir() if (match := name.fullmatch(other.name))
     ]
-    return [other for _, other in sorted(beside) if _event_files(other)]
+    return [other for _, other in sorted(siblings) if _event_files(other)]
 
 
 def _continues(before: Sequence[EventFile], after: Sequence[EventFile]) -> bool:
-    """Return whether the later files go on where the earlier ones were, rather than begin anew."""
+    """Return whether the later files continue the earlier ones, rather than start from the first step again."""
     if not before or not any(file.scalars for file in after):
         return False
     later = min(file.first_wall for file in after) >= min(file.first_wall for file in before)
@@ -168,35 +178,20 @@ def _first_step(files: Sequence[EventFile]) -> int:
 # --- what ------------------------------------------------------------------------------------------------------------
 
 
-def _from_events(files: Sequence[EventFile], t0: float, *, source: str) -> dict[str, Series]:
-    series = {}
-    for tag in dict.fromkeys(tag for file in files for tag in file.scalars):
-        parts = [
-            Part(points=file.scalars[tag], first_wall=file.first_wall, last_wall=file.last_wall, restarts=file.restarts)
-            for file in files
-            if tag in file.scalars
-        ]
-        points = merged(parts)
-        series[tag] = Series(tag=tag, step=points.step, wall=points.wall - t0, value=points.value, source=source)
-    return series
-
-
 def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
-    series: dict[str, Series] = {}
+    """Return the series of all files; the first file that has a tag counts."""
+    found: dict[str, Series] = {}
     for path in files:
-        for tag, points in read_table(path).items():
-            if not len(points.step):
-                continue
-            begins = float(np.nanmin(points.wall))
-            points = merged([Part(points=points, first_wall=begins, last_wall=float(np.nanmax(points.wall)))])
-            wall = points.wall - (t0 or begins) if begins > _EPOCH_S else points.wall
-            series.setdefault(tag, Series(tag=tag, step=points.step, wall=wall, value=points.value, source=str(path)))
-    return series
+        for tag, series in read_table(path).items():
+            begins = float(np.nanmin(series.wall))
+            relative = series.since(t0 or begins) if begins > _EPOCH_S else series
+            found.setdefault(tag, relative.by_step())
+    return found
 
 
 def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return settings and hardware: from a config file beside the numbers, else from a table logged as text."""
-    path = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    """Return settings and hardware from a config file in the folder, else from a table logged as text."""
+    path = next((folder / name for name in _CONFIGS if (folder / name).is_file()), None)
     if path is not None:
         data = read_mapping(path)
         hardware = data.get("hardware")

@@ -1,61 +1,48 @@
-"""One tag of one run: its points in rising steps, made of what several files, also of resumed runs, say about it."""
+"""Series: the points of one tag as columns of step, wall time and value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from query_mutator.analysis.events import Floats, Points
-from query_mutator.analysis.records import Ints
+__all__ = ["Floats", "Ints", "Series"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one tag, one a step: `wall` in seconds since the run's t0."""
+    """Points of one tag [n]; `wall` is in seconds since 1970 as read from a file, since the run's t0 in a Run."""
 
-    tag: str
-    step: Ints  # [n], rising
-    wall: Floats  # [n]
-    value: Floats  # [n], may hold NaN and infinities
-    source: str  # file or folder the points came from
+    step: Ints
+    wall: Floats
+    value: Floats  # may hold NaN and infinities
 
     def __len__(self) -> int:
         return len(self.step)
 
+    @classmethod
+    def joined(cls, parts: Iterable[Series]) -> Series:
+        """Return several parts as one."""
+        columns = zip(*((part.step, part.wall, part.value) for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one file says of one tag; `restarts` are steps from which on the parts before it no longer count."""
+    def take(self, rows: Ints | NDArray[np.bool_]) -> Series:
+        """Return some of the points."""
+        return Series(self.step[rows], self.wall[rows], self.value[rows])
 
-    points: Points
-    first_wall: float
-    last_wall: float
-    restarts: Sequence[int] = ()
+    def since(self, t0: float) -> Series:
+        """Return the points with `wall` relative to `t0`."""
+        return Series(self.step, self.wall - t0, self.value)
 
-
-def merged(parts: Sequence[Part]) -> Points:
-    """Return the points of all parts, one a step, the latest of those that share it.
-
-    A part that begins after the one before it has ended went on from a checkpoint: what the earlier one logged from
-    that step on was lost with it. Parts that overlap in time were written side by side, and only equal steps clash.
-    """
-    parts = sorted(parts, key=lambda part: part.first_wall)
-    kept: list[Points] = []
-    for number, part in enumerate(parts):
-        points = part.points
-        cuts = [int(later.points.step.min()) for later in parts[number + 1 :] if later.first_wall >= part.last_wall]
-        cuts += [step for later in parts[number + 1 :] for step in later.restarts]
-        if cuts:
-            points = points.take(points.step < min(cuts))
-        kept.append(points)
-    return _latest_of_each_step(Points.joined(kept))
-
-
-def _latest_of_each_step(points: Points) -> Points:
-    if (np.diff(points.step) > 0).all():
-        return points
-    order = np.lexsort((np.arange(len(points.step)), points.wall, points.step))
-    last = np.append(np.diff(points.step[order]) > 0, True)
-    return points.take(order[last])
+    def by_step(self) -> Series:
+        """Return the points in rising steps, the latest of those that share one."""
+        if (np.diff(self.step) > 0).all():
+            return self
+        order = np.lexsort((np.arange(len(self)), self.wall, self.step))
+        last = np.append(np.diff(self.step[order]) > 0, True)
+        return self.take(order[last])

@@ -74,6 +74,11 @@ class MetricSpec:
     margin: str = ""
     watch: tuple[WatchRule, ...] = ()
 
+    @property
+    def maximize(self) -> bool:
+        """Return whether higher values are better; True where neither direction is."""
+        return self.direction != "down"
+
     def tags_of(self, tags: Iterable[str]) -> dict[str, tuple[str, TagPattern]]:
         """Return task -> (tag, its pattern) for the first pattern that any of a run's tags matches."""
         known = list(tags)

@@ -1,4 +1,4 @@
-"""Rows of numbers as columns: `metrics.jsonl` and other files of JSON objects, and CSV files of any trainer."""
+"""Read rows of numbers as series: `metrics.jsonl`, other JSON-lines files, and CSV files of any trainer."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.analysis.events import Points
+from query_mutator.analysis.series import Series
 from query_mutator.errors import UsageError
 from query_mutator.files import read_json_lines
 
-#: names of the column that counts environment steps, the first that is there is taken
-STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timesteps", "total_timesteps", "timesteps",
+__all__ = ["TABLES", "read_mapping", "read_table"]
+
+#: files of a run folder that hold rows of numbers
+TABLES = ("metrics.jsonl", "progress.csv", "progress.json", "metrics.csv", "log.csv")
+#: names of the column of environment steps, in order of preference
+_STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timesteps", "total_timesteps", "timesteps",
                 "Step", "steps")  # fmt: skip
 #: names of the column of seconds since the run began
-TIME_COLUMNS = ("wall_s", "time/time_elapsed", "time_elapsed", "_runtime", "relative_time", "Relative Time (Wall)")
+_TIME_COLUMNS = ("wall_s", "time/time_elapsed", "time_elapsed", "_runtime", "relative_time", "Relative Time (Wall)")
 #: names of the column of seconds since 1970
-CLOCK_COLUMNS = ("wall_time", "_timestamp", "timestamp", "Wall time")
+_CLOCK_COLUMNS = ("wall_time", "_timestamp", "timestamp", "Wall time")
 
 
-def read_table(path: Path) -> dict[str, Points]:
-    """Return the numbers of a .jsonl, .json or .csv file by column; walls are seconds since the run began, or since
-    1970 where the file has those, or the row's number."""
+def read_table(path: Path) -> dict[str, Series]:
+    """Return the series of a .jsonl, .json or .csv file by column name.
+
+    `wall` is in seconds since 1970 or since the run began, as the file has it, else the row's number.
+    """
     rows = list(_csv_rows(path) if path.suffix == ".csv" else _json_rows(path))
-    step_name = _first(STEP_COLUMNS, rows)
-    clock_name = _first(CLOCK_COLUMNS, rows) or _first(TIME_COLUMNS, rows)
+    step_name = _first(_STEP_COLUMNS, rows)
+    clock_name = _first(_CLOCK_COLUMNS, rows) or _first(_TIME_COLUMNS, rows)
     columns: dict[str, list[tuple[float, float, float]]] = {}
     for number, row in enumerate(rows):
         step = row.get(step_name, math.nan) if step_name else float(number)
@@ -39,12 +45,8 @@ def read_table(path: Path) -> dict[str, Points]:
         for name, value in row.items():
             if name not in (step_name, clock_name):
                 columns.setdefault(name, []).append((step, clock, value))
-    return {name: _points(found) for name, found in columns.items()}
-
-
-def _points(found: list[tuple[float, float, float]]) -> Points:
-    array = np.array(found, dtype=np.float64)
-    return Points(array[:, 0].astype(np.int64), array[:, 1], array[:, 2])
+    arrays = {name: np.array(found, dtype=np.float64).T for name, found in columns.items()}
+    return {name: Series(step.astype(np.int64), wall, value) for name, (step, wall, value) in arrays.items()}
 
 
 def _first(names: Iterable[str], rows: list[dict[str, float]]) -> str | None:
@@ -55,7 +57,9 @@ def _first(names: Iterable[str], rows: list[dict[str, float]]) -> str | None:
 def _json_rows(path: Path) -> Iterator[dict[str, float]]:
     for row in read_json_lines(path):
         if not isinstance(row, dict):
-            raise UsageError(f"{path}: a row is no JSON object; each line should be one, as {{'step': 1, 'loss': 0.5}}")
+            raise UsageError(
+                f"{path}: a row is not a JSON object; each line must be one, as {{'step': 1, 'loss': 0.5}}"
+            )
         yield dict(_numbers(row))
 
 
@@ -96,5 +100,5 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: a {type(data).__name__} where an object with names is needed")
+        raise UsageError(f"{path}: a {type(data).__name__} where an object with names is expected")
     return data

@@ -1,4 +1,4 @@
-"""Numbers and texts in TensorProto messages, as TensorBoard's newer summaries hold them.
+"""Numbers and texts in TensorProto messages, which newer TensorBoard summaries contain.
 
 1 dtype varint   4 content bytes   5 float   6 double   7 int   8 string
 10 int64   11 bool   13 half   16, 17 unsigned
@@ -12,32 +12,35 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.analysis.records import Bytes, Ints, words
+from query_mutator.analysis.records import Bytes, words
+from query_mutator.analysis.series import Floats, Ints
 from query_mutator.analysis.wire import FIXED32, FIXED64, LENGTH, VARINT, Fields, read_fields, read_varints
 
+__all__ = ["Tensors"]
+
 _STRING, _HALF, _BFLOAT16 = 7, 19, 14
-#: dtype -> how its numbers stand in `content`
+#: dtype -> encoding of its numbers in `content`
 _CONTENT = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 17: "<u2", 19: "<f2",
             22: "<u4", 23: "<u8"}  # fmt: skip
 
 
 class Tensors(NamedTuple):
-    """Tensor messages taken apart."""
+    """The fields of tensor messages."""
 
     fields: Fields
     dtype: Ints  # [M]
 
     @classmethod
     def of(cls, data: Bytes, messages: Fields) -> Tensors:
-        """Take the payloads of LENGTH fields apart."""
+        """Parse the payloads of LENGTH fields."""
         fields = read_fields(data, messages.start, messages.end)
         dtype = np.zeros(len(messages.owner), dtype=np.int64)
         given = fields.of(1, VARINT)
         dtype[given.owner] = given.value.astype(np.int64)
         return cls(fields, dtype)
 
-    def scalars(self, data: Bytes) -> tuple[Ints, NDArray[np.float64]]:
-        """Return the messages that hold exactly one number, and those numbers."""
+    def scalars(self, data: Bytes) -> tuple[Ints, Floats]:
+        """Return the messages with exactly one number, and those numbers."""
         parts = list(self._numbers(data))
         row = np.concatenate([rows for rows, _ in parts])
         number = np.concatenate([numbers for _, numbers in parts])
@@ -51,7 +54,7 @@ class Tensors(NamedTuple):
             if self.dtype[row] == _STRING:
                 yield int(row), bytes(data[start:end]).decode(errors="replace")
 
-    def _numbers(self, data: Bytes) -> Iterator[tuple[Ints, NDArray[np.float64]]]:
+    def _numbers(self, data: Bytes) -> Iterator[tuple[Ints, Floats]]:
         content = self.fields.of(4, LENGTH)
         for dtype, kind in _CONTENT.items():
             of_kind = content.take(
@@ -70,7 +73,7 @@ class Tensors(NamedTuple):
             alone = np.flatnonzero(ends == packed.end)
             yield packed.owner[alone], self._from_varints(packed.owner[alone], values[alone])
 
-    def _from_varints(self, row: Ints, value: NDArray[np.uint64]) -> NDArray[np.float64]:
+    def _from_varints(self, row: Ints, value: NDArray[np.uint64]) -> Floats:
         numbers = value.astype(np.int64).astype(np.float64)
         low = value.astype(np.uint16)
         half, brain = self.dtype[row] == _HALF, self.dtype[row] == _BFLOAT16

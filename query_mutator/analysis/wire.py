@@ -1,6 +1,6 @@
-"""Protocol-buffer messages, many at once: every step of the loop reads one field of each message that has another.
+"""Parse many protocol-buffer messages at once: each pass of the loop reads the next field of every message.
 
-M messages, F fields found
+M messages, F fields. Format: https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.analysis.records import Bytes, Ints, words
+from query_mutator.analysis.records import Bytes, words
+from query_mutator.analysis.series import Ints
+
+__all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "Fields", "read_fields", "read_varints"]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 U64 = NDArray[np.uint64]
 _MSB = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
-_TOO_LONG = 1 << 40  # bytes; no message is
+_TOO_LONG = 1 << 40  # bytes, more than any message has
 
 
 class Fields(NamedTuple):
-    """Fields of messages, in the order of their messages and within them.
+    """Fields of messages, in the order of the messages and within each message.
 
-    `value` is the number itself for VARINT, the payload's bytes for LENGTH, 0 for the others, whose payload is read at
+    `value` is the number for VARINT, the length of the payload for LENGTH, and 0 for the others, whose payload is at
     `start`.
     """
 
@@ -43,12 +46,12 @@ class Fields(NamedTuple):
 
     @property
     def end(self) -> Ints:
-        """Return where the payloads of LENGTH fields end."""
+        """Return the ends of the payloads of LENGTH fields."""
         return self.start + self.value.astype(np.int64)
 
 
 def read_fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
-    """Return the fields of the messages at `starts` [M] to `ends` [M]; what follows a damaged field is left out."""
+    """Return the fields of the messages at `starts` [M] to `ends` [M]; what follows a damaged field is skipped."""
     owner, place, end = np.arange(len(starts)), starts, ends
     found: list[Fields] = []
     while True:
@@ -66,10 +69,11 @@ def read_fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
 
 
 def read_varints(data: Bytes, places: Ints) -> tuple[U64, Ints]:
-    """Return the numbers at `places`, and where each ends."""
+    """Return the varints at `places`, and where each ends."""
     first = data[places]
     if not (first & 0x80).any():
         return first.astype(np.uint64), places + 1
+    # Up to eight bytes: the first byte without the continuation bit is the last one.
     word = words(data, "<u8")[places].astype(np.uint64)
     stop = ~word & _MSB
     lowest = stop & (~stop + _ONE)
@@ -105,7 +109,7 @@ def _in_order(found: list[Fields]) -> Fields:
 
 
 def _without_gaps(word: U64) -> U64:
-    """Return the numbers made of the low seven bits of each byte."""
+    """Return the numbers formed by the low seven bits of each byte."""
     word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
     for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
         keep, shift = np.uint64(low), np.uint64(width)
@@ -120,4 +124,4 @@ def _long_varint(data: Bytes, place: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * width)
         if byte < 0x80:
             return number & (2**64 - 1), width + 1
-    return 0, _TOO_LONG  # no number: its message ends here
+    return 0, _TOO_LONG  # not a varint: its message ends here

@@ -185,18 +185,19 @@ def _words(flags: AnalyzeFlags) -> Iterator[str]:
 
 
 def _write_pages(flags: AnalyzeFlags, page: Any, analysis: Any) -> None:
-    from query_mutator.analysis.figures import draw_curves, svg_of
+    from query_mutator.analysis.figures import as_svg, draw_curves, save_figure
     from query_mutator.analysis.html_page import html_page
     from query_mutator.analysis.pages import with_figure
 
     drawn = analysis.of_role("performance") or list(analysis.results[:4])
     if flags.figure:
-        note(str(draw_curves(drawn, Path(flags.figure), unit=analysis.unit)))
+        save_figure(draw_curves(drawn, unit=analysis.unit), Path(flags.figure))
+        note(flags.figure)
         page = with_figure(page, Path(flags.figure).name)
     _write(flags.markdown, lambda: page.render("markdown"))
     _write(flags.rst, lambda: page.render("rst"))
     if flags.html:
-        page = with_figure(page, "curves.svg", svg=svg_of(drawn, unit=analysis.unit))
+        page = with_figure(page, "curves.svg", svg=as_svg(draw_curves(drawn, unit=analysis.unit)))
         _write(flags.html, lambda: html_page(page))
 
 

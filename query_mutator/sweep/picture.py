@@ -1,4 +1,4 @@
-"""A sweep as a picture: means as a heat map, or as points on a line, with the region of the optimum."""
+"""A sweep as a figure: means as a heat map, or as points on a line, with the region of the optimum."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.files import disk_errors
+from query_mutator.analysis.figures import new_figure, save_figure
 from query_mutator.sweep.results import SettingResult
 from query_mutator.sweep.surface import AxisOptimum, Floats, Optimum
+
+__all__ = ["draw_sweep"]
 
 _AROUND = 0.45  # cells
 _TITLE_CHARACTERS = 105
 
 
-def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Path, *, title: str, metric: str) -> Path:
-    """Write a PNG or SVG of the first two settings that were varied; others are averaged over."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Path, *, title: str, metric: str) -> None:
+    """Write a PNG or SVG of the first two settings that were varied, averaged over the others."""
     names = [name for name in results[0].setting if len({result.setting[name] for result in results}) > 1]
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # no window, whatever the machine's default is
+    figure = new_figure(8, 5)
     axes = figure.add_subplot()
     if len(names) >= 2:
         _heat_map(figure, axes, results, names[0], names[1], found, metric)
@@ -32,9 +30,7 @@ def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Pat
         _line(axes, results, names[0] if names else next(iter(results[0].setting)), found)
         axes.set(ylabel=metric)
     axes.set_title(fill(title, _TITLE_CHARACTERS), fontsize="small")
-    with disk_errors(path):
-        figure.savefig(path)
-    return path
+    save_figure(figure, path)
 
 
 def _heat_map(
@@ -64,7 +60,7 @@ def _heat_map(
 
 
 def _color_range(means: Floats, results: Sequence[SettingResult]) -> tuple[float, float]:
-    """Return the ends of the colours: at least as far apart as a mean's interval is wide, so that luck stays pale."""
+    """Return the ends of the color scale, at least the width of a mean's interval apart, so that noise stays pale."""
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
     widths = [result.interval[1] - result.interval[0] for result in results if np.isfinite(result.interval).all()]
     missing = max(0.0, (float(np.median(widths)) if widths else 0.0) - (high - low)) / 2
@@ -89,13 +85,13 @@ def _outline(axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, 
 
 
 def _sides(axis: AxisOptimum, levels: Sequence[Any]) -> tuple[float, float]:
-    """Return where a region's sides stand; at an end of the grid around the cell, not through it."""
+    """Return the sides of a region; at an end of the grid around the cell, not through it."""
     low = _place(axis.low, levels) - ("low" in axis.reaches) * _AROUND
     return low, _place(axis.high, levels) + ("high" in axis.reaches) * _AROUND
 
 
 def _place(value: float, levels: Sequence[Any]) -> float:
-    """Return where a value stands between the cells of its levels."""
+    """Return the position of a value between the cells of its levels."""
     return float(np.interp(np.log2(value), np.log2(np.array(levels, dtype=float)), np.arange(len(levels))))
 
 

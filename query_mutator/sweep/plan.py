@@ -1,8 +1,8 @@
-"""From `--grid` and `--random` to trials: one setting and seed each, with a name, a folder and a command line.
+"""Trials from `--grid` and `--random`: one setting and seed each, with a name and a command line.
 
 --grid train_batch_size=64,128,256     the flag --train-batch-size takes each value
---random lr=1e-4:1e-2                  drawn evenly in the logarithm; whole numbers where both ends are whole
-{train_batch_size} {seed} {dir}        in the command stand for the value, and then no flag is added
+--random lr=1e-4:1e-2                  sampled log-uniformly; integers where both ends are integers
+{train_batch_size} {seed} {dir}        in the command are replaced by the value, and then no flag is added
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ import numpy as np
 
 from query_mutator.errors import UsageError
 
+__all__ = [
+    "Setting", "Trial", "Value", "command_of", "extended", "grid_settings", "parse_grid", "parse_ranges",
+    "random_settings", "trials_of",
+]  # fmt: skip
+
 Value = int | float | str
 Setting = Mapping[str, Value]
 
-OUR_TRAINER = "train_query_mutator.py"
+_OUR_TRAINER = "train_query_mutator.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +38,13 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Return a name that is usable as a folder's."""
+        """Return a name that is valid as a folder name."""
         parts = [f"{name}={value}" for name, value in self.setting.items()]
         return re.sub(r"[^\w=.,+-]", "_", ",".join([*parts, f"seed={self.seed}"]))
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the values of each name; UsageError for what is not NAME=VALUE,VALUE."""
+    """Return the values of each name; UsageError for anything but NAME=VALUE,VALUE."""
     grid = {}
     for item in items:
         name, equals, values = item.partition("=")
@@ -51,7 +56,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def parse_ranges(items: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return low and high of each name; UsageError for what is not NAME=LOW:HIGH above 0."""
+    """Return low and high of each name; UsageError for anything but NAME=LOW:HIGH above 0."""
     ranges = {}
     for item in items:
         match = re.fullmatch(r"([^=]+)=([^:]+):([^:]+)", item)
@@ -68,14 +73,13 @@ def grid_settings(grid: Mapping[str, Sequence[Value]]) -> list[Setting]:
 
 
 def random_settings(ranges: Mapping[str, tuple[float, float]], *, count: int, seed: int = 0) -> list[Setting]:
-    """Return settings drawn evenly in the logarithm; a larger count only adds to the same ones."""
+    """Return log-uniform samples; a larger count only adds to the same ones."""
     rng = np.random.default_rng(seed)
-    return [{name: draw(low, high, float(rng.random())) for name, (low, high) in ranges.items()} for _ in range(count)]
+    return [{name: _sampled(low, high, rng) for name, (low, high) in ranges.items()} for _ in range(count)]
 
 
-def draw(low: float, high: float, at: float) -> Value:
-    """Return the value `at` (0 to 1) of the way from low to high in the logarithm, whole where both ends are."""
-    value = math.exp(math.log(low) + at * (math.log(high) - math.log(low)))
+def _sampled(low: float, high: float, rng: np.random.Generator) -> Value:
+    value = math.exp(math.log(low) + float(rng.random()) * (math.log(high) - math.log(low)))
     return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.4g}")
 
 
@@ -86,22 +90,20 @@ def trials_of(settings: Sequence[Setting], seeds: Iterable[int]) -> list[Trial]:
 
 
 def command_of(trial: Trial, command: Sequence[str], folder: Path) -> list[str]:
-    """Return the command line of a trial; our own trainer is also told where to write."""
-    values = {**trial.setting, "seed": trial.seed, "dir": str(folder)}
-    words = [_filled(word, values) for word in command]
+    """Return the command line of a trial; our own trainer also gets --save-dir."""
+    values: dict[str, Value] = {**trial.setting, "seed": trial.seed, "dir": str(folder)}
+    words = [re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), word) for word in command]
     named = {name for word in command for name in re.findall(r"\{(\w+)\}", word)}
     for name, value in values.items():
-        if name == "dir":
-            continue
-        if name not in named:
+        if name not in named and name != "dir":
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if "dir" not in named and any(Path(word).name == OUR_TRAINER for word in command):
+    if "dir" not in named and any(Path(word).name == _OUR_TRAINER for word in command):
         words += ["--save-dir", str(folder)]
     return words
 
 
 def extended(values: Sequence[Value], end: str) -> Value | None:
-    """Return the value beyond an end of a grid, as far from it as its neighbour is; None where there is none."""
+    """Return the value beyond an end of a grid, one step further in log space; None where there is none."""
     numbers = sorted(value for value in values if isinstance(value, (int, float)))
     if len(numbers) < 2:
         return None
@@ -110,10 +112,6 @@ def extended(values: Sequence[Value], end: str) -> Value | None:
     whole = all(isinstance(value, int) for value in numbers)
     value: Value = max(1, round(beyond)) if whole else float(f"{beyond:.4g}")
     return None if value in values else value
-
-
-def _filled(word: str, values: Mapping[str, object]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), word)
 
 
 def _plain(name: str) -> str:

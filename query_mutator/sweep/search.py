@@ -1,45 +1,52 @@
-"""Settings chosen by Optuna's search, a batch at a time; the study is kept in the sweep's folder."""
+"""Settings chosen by Optuna's search, in batches; every result is kept in the sweep's folder, so a rerun resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files import JsonLines, read_json_lines
-from query_mutator.sweep.plan import Setting, Trial, trials_of
+from query_mutator.sweep.config import SweepFlags
+from query_mutator.sweep.plan import Setting
 
-if TYPE_CHECKING:
-    from query_mutator.commands.sweep import SweepFlags
+__all__ = ["optuna_settings"]
 
 Evaluate = Callable[[Sequence[Setting]], list[float | None]]
 
 
 def optuna_settings(
-    ranges: Mapping[str, tuple[float, float]], evaluate: Evaluate, *, flags: SweepFlags, maximise: bool
-) -> list[Trial]:
-    """Return the trials of the settings that Optuna chose, each evaluated as its mean over seeds."""
+    ranges: Mapping[str, tuple[float, float]], evaluate: Evaluate, *, flags: SweepFlags, maximize: bool
+) -> list[Setting]:
+    """Return the settings that Optuna chose; `evaluate` returns the mean of each setting of a batch over its seeds."""
     optuna = _optuna()
-    settings: list[Setting] = []
-    chosen = Path(flags.dir) / "optuna.jsonl"
-    told = list(read_json_lines(chosen))[: flags.trials] if chosen.exists() else []
-    sampler = optuna.samplers.TPESampler(seed=len(told), multivariate=True, constant_liar=True)
-    study = optuna.create_study(direction="maximize" if maximise else "minimize", sampler=sampler)
-    for row in told:
-        study.add_trial(_known(optuna, row, ranges))
-        settings.append(row["setting"])
-    rows = JsonLines(chosen)
+    path = Path(flags.dir) / "optuna.jsonl"
+    known = list(read_json_lines(path))[: flags.trials] if path.exists() else []
+    sampler = optuna.samplers.TPESampler(seed=len(known), multivariate=True, constant_liar=True)
+    study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)
+    distributions = {name: _distribution(optuna, *ends) for name, ends in ranges.items()}
+    states = optuna.trial.TrialState
+    for row in known:
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=row["setting"],
+                distributions=distributions,
+                value=row["value"],
+                state=states.FAIL if row["value"] is None else states.COMPLETE,
+            )
+        )
+    settings: list[Setting] = [row["setting"] for row in known]
+    rows = JsonLines(path)
     while len(settings) < flags.trials:
-        asked = [study.ask() for _ in range(min(flags.jobs, flags.trials - len(settings)))]
-        batch = [_suggested(trial, ranges) for trial in asked]
-        values = evaluate(batch)
-        for trial, setting, value in zip(asked, batch, values, strict=True):
-            study.tell(trial, value, state=optuna.trial.TrialState.FAIL if value is None else None)
+        asked = [study.ask(distributions) for _ in range(min(flags.jobs, flags.trials - len(settings)))]
+        batch = [{name: _rounded(value) for name, value in trial.params.items()} for trial in asked]
+        for trial, setting, value in zip(asked, batch, evaluate(batch), strict=True):
+            study.tell(trial, value, state=states.FAIL if value is None else None)
             rows.append({"setting": setting, "value": value})
         settings += batch
     rows.close()
-    return trials_of(settings, flags.trial_seeds)
+    return settings
 
 
 def _optuna() -> Any:
@@ -51,24 +58,11 @@ def _optuna() -> Any:
     return optuna
 
 
-def _suggested(trial: Any, ranges: Mapping[str, tuple[float, float]]) -> Setting:
-    return {
-        name: trial.suggest_int(name, low, high, log=True)
-        if isinstance(low, int) and isinstance(high, int)
-        else float(f"{trial.suggest_float(name, low, high, log=True):.4g}")
-        for name, (low, high) in ranges.items()
-    }
+def _distribution(optuna: Any, low: float, high: float) -> Any:
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind = optuna.distributions.IntDistribution if whole else optuna.distributions.FloatDistribution
+    return kind(low, high, log=True)
 
 
-def _known(optuna: Any, row: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> Any:
-    kinds = optuna.distributions
-    distributions = {
-        name: (kinds.IntDistribution if isinstance(low, int) and isinstance(high, int) else kinds.FloatDistribution)(
-            low, high, log=True
-        )
-        for name, (low, high) in ranges.items()
-    }
-    state = optuna.trial.TrialState.COMPLETE if row["value"] is not None else optuna.trial.TrialState.FAIL
-    return optuna.trial.create_trial(
-        params=row["setting"], distributions=distributions, value=row["value"], state=state
-    )
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.4g}")

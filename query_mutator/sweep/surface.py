@@ -69,10 +69,10 @@ class Optimum:
 
 
 def find_optimum(
-    x: Floats, y: Floats, *, names: Sequence[str], maximise: bool = True, confidence: float = CONFIDENCE, seed: int = 0
+    x: Floats, y: Floats, *, names: Sequence[str], maximize: bool = True, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Optimum:
     """Return the optimum of `y` [N] over settings `x` [N, D], all above 0; ValueError when the grid is too small."""
-    sign = 1.0 if maximise else -1.0
+    sign = 1.0 if maximize else -1.0
     logs, values = np.log2(np.asarray(x, dtype=np.float64)), sign * np.asarray(y, dtype=np.float64)
     _check(logs, values, names)
     surface = _Surface(logs, values, np.random.default_rng(seed))

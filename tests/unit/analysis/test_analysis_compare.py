@@ -298,7 +298,7 @@ def test_the_html_page_stands_alone_and_its_tables_are_whole(racing: Path) -> No
         (["uni_5", "--figure", "a.gif"], ".png or .svg"),
         (["uni_5", "--margin", "loss=few"], "write METRIC=NUMBER"),
         (["uni_5", "--interval", "0"], "must be above 0"),
-        (["uni_55"], "is not there"),
+        (["uni_55"], "does not exist"),
     ],
 )
 def test_a_mistake_is_one_line(racing: Path, arguments: list[str], words: str) -> None:

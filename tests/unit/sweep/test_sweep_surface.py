@@ -92,7 +92,7 @@ def test_an_axis_that_changes_nothing_is_said_to() -> None:
 def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
     x = grid(BATCHES)
     noise = 0.01 * np.random.default_rng(0).normal(size=len(x))
-    found = find_optimum(x, 25 - hill(np.log2(x)) + noise, names=["batch"], maximise=False)
+    found = find_optimum(x, 25 - hill(np.log2(x)) + noise, names=["batch"], maximize=False)
     assert found.kind == "interior"
     assert 300 < found.axes[0].best < 900
     assert found.predicted == pytest.approx(24.3, abs=0.05)

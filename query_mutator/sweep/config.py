@@ -1,0 +1,95 @@
+"""The flags of `qm sweep`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from query_mutator.analysis.reducers import Reducer
+
+__all__ = ["SweepFlags"]
+
+_LEAST = {"trials": 1, "seeds": 1, "seed_step": 1, "jobs": 1, "extend": 0, "confirm": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """Run a command over settings and seeds, and estimate which setting is best and how certain that is.
+
+    Everything after a bare -- is the command. Each trial gets the flags of its setting and --seed; {name}, {seed} and
+    {dir} in the command are replaced instead. Rerun the command to resume an interrupted sweep.
+    """
+
+    command: Positional[tuple[str, ...]] = ()
+    """The command, after a bare --."""
+    grid: tuple[str, ...] = ()
+    """NAME=VALUE,VALUE: values of the flag --NAME (_ for -); may be given several times."""
+    random: tuple[str, ...] = ()
+    """NAME=LOW:HIGH: sample log-uniformly, with --trials."""
+    sampler: Literal["random", "optuna"] = "random"
+    """How --random samples: independently, or with Optuna's search (needs the optuna package)."""
+    trials: int = 20
+    """Settings that --random samples."""
+    seeds: int = 3
+    """Seeds of each setting."""
+    first_seed: int = 1
+    """The first seed."""
+    seed_step: int = 1000
+    """Distance between two seeds. Many trainers give environment i the seed plus i, so runs with neighboring seeds
+    share most of their environments and are not independent repeats."""
+    jobs: int = 1
+    """Trials that run at the same time."""
+    timeout_min: float | None = None
+    """Minutes after which a trial is killed and counted as failed."""
+    dir: str = "sweeps/sweep"
+    """Folder of the sweep; the trials write under it."""
+    retry_failed: bool = False
+    """Rerun trials that failed before."""
+    dry_run: bool = False
+    """Print the commands and exit."""
+    metric: str = "success"
+    """Performance metric, named as in the metric file, or as the command prints it."""
+    reducer: Reducer | None = None
+    """How a trial's curve of it becomes one number, such as auc; by default as in the metric file."""
+    throughput: str | None = None
+    """Throughput metric; by default the first that is known."""
+    axis: str = "step"
+    """Axis of the budget at which trials are compared: all are read up to the end of the shortest."""
+    spec: str | None = None
+    """Metric file (YAML), as for qm analyze."""
+    extend: int = 0
+    """How many times the grid may be extended at an end where the best setting lies."""
+    confirm: int = 0
+    """Fresh seeds for the best setting, for a figure without the selection bias of choosing it."""
+    json: str | None = None
+    """File for the results; by default results.json in --dir."""
+    picture: str | None = None
+    """File for the heat map (.png or .svg); by default heatmap.png in --dir."""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ValueError(
+                "no command is given; write it after --, as: qm sweep --grid lr=1e-3,1e-2 -- python train.py"
+            )
+        if bool(self.grid) == bool(self.random):
+            raise ValueError("give either --grid NAME=VALUE,VALUE or --random NAME=LOW:HIGH")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.timeout_min is not None and not self.timeout_min > 0:
+            raise ValueError(f"timeout_min={self.timeout_min} must be above 0")
+        if self.picture is not None and Path(self.picture).suffix not in (".png", ".svg"):
+            raise ValueError(f"picture={self.picture} must end in .png or .svg")
+
+    @property
+    def trial_seeds(self) -> range:
+        """Return the seeds of every setting."""
+        return range(self.first_seed, self.first_seed + self.seeds * self.seed_step, self.seed_step)
+
+    @property
+    def fresh_seeds(self) -> range:
+        """Return the seeds of --confirm, none of which was used to choose the best setting."""
+        return range(self.trial_seeds.stop, self.trial_seeds.stop + self.confirm * self.seed_step, self.seed_step)
