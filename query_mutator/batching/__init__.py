@@ -20,9 +20,9 @@ from query_mutator.batching.analyze.efficiency import (
 from query_mutator.batching.analyze.histogram import LengthHistogram, compute_length_histogram
 from query_mutator.batching.core.batch_spec import BatchSpec
 from query_mutator.batching.core.buckets import BucketId, BucketSpec, BucketStats
+from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
 from query_mutator.batching.core.overlong import OverlongPolicy
-from query_mutator.batching.core.sampler import TokenBudgetBatchSampler
 from query_mutator.batching.distributed.checkpoint import (
     CheckpointPosition,
     iter_from_checkpoint,
@@ -48,6 +48,16 @@ from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
 from query_mutator.batching.planning.blocks import BlockedPlan, build_blocked_plan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.fingerprint import (
+    BatchFingerprint,
+    compute_batch_fingerprint,
+    compute_batch_fingerprint_async,
+    load_fingerprint,
+    load_fingerprint_async,
+    save_fingerprint,
+    save_fingerprint_async,
+    verify_batch_fingerprint,
+)
 from query_mutator.batching.planning.mixture import Mixture, mix_datasets
 from query_mutator.batching.planning.packing import (
     PackedSequence,
@@ -66,19 +76,7 @@ from query_mutator.batching.planning.plan_files import (
     save_batch_plan,
     save_batch_plan_async,
 )
-from query_mutator.batching.planning.predictability import (
-    BatchFingerprint,
-    BatchingConfig,
-    BatchingMode,
-    PadPolicy,
-    compute_batch_fingerprint,
-    compute_batch_fingerprint_async,
-    load_fingerprint,
-    load_fingerprint_async,
-    save_fingerprint,
-    save_fingerprint_async,
-    verify_batch_fingerprint,
-)
+from query_mutator.batching.planning.sampler import TokenBudgetBatchSampler
 from query_mutator.batching.planning.sharding import Segment, ShardSpec, UnevenPolicy
 from query_mutator.batching.planning.verify import verify_batch_plan
 from query_mutator.batching.samples import (

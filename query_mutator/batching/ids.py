@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.batching.arrays import IndexArray, offsets_of
 from query_mutator.batching.files import BatchFileError, sha256_of
 from query_mutator.errors import UsageError
-
-IndexArray = NDArray[np.int64]
 
 _PROBE_BYTES = 1 << 16  # how much is compressed to find out whether compression pays
 _MAX_KEY_BYTES = 64  # ids longer than this are compared one by one
@@ -52,9 +51,7 @@ class IdTable:
     @cached_property
     def _offsets(self) -> IndexArray:
         assert self._lengths is not None
-        offsets = np.zeros(self._count + 1, np.int64)
-        np.cumsum(self._lengths, out=offsets[1:])
-        return offsets
+        return offsets_of(self._lengths)
 
     @cached_property
     def _position_of(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.batching.arrays import IndexArray
 from query_mutator.batching.files import sha256_of
 from query_mutator.batching.ids import IdTable
 from query_mutator.errors import UsageError
@@ -38,6 +39,10 @@ class LengthTable:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def take(self, index: IndexArray) -> LengthTable:
+        """Return the samples at these positions, in this order."""
+        return LengthTable(ids=self.ids.reordered(index), lengths=self.lengths[index])
+
     @cached_property
     def digest(self) -> str:
         """Hexadecimal sha256 of ids and lengths."""
@@ -65,11 +70,9 @@ def as_lengths(source: LengthSource) -> LengthTable:
         ids = IdTable.range(len(values))
     if values.size:
         _check_range(ids, values)
-    lengths = values.astype(np.int32)
+    table = LengthTable(ids=ids, lengths=values.astype(np.int32))
     order = ids.canonical_order()
-    if order is not None:
-        ids, lengths = ids.reordered(order), lengths[order]
-    return LengthTable(ids=ids, lengths=lengths)
+    return table if order is None else table.take(order)
 
 
 def _whole(values: Collection[int] | NDArray[Any]) -> NDArray[Any]:

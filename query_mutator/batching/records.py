@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError
+
+from query_mutator.errors import UsageError
 
 
 def _readonly(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
@@ -60,3 +64,15 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and np.array_equal(left, right)
     return bool(left == right)
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turn the first ValidationError of a settings record into a UsageError of one line."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        raise UsageError(f"{where}: {reason}" if where else reason) from None

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from query_mutator.errors import UsageError
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from query_mutator.batching.generation.rows import Tokenizer
 
 T = TypeVar("T")
-
-OVERLONG = ("error", "drop", "truncate", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +52,11 @@ def check_at_least(lowest: int, **values: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")
 
 
-@contextmanager
-def settings_errors() -> Iterator[None]:
-    """Turn the complaint of a settings record about its fields into a UsageError of one line."""
-    from pydantic import ValidationError
+def settings_errors() -> AbstractContextManager[None]:
+    """Turn the first ValidationError of a settings record into a UsageError of one line."""
+    from query_mutator.batching import records
 
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = str(first["msg"]).removeprefix("Value error, ")
-        raise UsageError(f"{where}: {said}" if where else said) from None
+    return records.settings_errors()
 
 
 def tokenizer_of(spec: str) -> Tokenizer:

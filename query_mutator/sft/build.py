@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.generation.rows import JsonlIndex, parse_row, prompt_template
@@ -15,8 +16,8 @@ from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
-from query_mutator.batching.planning.predictability import BatchingConfig
-from query_mutator.commands.common import parse_edges, settings_errors, with_bar
+from query_mutator.batching.records import settings_errors
+from query_mutator.commands.common import parse_edges, with_bar
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.data import TokenData, read_tokens

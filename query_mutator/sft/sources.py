@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.planning.sharding import Segment, ShardSpec, epoch_steps
 from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, samples_digest

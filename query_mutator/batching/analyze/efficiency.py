@@ -8,8 +8,10 @@ from pydantic import Field
 
 from query_mutator.batching.analyze.edges import BucketSuggestion, OptimizationGoal, suggest_bucket_edges
 from query_mutator.batching.analyze.histogram import LengthHistogram, compute_length_histogram
+from query_mutator.batching.arrays import permutation
 from query_mutator.batching.core.buckets import BucketSpec
-from query_mutator.batching.core.filling import FillSettings, Items, fill_batches, permutation
+from query_mutator.batching.core.config import BatchingConfig
+from query_mutator.batching.core.filling import Items, fill_batches
 from query_mutator.batching.lengths import LengthSource, as_lengths
 from query_mutator.batching.planning.binpacking import pack_decreasing
 from query_mutator.batching.records import Record
@@ -208,9 +210,8 @@ def _bucket_cost(name: str, lengths: NDArray[np.int32], spec: BucketSpec, budget
 
 
 def _window_cost(lengths: NDArray[np.int32], spec: BucketSpec, budget: int, scale: float) -> LayoutCost:
-    bounds = tuple(spec.upper_bounds.tolist())
-    settings = FillSettings(token_budget=budget, limit=spec.overflow_max, bounds=bounds)
-    batches = fill_batches(Items(lengths), settings, seed=(0, 0))
+    config = BatchingConfig(token_budget=budget, bucket_edges=spec.edges, overflow_max=spec.overflow_max)
+    batches = fill_batches(Items(lengths), config, seed=(0, 0))
     tokens = np.diff(batches.offsets) * batches.max_len
     return _measured("sorted windows", lengths, tokens, tokens * batches.max_len, scale)
 

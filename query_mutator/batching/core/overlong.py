@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.core.filling import IndexArray
+from query_mutator.batching.arrays import IndexArray
 from query_mutator.batching.lengths import LengthTable
 from query_mutator.batching.records import Record
 from query_mutator.errors import UsageError
@@ -81,6 +81,11 @@ class Units:
     kept: IndexArray | None  # units that take part, None for all
     cuts: Cuts
     report: OverlongReport
+
+    @property
+    def members(self) -> IndexArray:
+        """Units that take part."""
+        return np.arange(len(self.lengths), dtype=np.int32) if self.kept is None else self.kept
 
     @property
     def targets(self) -> NDArray[Any]:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from pydantic import Field
 
+from query_mutator.batching.core.config import BatchingConfig, PadPolicy
 from query_mutator.batching.core.overlong import OverlongReport
 from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.predictability import BatchingConfig, PadPolicy
 from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch, shard_epoch
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async_iterator

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-IndexArray = NDArray[Any]
+from query_mutator.batching.arrays import IndexArray, offsets_of, reach_of, sums_of
 
 _BLOCK = 64  # packs whose largest room is remembered together
 
@@ -24,9 +24,7 @@ class Packs(NamedTuple):
 
     def totals(self, lengths: NDArray[Any]) -> NDArray[np.int64]:
         """Return the summed lengths of every pack [P]."""
-        if len(self.offsets) == 1:
-            return np.empty(0, np.int64)
-        return np.add.reduceat(lengths[self.order], self.offsets[:-1], dtype=np.int64)
+        return sums_of(lengths[self.order], self.offsets[:-1])
 
 
 def pack_decreasing(lengths: NDArray[Any], capacity: int, *, max_segments: int | None = None) -> Packs:
@@ -155,9 +153,7 @@ def _first_with_room(length: int, pack: int, room: list[int], block_room: list[i
 
 def pack_in_order(lengths: NDArray[Any], capacity: int, *, max_segments: int | None = None) -> Packs:
     """Pack runs of neighbours: packs one after the other give the input's order, with as few packs as that allows."""
-    total = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=total[1:])
-    reach = np.searchsorted(total, total[:-1] + capacity, side="right") - 1
+    reach = reach_of(lengths, capacity)
     if max_segments is not None:
         reach = np.minimum(reach, np.arange(len(lengths)) + max_segments)
     offsets, step = [0], reach.item
@@ -173,6 +169,4 @@ def _grouped(pack_of: NDArray[np.int32], count: int, names: IndexArray | None) -
     keys |= np.arange(len(pack_of))
     keys.sort()
     keys &= (1 << bits) - 1
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(pack_of, minlength=count), out=offsets[1:])
-    return Packs(keys if names is None else names[keys], offsets)
+    return Packs(keys if names is None else names[keys], offsets_of(np.bincount(pack_of, minlength=count)))

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.filling import permutation
+from query_mutator.batching.arrays import permutation
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import BatchFileError, json_bytes, read_checked_json, sha256_of, write_checked_json
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable
@@ -20,7 +21,6 @@ from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.plan_files import load_batch_plan, save_batch_plan
-from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.errors import UsageError
 
 BLOCKS_FILE = "blocks.json"

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.filling import (
-    Batches,
-    FillSettings,
-    IndexArray,
-    Items,
-    fill_batches,
-    offsets_of,
-    permutation,
-    ranges_of,
-)
-from query_mutator.batching.core.overlong import OverlongPolicy, Units, fit_units
+from query_mutator.batching.arrays import IndexArray, offsets_of, permutation, ranges_of, sums_of
+from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
+from query_mutator.batching.core.filling import Batches, Items, fill_batches
+from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, Units, fit_units
 from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
@@ -28,7 +22,6 @@ from query_mutator.batching.planning.epoch_plan import EpochPlan, PlanContext, S
 from query_mutator.batching.planning.groups import Groups, GroupSource, find_groups
 from query_mutator.batching.planning.mixture import Mixture, draw_epoch
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode, pack_lengths
-from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import UsageError
 
@@ -78,7 +71,7 @@ class BatchPlanBuilder:
         self._groups = None if groups is None else find_groups(groups, self._table)
         self._check_packing()
         self._units = self._fit()
-        self._settings = _pack_settings(self.config, pack_config)
+        self._fill = _fill_config(self.config, pack_config)
 
     def build_sync(self, num_epochs: int = 1) -> BatchPlan:
         """Return the plan of this many epochs, each in an order of its own."""
@@ -89,12 +82,19 @@ class BatchPlanBuilder:
     build = to_async(build_sync)
 
     def build_lazy(self, num_epochs: int = 1) -> BatchPlan:
-        """Return the same plan with every epoch built only when it is asked for; saving it holds two in memory."""
-        makers: dict[int, Callable[[], EpochPlan]] = {e: self._maker(e) for e in range(num_epochs)}
+        """Return the same plan with every epoch built on first use; saving it holds two epochs in memory."""
+        makers = {epoch: partial(self.build_epoch, epoch) for epoch in range(num_epochs)}
         return BatchPlan(self.meta(num_epochs), LazyEpochs(makers), self._table.ids)
 
-    def _maker(self, epoch: int) -> Callable[[], EpochPlan]:
-        return lambda: self.build_epoch(epoch)
+    @property
+    def overlong(self) -> OverlongReport:
+        """Counts of over-long samples and how they were handled."""
+        return self._units.report
+
+    @property
+    def unit_lengths(self) -> NDArray[np.int32]:
+        """Lengths of the samples and pieces of samples that take part."""
+        return self._units.lengths[self._units.members]
 
     def meta(self, num_epochs: int) -> BatchPlanMeta:
         """Return what the plan depends on."""
@@ -117,7 +117,7 @@ class BatchPlanBuilder:
         packs: Packs | None = None
         if self.pack_config is not None:
             members, packs = self._pack(members, self.pack_config, seed)
-        batches = fill_batches(members.items, self._settings, seed=seed)
+        batches = fill_batches(members.items, self._fill, seed=seed)
         order = members.of(batches.order)
         if packs is None:
             pack_offsets, offsets = None, self._sample_offsets(batches, members)
@@ -154,13 +154,14 @@ class BatchPlanBuilder:
 
     def _groups_limit(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how long a member may be so that its padded group fits the budget."""
-        settings = self.config.fill_settings
-        room = self.config.token_budget // sizes
-        if settings.bucket_pads is None:
-            fits = room // settings.pad_multiple * settings.pad_multiple
+        config = self.config
+        room = config.token_budget // sizes
+        if config.bucket_pads is None:
+            fits = room // config.pad_multiple * config.pad_multiple
         else:
-            fits = np.array([0, *settings.bounds])[np.searchsorted(np.array(settings.bucket_pads), room, side="right")]
-        fits = np.where(sizes == 1, settings.limit, fits)
+            bounds = np.append(0, config.bucket_spec.upper_bounds)
+            fits = bounds[np.searchsorted(np.array(config.bucket_pads), room, side="right")]
+        fits = np.where(sizes == 1, config.limit, fits)
         if fits.min(initial=1) < 1:
             raise UsageError(f"a group of {sizes.max()} samples fits no batch; raise token_budget")
         return fits
@@ -185,11 +186,9 @@ class BatchPlanBuilder:
             items = self._groups.items(units.lengths, units.targets)
             members = _Members(items, self._groups.members, self._groups.offsets)
         else:
-            kept = np.arange(len(units.lengths), dtype=np.int32) if units.kept is None else units.kept
-            whole = units.kept is None
             loss = units.targets if self.config.loss_token_budget is not None else None
-            items = Items(units.lengths, None, loss) if whole else Items(units.lengths, None, loss).take(kept)
-            members = _Members(items, kept, None)
+            items = Items(units.lengths, None, loss)
+            members = _Members(items if units.kept is None else items.take(units.kept), units.members, None)
         if self._mixture is None:
             return members, None
         first = members.units if members.offsets is None else members.units[members.offsets[:-1]]
@@ -231,14 +230,12 @@ class BatchPlanBuilder:
     ) -> EpochPlan:
         lengths = self._units.lengths[order]
         begins = (offsets if pack_offsets is None else pack_offsets[offsets])[:-1]
-        tokens = _sums(lengths, begins)
-        loss = (
-            tokens - np.diff(begins, append=len(order))
-            if self._loss is None
-            else _sums(self._units.targets[order], begins)
-        )
-        squares = None if pack_offsets is None else _sums(lengths.astype(np.int64) ** 2, begins)
-        available = len(self._units.lengths) if self._units.kept is None else len(self._units.kept)
+        tokens = sums_of(lengths, begins)
+        if self._loss is None:
+            loss = tokens - np.diff(begins, append=len(order))
+        else:
+            loss = sums_of(self._units.targets[order], begins)
+        squares = None if pack_offsets is None else sums_of(lengths.astype(np.int64) ** 2, begins)
         return EpochPlan(
             epoch=epoch,
             seed=self.config.seed,
@@ -250,7 +247,7 @@ class BatchPlanBuilder:
             tokens=tokens,
             loss_tokens=loss,
             segment_squares=squares,
-            num_dropped=(available if chosen is None else len(chosen)) - len(order),
+            num_dropped=len(self._units.members if chosen is None else chosen) - len(order),
             sources={} if self._mixture is None else self._source_counts(order, self._mixture),
             context=PlanContext(ids=self._table.ids, cuts=self._units.cuts),
         )
@@ -278,16 +275,15 @@ class BatchPlanBuilder:
         return sha256_of(parts) if parts else ""
 
 
-def _sums(values: NDArray[Any], begins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of every stretch that begins at these places and ends at the next."""
-    return np.add.reduceat(values, begins, dtype=np.int64) if len(begins) else np.empty(0, np.int64)
-
-
-def _pack_settings(config: BatchingConfig, pack_config: PackingConfig | None) -> FillSettings:
-    """Return how batches are filled; the rows of a packed plan have no buckets but their longest length."""
-    settings = config.fill_settings
+def _fill_config(config: BatchingConfig, pack_config: PackingConfig | None) -> BatchingConfig:
+    """Return how batches are filled; the rows of a packed plan have one bucket, up to their longest length."""
     if pack_config is None:
-        return settings
-    longest = pack_config.max_length
-    pads = (longest,) if pack_config.pad_to_max or config.is_predictable else None
-    return replace(settings, limit=longest, bounds=(longest,), bucket_pads=pads)
+        return config
+    longest, fixed = pack_config.max_length, pack_config.pad_to_max or config.is_predictable
+    return config.changed(
+        mode=BatchingMode.PREDICTABLE if fixed else BatchingMode.THROUGHPUT,
+        pad_policy=PadPolicy.PAD_TO_BUCKET if fixed else PadPolicy.PAD_TO_MAX,
+        bucket_edges=(longest,),
+        overflow_max=longest,
+        bucket_max_lengths=None,
+    )

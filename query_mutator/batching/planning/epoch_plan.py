@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.core.filling import IndexArray, offsets_of, ranges_of
+from query_mutator.batching.arrays import IndexArray, offsets_of, ranges_of, sums_of
 from query_mutator.batching.core.overlong import Cuts
 from query_mutator.batching.files import arrays_checksum
 from query_mutator.batching.ids import IdTable
@@ -179,7 +179,7 @@ class EpochPlan(Record):
         if accumulation < 1:
             raise ValueError(f"accumulation={accumulation} must be at least 1")
         begins = np.arange(0, self.num_microbatches, accumulation)
-        return np.add.reduceat(self.step_loss_tokens, begins) if len(begins) else np.empty(0, np.int64)
+        return sums_of(self.step_loss_tokens, begins)
 
     def longest_first(self) -> IndexArray:
         """Return the microbatches' places, most tokens with padding and longest rows first.

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.filling import IndexArray, Items, offsets_of, ranges_of
+from query_mutator.batching.arrays import IndexArray, offsets_of, ranges_of
+from query_mutator.batching.core.filling import Items
 from query_mutator.batching.files import sha256_of
 from query_mutator.batching.lengths import LengthTable
 from query_mutator.errors import UsageError

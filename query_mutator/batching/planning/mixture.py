@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.filling import IndexArray, permutation
+from query_mutator.batching.arrays import IndexArray, permutation
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthSource, LengthTable, as_lengths
 from query_mutator.errors import UsageError
@@ -60,7 +60,7 @@ def mix_datasets(
     table = LengthTable(ids=IdTable.from_list(ids), lengths=lengths)
     order = table.ids.canonical_order()
     if order is not None:
-        table, source = LengthTable(ids=table.ids.reordered(order), lengths=lengths[order]), source[order]
+        table, source = table.take(order), source[order]
     shares = np.array([weights[name] for name in names], np.float64)
     return Mixture(table=table, names=names, source=source, weights=shares / shares.sum(), epoch_samples=epoch_samples)
 

@@ -166,7 +166,7 @@ def pack_sequences(
     ids = IdTable.from_list([one.sample_id for one in sequences])
     table = LengthTable(ids=ids, lengths=np.array([one.length for one in sequences], np.int32))
     units = fit_units(table, config.max_length, config.overlong)
-    kept = np.arange(len(units.lengths)) if units.kept is None else units.kept
+    kept = units.members
     pieces = list(sequences) + list(sequences[:1]) * (len(units.lengths) - len(sequences))  # the cuts fill them in
     cuts = units.cuts
     for unit, sample, start, stop in zip(cuts.unit, cuts.sample, cuts.start, cuts.stop, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from query_mutator.batching.core.filling import offsets_of
+from query_mutator.batching.arrays import offsets_of
 from query_mutator.batching.core.overlong import Cuts
 from query_mutator.batching.files import (
     BatchFileError,

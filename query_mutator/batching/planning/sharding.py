@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.core.filling import permutation
+from query_mutator.batching.arrays import permutation
 from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.records import Record
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.files import sha256_of
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
-from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.types import StreamSample, utc_now

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import BatchFileError
 from query_mutator.batching.generation.collate import CollatedBatch, default_collate, pad_sequences
 from query_mutator.batching.generation.io import BatchReader, BatchWriter
@@ -20,7 +21,6 @@ from query_mutator.batching.generation.rows import JsonlSamples, TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.samples import Sample, SampleMeta
 from query_mutator.errors import UsageError
 

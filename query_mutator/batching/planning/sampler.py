@@ -1,0 +1,178 @@
+"""Batches filled to a token budget, straight from lengths, without a stored plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.batching.core.batch_spec import BatchSpec
+from query_mutator.batching.core.buckets import BucketId, BucketSpec, BucketStats
+from query_mutator.batching.core.config import BatchingConfig
+from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
+from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
+from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
+from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.epoch_plan import EpochPlan
+from query_mutator.batching.records import settings_errors
+from query_mutator.batching.sync import to_async_iterator
+from query_mutator.errors import UsageError
+
+
+class TokenBudgetBatchSampler:
+    """Form the batches of each epoch so that rows times padded length never exceed `token_budget`.
+
+    Samples are shuffled, sorted by length within windows, cut at the budget, and the batches shuffled; with
+    `pad_to_bucket` every batch has the padded length of its bucket. Iterating over the sampler itself yields lists of
+    ids for the epoch of `set_epoch`, as torch's DataLoader expects from a batch sampler.
+    """
+
+    def __init__(
+        self,
+        lengths: LengthSource,
+        bucket_spec: BucketSpec,
+        token_budget: int,
+        seed: int = 42,
+        drop_last: bool = False,
+        *,
+        overlong: OverlongPolicy | str = OverlongPolicy.ERROR,
+        pad_to_bucket: bool = False,
+        window: int = 4096,
+        pad_multiple: int = 8,
+    ) -> None:
+        self.bucket_spec = bucket_spec
+        self.token_budget = token_budget
+        self.seed = seed
+        with settings_errors():
+            self._config = (BatchingConfig.predictable if pad_to_bucket else BatchingConfig.throughput)(
+                token_budget=token_budget,
+                bucket_edges=bucket_spec.edges,
+                overflow_max=bucket_spec.overflow_max,
+                seed=seed,
+                drop_last=drop_last,
+                overlong=OverlongPolicy(overlong),
+                window=window,
+                pad_multiple=pad_multiple,
+            )
+        self._table = as_lengths(lengths)
+        self._long_enough = np.flatnonzero(self._table.lengths >= bucket_spec.min_length)
+        all_fit = len(self._long_enough) == len(self._table)
+        self._fitting = self._table if all_fit else self._table.take(self._long_enough)
+        self._builder = BatchPlanBuilder(self._fitting, self._config)
+        self._epoch, self._next, self._resumed = 0, 0, False
+        self._cache: tuple[tuple[int, bool], EpochPlan] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples, or pieces of split ones, in an epoch."""
+        return len(self._builder.unit_lengths)
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of samples left out: too long under policy "drop", or below the shortest length."""
+        return self.overlong.num_dropped + len(self._table) - len(self._long_enough)
+
+    @property
+    def overlong(self) -> OverlongReport:
+        """Counts of over-long samples and how they were handled."""
+        return self._builder.overlong
+
+    @property
+    def bucket_sizes(self) -> dict[BucketId, int]:
+        """Number of samples in every bucket."""
+        ids = self.bucket_spec.bucket_ids(self._builder.unit_lengths)
+        return dict(enumerate(np.bincount(ids, minlength=self.bucket_spec.num_buckets).tolist()))
+
+    def get_bucket_distribution(self) -> dict[BucketId, float]:
+        """Return the fraction of samples in every bucket."""
+        return {bucket: size / max(self.num_samples, 1) for bucket, size in self.bucket_sizes.items()}
+
+    def iter_epoch_sync(self, epoch: int = 0, interleave_buckets: bool = True) -> Iterator[BatchSpec]:
+        """Yield the batches of an epoch, buckets mixed at random or, without `interleave_buckets`, shortest first."""
+        for batch in self._plan(epoch, interleave_buckets):
+            yield BatchSpec(
+                sample_ids=batch.samples,
+                bucket_id=batch.bucket_id,
+                max_length=batch.max_len,
+                token_count=batch.total_tokens,
+                starts=batch.starts,
+                stops=batch.stops,
+            )
+
+    iter_epoch = to_async_iterator(iter_epoch_sync)
+
+    def estimate_batches_per_epoch(self) -> int:
+        """Return the number of batches in the current epoch (exact; it differs a little between epochs)."""
+        return len(self)
+
+    def compute_metrics(
+        self, loss_tokens_per_sample: Mapping[str, int] | NDArray[Any] | None = None, *, epoch: int = 0
+    ) -> BatchMetrics:
+        """Return padding, fill and bucket figures of an epoch with its actual padding."""
+        plan = self._plan(epoch)
+        loss = plan.total_loss_tokens
+        if loss_tokens_per_sample is not None:
+            values = as_values(loss_tokens_per_sample, self._table, "loss_tokens_per_sample")[self._long_enough]
+            loss = int(values[plan.context.cuts.resolve(plan.order)[0]].sum())
+        buckets = {int(bucket): plan.bucket == bucket for bucket in np.unique(plan.bucket)}
+        stats = {
+            bucket: BucketStats(
+                bucket_id=bucket,
+                bucket_max_length=self.bucket_spec.get_bucket_max_length(bucket),
+                sample_count=int(plan.sizes[here].sum()),
+                total_tokens=int(plan.tokens[here].sum()),
+                padded_tokens=int(plan.padded_tokens[here].sum()),
+            )
+            for bucket, here in buckets.items()
+        }
+        return BatchMetrics(
+            total_tokens=plan.total_tokens,
+            padded_tokens=int(plan.padded_tokens.sum()),
+            loss_tokens=loss,
+            total_samples=plan.total_samples,
+            skipped_samples=self.num_skipped,
+            total_batches=len(plan),
+            bucket_stats=stats,
+            shape_histogram=BatchShapeHistogram(
+                bucket_counts={bucket: int(np.count_nonzero(here)) for bucket, here in buckets.items()},
+                bucket_samples={bucket: one.sample_count for bucket, one in stats.items()},
+            ),
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Select the epoch that iteration yields, from its beginning."""
+        self._epoch, self._next, self._resumed = epoch, 0, False
+
+    def __len__(self) -> int:
+        return len(self._plan(self._epoch))
+
+    def __iter__(self) -> Iterator[list[str]]:
+        plan = self._plan(self._epoch)
+        first = self._next if self._resumed else 0
+        self._resumed = False
+        for number in range(first, len(plan)):
+            self._next = number + 1
+            yield list(plan[number].samples)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the number of batches already yielded in it."""
+        return {"epoch": self._epoch, "next_batch": self._next, "seed": self.seed, "num_samples": self.num_samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume where `state_dict` was taken; raise UsageError for a state of other data or another seed."""
+        if (state["seed"], state["num_samples"]) != (self.seed, self.num_samples):
+            raise UsageError("the state belongs to another seed or other samples; load it into the same sampler")
+        self._epoch, self._next, self._resumed = state["epoch"], state["next_batch"], True
+
+    def _plan(self, epoch: int, interleave: bool = True) -> EpochPlan:
+        key = (epoch, interleave)
+        if self._cache is None or self._cache[0] != key:
+            if epoch < 0:
+                raise UsageError(f"epoch={epoch} must not be negative")
+            builder = self._builder
+            if not interleave:
+                builder = BatchPlanBuilder(self._fitting, self._config.changed(interleave_buckets=False))
+            self._cache = (key, builder.build_epoch(epoch))
+        return self._cache[1]
