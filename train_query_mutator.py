@@ -216,7 +216,8 @@ class Trainer:
         config = self.config
         note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
         print(f"run folder: {self.run_dir.path}", flush=True)
-        self.run_dir.write_config(describe_run(dataclasses.asdict(config), self.system), resumed_at=self.env_steps)
+        described = {**self.system.describe(), "plugins": plugin_hashes(config.plugin)}
+        self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
         self._write_checkpoint()  # from the first one on, no completed call is lost
         self.loop = self._make_loop()
         self.periodic_eval = None

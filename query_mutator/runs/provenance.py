@@ -1,4 +1,4 @@
-"""What a run was made with: versions, commit, hardware, command line; nothing here loads what it names."""
+"""Provenance of a run: versions, commit, hardware, command line. Nothing here loads the packages it names."""
 
 from __future__ import annotations
 
@@ -11,30 +11,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from query_mutator import __version__
-
-if TYPE_CHECKING:
-    from query_mutator.training.system import System
 
 PACKAGES = ("torch", "numpy", "gymnasium", "sentence-transformers", "transformers", "tokenizers")
 
 
-def describe_run(flags: Mapping[str, Any], system: System) -> dict[str, Any]:
-    """Return what config.json holds: all that is needed to understand a run and to repeat it."""
+def describe_run(flags: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
+    """Return the content of config.json: all that is needed to understand and repeat a run; `parts` are added."""
     return {
         "flags": dict(flags),
         "command_line": command_line(),
-        "backend": {
-            "kind": system.choice.kind,
-            "embedded": system.embedded,
-            "reason": system.choice.reason,
-            "url": system.url,
-            "target_model": system.target_model,
-            "mutator_model": system.mutator_model,
-        },
-        "encoder": {"name": system.encoder.name, "source": system.encoder.source},
+        **parts,
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(),

@@ -89,6 +89,20 @@ class System:
         """Return whether the embedded assistant answers, in this process or behind an address."""
         return self.choice.is_embedded
 
+    def describe(self) -> dict[str, Any]:
+        """Return who answers and which encoder is used, for config.json."""
+        return {
+            "backend": {
+                "kind": self.choice.kind,
+                "embedded": self.embedded,
+                "reason": self.choice.reason,
+                "url": self.url,
+                "target_model": self.target_model,
+                "mutator_model": self.mutator_model,
+            },
+            "encoder": {"name": self.encoder.name, "source": self.encoder.source},
+        }
+
     def _start(self) -> None:
         settings = self.settings
         self.known_words: frozenset[str] = english_words()
