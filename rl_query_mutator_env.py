@@ -14,6 +14,7 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -91,6 +92,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_episodes = 0
         self.invalid_steps = 0
         self._order: list[int] = []
+        self._timing: dict[str, float] = {}  # seconds of the present step, for its record
         self._drawn: tuple[Attempt, FloatArray] | None = None  # the attempt last seen, and what is seen of it
 
     # --- gymnasium's interface -------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 tries += 1
                 request = self.task.calls.target(self.task.questions[index].text)
                 completion: Completion = yield self._call(request, f"first answer {tries}")
-                error = completion.error or (yield from self._begin(index, completion.text))
+                error = completion.error or (yield from self._begin(index, completion.text, tries))
                 if error is None:
                     assert self.episode is not None
                     score = self.episode.first.reward.score
@@ -173,11 +175,13 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode, name = self.episode, self.task.actions[action]
         before = self._submitted().reward.score
         cost, error = 0.0, None
+        started, self._timing = time.perf_counter(), {}
         if name == UNDO:
             episode.current = episode.first
         elif name != SUBMIT:
             cost = self.task.step_cost
             error = yield from self._rewrite(action)
+        self._timing["step_s"] = time.perf_counter() - started
         episode.names.append(name)
         episode.steps += 1
         reward = 0.0 if error else self._submitted().reward.score - before - cost
@@ -191,14 +195,23 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _call(self, request: ChatRequest, phase: str, *, action: int | None = None) -> Call:
         return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
 
-    def _begin(self, index: int, answer: str) -> Flow:
-        """Begin the episode of a question; return the error of an embedding that failed for good."""
+    def _ask(self, request: ChatRequest, phase: str, kind: str, *, action: int) -> Flow:
+        """Yield one call of a step and note its time; return the Completion."""
+        completion: Completion = yield self._call(request, phase, action=action)
+        self._timing[f"{kind}_s"] = completion.latency_s
+        self._timing["queue_wait_s"] = self._timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
+        return completion
+
+    def _begin(self, index: int, answer: str, tries: int) -> Flow:
+        """Start the episode of a question; return the error of a call that failed for good."""
         question = self.task.questions[index]
         vectors = yield Encode((answer,))
         if isinstance(vectors, ErrorInfo):
             return vectors
-        (answer_vector,) = vectors
-        first = self._attempt(index, question.text, answer, self.task.question_vectors[index], answer_vector)
+        vectors = (self.task.question_vectors[index], *vectors)
+        first = yield from self._attempt(index, question.text, answer, vectors, phase=f"first judge {tries}")
+        if isinstance(first, ErrorInfo):
+            return first
         used = [False] * len(self.task.operators)
         self.episode = Episode(
             index=index, first=first, current=first, best=first, known={question.text: first}, used=used
@@ -210,21 +223,26 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         assert self.episode is not None
         episode, operator = self.episode, self.task.operators[action]
         prompt = operator.render(episode.current.text, context=self.task.context(episode.index))
-        mutated: Completion = yield self._call(self.task.calls.mutator(prompt), "rewrite", action=action)
+        mutated = yield from self._ask(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
         episode.calls += 1
         text = clean_rewrite(mutated.text) or episode.current.text
         if not mutated.ok:
             return mutated.error
-        if text not in episode.known:
+        if text not in episode.known:  # a text asked before in this episode has an answer
             yield Prepare((text,))
-            answered: Completion = yield self._call(self.task.calls.target(text), "answer", action=action)
+            answered = yield from self._ask(self.task.calls.target(text), "answer", "target", action=action)
             episode.calls += 1
             if not answered.ok:
                 return answered.error
             vectors = yield Encode((text, answered.text))
             if isinstance(vectors, ErrorInfo):
                 return vectors
-            episode.known[text] = self._attempt(episode.index, text, answered.text, *vectors)
+            attempt = yield from self._attempt(
+                episode.index, text, answered.text, vectors, phase="judge", action=action
+            )
+            if isinstance(attempt, ErrorInfo):
+                return attempt
+            episode.known[text] = attempt
         episode.used[action] = True
         episode.tried.add((episode.current.text, action))
         episode.current = episode.known[text]
@@ -232,9 +250,20 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return None
 
     def _attempt(
-        self, index: int, text: str, answer: str, text_vector: FloatArray, answer_vector: FloatArray
-    ) -> Attempt:
-        original = self.task.question_vectors[index]
+        self,
+        index: int,
+        text: str,
+        answer: str,
+        vectors: Sequence[FloatArray],
+        *,
+        phase: str,
+        action: int | None = None,
+    ) -> Flow:
+        """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
+
+        A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
+        """
+        original, (text_vector, answer_vector) = self.task.question_vectors[index], vectors
         evidence = Evidence(
             question=self.task.questions[index],
             rewrite=text,
@@ -244,6 +273,16 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer_vector=answer_vector,
             reference_vector=self.task.reference_vectors[index],
         )
+        scoring, reply = self.task.reward.score(evidence), None
+        for number in itertools.count(1):
+            try:
+                request = scoring.send(reply)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                reward = stop.value
+                break
+            reply = yield self._call(request, f"{phase} {number}", action=action)
+            if not reply.ok:
+                return reply.error
         return Attempt(
             text=text,
             answer=answer,
@@ -251,7 +290,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer_vector=answer_vector,
             fit=cosine(text_vector, answer_vector),
             closeness=cosine(original, answer_vector),
-            reward=self.task.reward(evidence),
+            reward=reward,
         )
 
     def _submitted(self) -> Attempt:
@@ -337,6 +376,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 reward=reward,
                 valid=error is None,
                 error=error,
+                timing=self._timing,
             )
         )
 

@@ -35,6 +35,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._group = group
         self._entries: dict[str, T] = {}
+        self._installed: set[str] = set()  # names that come from entry points
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that stores its argument under `name`; a duplicate name is a ValueError."""
@@ -60,6 +61,10 @@ class Registry(Generic[T]):
             hint = f" (did you mean {near!r}?)" if near else ""
             raise UsageError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(self._entries)}")
         return self._entries[name]
+
+    def registered(self) -> list[str]:
+        """Return the names that the package and plugins registered, without those of installed distributions."""
+        return [name for name in self._entries if name not in self._installed]
 
     def names(self) -> list[str]:
         """Return all names in the order of registration; those of installed distributions come last."""
@@ -87,3 +92,4 @@ class Registry(Generic[T]):
                 raise UsageError(f"{self.kind} {point.name!r} of {package} cannot be loaded: {error}") from error
             if point.name not in self._entries:  # loading the module may have registered it
                 self.add(point.name, entry)
+            self._installed.add(point.name)

@@ -317,7 +317,8 @@ def _opened(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None 
     settings = _settings(flags, checkpoint)
     with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
-        task = make_task(system, checkpoint.task, train, projection=checkpoint.projection)
+        settings_of_task = replace(checkpoint.task, operators=",".join(checkpoint.actions[:-2]))
+        task = make_task(system, settings_of_task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(
             make_env=lambda task: QueryMutationEnv(task, client=system.calls.eval_client),

@@ -1,7 +1,8 @@
-"""Rewrite operators, one prompt file each in `prompts/`, registered by name.
+"""Rewrite operators: one prompt file each in `prompts/`, registered by name.
 
-Add your own: put a file into `prompts/` and its name into `_ORDER`, or register an object with `name`, `summary` and
-`render` under OPERATORS from your own code.
+Offers `OPERATORS`, the registry to add one of yours to; `PromptOperator`, an operator made of a prompt; the `Operator`
+Protocol and its `OperatorContext`; and `select`, which reads `--operators`. The order of registration is the order of
+the policy's actions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ORDER = (
     "expand",
 )
 
-OPERATORS: Registry[Operator] = Registry("operator")
+OPERATORS: Registry[Operator] = Registry("operator", group="query_mutator.operators")
 
 
 def _load(name: str) -> PromptOperator:
@@ -55,6 +56,10 @@ def get(name: str) -> Operator:
 
 
 def select(spec: str = "") -> tuple[Operator, ...]:
-    """Return the operators of `a,b,c` in that order, each once; all of them for an empty text."""
+    """Return the operators of `a,b,c` in that order, each once.
+
+    An empty text stands for those of the package and of plugins. Operators of installed distributions must be named:
+    installing one must not change the actions of a run.
+    """
     wanted = [name.strip() for name in spec.split(",") if name.strip()]
-    return tuple(get(name) for name in (dict.fromkeys(wanted) or names()))
+    return tuple(get(name) for name in (dict.fromkeys(wanted) or OPERATORS.registered()))

@@ -1,4 +1,4 @@
-"""A rewrite operator: a name, and a prompt that has a mutator model carry the rewrite out."""
+"""A rewrite operator: a name, and a prompt that asks a mutator model for the rewrite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLOT = re.compile(r"\{(question|neighbour|domain)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorContext:
-    """What an operator may use beside the question; fixed for a question, whatever happened in the run."""
+    """What an operator may use in addition to the question; fixed for each question of a run."""
 
     domain: str = "Python's standard library"
     neighbour: str | None = None  # the nearest other training question
@@ -41,6 +41,11 @@ class PromptOperator:
     template: str  # with {question}, and {neighbour} or {domain} where it needs them
 
     @classmethod
+    def of(cls, name: str, summary: str, prompt: str) -> PromptOperator:
+        """Return the operator of a prompt with {question} in it; ValueError without one."""
+        return cls.parse(f"{MARKER.format(name=name)}\n# {summary}\n{prompt}", source=f"operator {name!r}")
+
+    @classmethod
     def parse(cls, text: str, *, source: str) -> PromptOperator:
         """Return the operator of a prompt file; ValueError names what is missing in `source`."""
         marker, _, rest = text.partition("\n")
@@ -54,6 +59,6 @@ class PromptOperator:
         return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
 
     def render(self, question: str, *, context: OperatorContext) -> str:
-        """Return the prompt with question and context in their places (braces in a question stay as they are)."""
+        """Return the prompt with question and context filled in; braces in a question are kept."""
         values = {"question": question, "neighbour": context.neighbour or "", "domain": context.domain}
         return _SLOT.sub(lambda match: values[match.group(1)], self.template)

@@ -1,12 +1,13 @@
-"""The parts of a score, each a pure function of the evidence, registered by name.
+"""The parts of a reward, registered by name for `--reward`.
 
-Add your own: write a function `(Evidence) -> float in [0, 1]` and register it under a name; `--reward` then takes it.
+A part returns a score in [0, 1] for the evidence. One that asks a model is a generator function: it yields
+ChatRequests, is sent their Completions, and returns the score. A call that fails for good invalidates the step.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +16,14 @@ from numpy.typing import NDArray
 from query_mutator.data import pynames
 from query_mutator.registry import Registry
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
-from query_mutator.types import Question
+from query_mutator.types import ChatRequest, Completion, Question
 
 Vector = NDArray[np.float32]  # [D], unit length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a part may look at: the question with its gold, the rewrite, the answer, and their embeddings [D]."""
+    """What a part may use: the question with its gold, the rewrite, the answer, and their embeddings [D]."""
 
     question: Question
     rewrite: str
@@ -33,19 +34,20 @@ class Evidence:
     reference_vector: Vector | None = None
 
 
-Part = Callable[[Evidence], float]
-PARTS: Registry[Part] = Registry("reward part")
+#: Yields requests for a model, is sent their completions (none failed), returns the score.
+Scoring = Generator[ChatRequest, Completion, float]
+Part = Callable[[Evidence], float | Scoring]
+PARTS: Registry[Part] = Registry("reward part", group="query_mutator.rewards")
 
 
 def cosine(one: Vector, two: Vector) -> float:
     """Return the cosine of two unit vectors."""
-    # `np.dot` would let go of the interpreter lock, for which hundreds of threads that carry calls may be waiting.
-    return float(np.add.reduce(one * two))
+    return float(np.dot(one, two))
 
 
 @PARTS.register("right")
 def right(evidence: Evidence) -> float:
-    """Return 1 when the answer's first qualified name is an accepted object, or the answer holds an accepted text."""
+    """Return 1 when the first qualified name in the answer is an accepted object, or it contains an accepted text."""
     accept = evidence.question.accept
     if not accept or is_refusal(evidence.answer):
         return 0.0
@@ -66,7 +68,7 @@ def similarity(evidence: Evidence) -> float:
 
 @PARTS.register("meaning")
 def meaning(evidence: Evidence) -> float:
-    """Return the cosine of the rewrite and the question as first put: what it asks must stay the same."""
+    """Return the cosine of the rewrite and the original question, whose meaning must stay the same."""
     return max(0.0, cosine(evidence.question_vector, evidence.rewrite_vector))
 
 
@@ -80,7 +82,7 @@ def answered(evidence: Evidence) -> float:
 
 @PARTS.register("keyword")
 def keyword(evidence: Evidence) -> float:
-    """Return the share of the reference's words of four letters or more that the answer holds."""
+    """Return the share of the reference's words of four letters or more that the answer contains."""
     words = {word for word in _plain(evidence.question.reference or "").split() if len(word) > 3}
     if not words or is_refusal(evidence.answer):
         return 0.0

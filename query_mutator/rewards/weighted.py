@@ -1,19 +1,19 @@
-"""One score in [0, 1] out of weighed parts."""
+"""One score in [0, 1] from weighted parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from query_mutator.errors import UsageError
 from query_mutator.rewards.parts import PARTS, Evidence
-from query_mutator.types import Reward
+from query_mutator.types import ChatRequest, Completion, Reward
 
-#: Being right decides; the rest tells near misses apart.
+#: Being right decides; the other parts separate near misses.
 DEFAULT_WEIGHTS: Mapping[str, float] = {"right": 0.7, "similarity": 0.15, "answered": 0.1, "meaning": 0.05}
 
 
 class WeightedReward:
-    """The weighed mean of named parts; weights need not sum to 1, they are divided by their sum."""
+    """The weighted mean of named parts; weights need not sum to 1, they are divided by their sum."""
 
     def __init__(self, weights: Mapping[str, float] = DEFAULT_WEIGHTS) -> None:
         if not weights or any(weight < 0 for weight in weights.values()) or sum(weights.values()) <= 0:
@@ -34,8 +34,20 @@ class WeightedReward:
                 raise UsageError(f"reward {item.strip()!r} is not NAME=WEIGHT, as in right=0.7") from None
         return cls(weights)
 
-    def __call__(self, evidence: Evidence) -> Reward:
-        """Return the score and every part of it, unweighed."""
-        parts = {name: part(evidence) for name, part in self._parts.items()}
+    def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
+        """Yield the requests of parts that ask a model; return the score and every part of it, unweighted."""
+        parts = {}
+        for name, part in self._parts.items():
+            value = part(evidence)
+            parts[name] = value if isinstance(value, (int, float)) else (yield from value)
         score = sum(self.weights[name] * value for name, value in parts.items())
         return Reward(score=min(1.0, max(0.0, score)), parts=parts)
+
+    def __call__(self, evidence: Evidence) -> Reward:
+        """Return the score without a model; a part that asks one is a UsageError."""
+        try:
+            request = next(self.score(evidence))
+        except StopIteration as stop:
+            reward: Reward = stop.value
+            return reward
+        raise UsageError(f"this reward asks the model {request.model!r}; use it in an environment")
