@@ -1,12 +1,12 @@
-"""Stream samples in a binary file, field by field: about 5 bytes a token and a few dozen a sample."""
+"""Stream samples in a binary file, field by field: about 5 bytes per token and a few dozen per sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from math import isnan, nan
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,47 @@ from query_mutator.batching.files import ArrayFile, BatchFileError, read_arrays,
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.streaming.types import EpisodeStatus, SampleSource, StreamSample
 
+__all__ = ["read_samples", "write_samples"]
+
 Arrays = dict[str, NDArray[Any]]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-NONE = -1  # in columns of whole numbers and codes
+MICROSECOND = timedelta(microseconds=1)
 SOURCES = list(SampleSource)
 STATUSES = list(EpisodeStatus)
+
+
+class Column(NamedTuple):
+    """How a field is stored: one number per sample, -1 (of a float, nan) for None."""
+
+    dtype: type[np.generic]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+    def to_array(self, values: Sequence[Any]) -> NDArray[Any]:
+        """Return the values [n] as numbers [n]."""
+        missing = np.nan if self.dtype is np.float64 else -1
+        return np.array([missing if value is None else self.encode(value) for value in values], dtype=self.dtype)
+
+    def to_values(self, array: NDArray[Any]) -> list[Any]:
+        """Return the values [n] of numbers [n]."""
+        missing = np.isnan(array) if self.dtype is np.float64 else array == -1
+        return [None if gone else self.decode(one) for one, gone in zip(array.tolist(), missing.tolist(), strict=True)]
+
+
+COLUMNS = {
+    "source": Column(np.int8, SOURCES.index, SOURCES.__getitem__),
+    "episode_status": Column(np.int8, STATUSES.index, STATUSES.__getitem__),
+    "success": Column(np.int8, int, bool),
+    **dict.fromkeys(("step_index", "total_steps", "replay_count"), Column(np.int32, int, int)),
+    **dict.fromkeys(("reward", "difficulty", "priority"), Column(np.float64, float, float)),
+    "timestamp": Column(
+        np.int64,
+        lambda time: (time.astimezone(UTC) - EPOCH) // MICROSECOND,
+        lambda micros: EPOCH + micros * MICROSECOND,
+    ),
+}
+NAMES = ("dataset_id", "episode_id")  # few different ones: a table, and its row for each sample
 
 
 def write_samples(
@@ -32,18 +67,24 @@ def write_samples(
     arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Write samples with further `meta` and `arrays` (one value per sample) into one checksummed file."""
-    columns: Arrays = {**arrays, **_tokens(samples), **_numbers(samples)}
-    names: dict[str, list[str]] = {"sample_id": [sample.sample_id for sample in samples]}
-    for field in ("dataset_id", "episode_id"):
+    columns: Arrays = {**arrays, **_tokens(samples)}
+    for field, column in COLUMNS.items():
+        columns[field] = column.to_array([_value(sample, field) for sample in samples])
+    tables: dict[str, list[str]] = {"sample_id": [sample.sample_id for sample in samples]}
+    for field in NAMES:
         values = [getattr(sample, field) for sample in samples]
-        known = sorted({value for value in values if value is not None})
-        code = {value: number for number, value in enumerate(known)} | {None: NONE}
-        columns[field] = np.array([code[value] for value in values], dtype=np.int32)
-        names[field] = known
-    for field, strings in names.items():
+        tables[field] = sorted({value for value in values if value is not None})
+        rows = {value: row for row, value in enumerate(tables[field])}
+        columns[field] = Column(np.int32, rows.__getitem__, int).to_array(values)
+    for field, strings in tables.items():
         columns |= {f"{field}.{part}": array for part, array in IdTable.from_list(strings).to_arrays().items()}
-    counts = {field: len(strings) for field, strings in names.items()}
+    counts = {field: len(strings) for field, strings in tables.items()}
     write_arrays(path, columns, kind=kind, meta={**meta, "counts": counts})
+
+
+def _value(sample: StreamSample, field: str) -> Any:
+    """Return a field, None for a priority that the sample was not given: a buffer then has its own default."""
+    return None if field == "priority" and field not in sample.model_fields_set else getattr(sample, field)
 
 
 def _tokens(samples: Sequence[StreamSample]) -> Arrays:
@@ -61,89 +102,46 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[A
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
-def _numbers(samples: Sequence[StreamSample]) -> Arrays:
-    def whole(values: list[int | None], dtype: type[np.signedinteger[Any]] = np.int32) -> NDArray[Any]:
-        return np.array([NONE if value is None else value for value in values], dtype=dtype)
-
-    def real(values: list[float | None]) -> NDArray[np.float64]:
-        return np.array([nan if value is None else value for value in values], dtype=np.float64)
-
-    micros = [(sample.timestamp.astimezone(UTC) - EPOCH) // timedelta(microseconds=1) for sample in samples]
-    statuses = [sample.episode_status for sample in samples]
-    return {
-        "source": whole([SOURCES.index(sample.source) for sample in samples], np.int8),
-        "episode_status": whole([None if one is None else STATUSES.index(one) for one in statuses], np.int8),
-        "success": whole([None if sample.success is None else int(sample.success) for sample in samples], np.int8),
-        "step_index": whole([sample.step_index for sample in samples]),
-        "total_steps": whole([sample.total_steps for sample in samples]),
-        "replay_count": whole([sample.replay_count for sample in samples]),
-        "reward": real([sample.reward for sample in samples]),
-        "difficulty": real([sample.difficulty for sample in samples]),
-        "priority": real([sample.priority if "priority" in sample.model_fields_set else None for sample in samples]),
-        "timestamp": np.array(micros, dtype=np.int64),
-    }
-
-
 def read_samples(path: str | Path, *, kind: str) -> tuple[list[StreamSample], ArrayFile]:
-    """Return the samples of `write_samples`, and the file for what else is in it; a damaged file is named."""
+    """Return the samples of `write_samples`, and the file for its other contents.
+
+    Raises BatchFileError, with the name, for a damaged file.
+    """
     file = read_arrays(path, kind=kind)
     try:
         return _samples(file), file
     except (KeyError, IndexError, ValueError) as error:
-        raise BatchFileError(f"{path} is no complete {kind} file: {error}") from error
+        raise BatchFileError(f"{path} is not a complete {kind} file: {error}") from error
 
 
 def _samples(file: ArrayFile) -> list[StreamSample]:
     arrays = file.arrays
-    names = {field: _names(file, field) for field in ("sample_id", "dataset_id", "episode_id")}
-    lists = {field: arrays[field].tolist() for field in arrays if arrays[field].ndim == 1 and "." not in field}
-    ends = np.cumsum(arrays["lengths"], dtype=np.int64).tolist()
-    ids, masks, segments = (_frozen(arrays[name]) for name in ("input_ids", "loss_mask", "segment_ids"))
-    samples, segment_end = [], 0
-    for number, end in enumerate(ends):
-        span = slice(end - lists["lengths"][number], end)
-        fields = {
-            "input_ids": ids[span],
-            "loss_mask": masks[span],
-            "sample_id": names["sample_id"][number],
-            **_fields(lists, names, number),
-        }
-        if lists["has_segments"][number]:
-            segment_end += span.stop - span.start
-            fields["segment_ids"] = segments[segment_end - (span.stop - span.start) : segment_end]
-        samples.append(StreamSample.model_construct(**fields))  # checked when they were written
-    return samples
+    fields: dict[str, list[Any]] = {name: column.to_values(arrays[name]) for name, column in COLUMNS.items()}
+    fields |= {name: _split(arrays[name], arrays["lengths"]) for name in ("input_ids", "loss_mask")}
+    has_segments = arrays["has_segments"]
+    fields["segment_ids"] = _split(arrays["segment_ids"], np.where(has_segments, arrays["lengths"], 0))
+    fields["segment_ids"] = [one if has else None for one, has in zip(fields["segment_ids"], has_segments, strict=True)]
+    fields["sample_id"] = _table(file, "sample_id")
+    for name in NAMES:
+        fields[name] = Column(np.int32, int, _table(file, name).__getitem__).to_values(arrays[name])
+    rows = zip(*fields.values(), strict=True)
+    return [
+        # fields were checked when they were written
+        StreamSample.model_construct(
+            **{name: value for name, value in zip(fields, row, strict=True) if value is not None}
+        )
+        for row in rows
+    ]
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    copy = np.array(array)  # in memory, so that the file can be replaced
+def _split(array: NDArray[Any], lengths: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return the parts of an array, in memory, so that the file can be replaced, and read-only."""
+    copy = np.array(array)
     copy.flags.writeable = False
-    return copy
+    ends = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+    return [copy[start:stop] for start, stop in pairwise(ends)]
 
 
-def _names(file: ArrayFile, field: str) -> list[str]:
+def _table(file: ArrayFile, field: str) -> list[str]:
     parts = {name.partition(".")[2]: array for name, array in file.arrays.items() if name.startswith(f"{field}.")}
     return IdTable.from_arrays(parts, count=int(file.meta["counts"][field]), path=file.path).to_list()
-
-
-def _fields(lists: Mapping[str, list[Any]], names: Mapping[str, list[str]], number: int) -> dict[str, Any]:
-    """Return the fields of one sample that are not None."""
-    found: dict[str, Any] = {
-        "source": SOURCES[lists["source"][number]],
-        "timestamp": EPOCH + timedelta(microseconds=lists["timestamp"][number]),
-        "replay_count": lists["replay_count"][number],
-    }
-    for field in ("dataset_id", "episode_id"):
-        if lists[field][number] != NONE:
-            found[field] = names[field][lists[field][number]]
-    for field in ("step_index", "total_steps"):
-        if lists[field][number] != NONE:
-            found[field] = lists[field][number]
-    for field in ("reward", "difficulty", "priority"):
-        if not isnan(lists[field][number]):
-            found[field] = lists[field][number]
-    if lists["episode_status"][number] != NONE:
-        found["episode_status"] = STATUSES[lists["episode_status"][number]]
-    if lists["success"][number] != NONE:
-        found["success"] = bool(lists["success"][number])
-    return found

@@ -190,7 +190,7 @@ def test_steps_of_an_episode_and_their_return() -> None:
         buffer.add(make(f"e_{step}", episode_id="e", step_index=step, reward=reward))
     assert [sample.step_index for sample in buffer.get_episode("e")] == [0, 1, 2]
     assert buffer.n_step_return(buffer.get_episode("e")[0], 2, gamma=0.5) == 2.0
-    with pytest.raises(UsageError, match="no step"):
+    with pytest.raises(UsageError, match="not a step"):
         buffer.n_step_return(make("x"), 2)
 
 
