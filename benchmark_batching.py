@@ -34,7 +34,7 @@ from query_mutator.cli.console import closing_on_interrupt, note, progress, run_
 from query_mutator.cli.flags import parse_flags
 from query_mutator.data.bundled import python_docs
 from query_mutator.embedded.models import Echo
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError

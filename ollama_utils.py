@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from query_mutator import operators as operator_registry
-from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import build_client, ollama_url
 from query_mutator.llm.client import Client
@@ -31,7 +31,7 @@ from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Purpose
 
 if TYPE_CHECKING:
-    from query_mutator.encoder.sentence import Encoder, FloatArray
+    from query_mutator.encoder import Encoder, FloatArray
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -214,7 +214,7 @@ def batch_encode_queries(
 @functools.lru_cache(maxsize=4)
 def _encoder(model: str, url: str) -> Encoder:
     """Return the encoder, loaded once; one on a server opens its connections call by call and keeps none."""
-    from query_mutator.encoder.sentence import resolve_encoder
+    from query_mutator.encoder import resolve_encoder
 
     def embed(name: str, texts: Sequence[str]) -> FloatArray:
         stack = build_client(url, batch_size=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from query_mutator.embedded.rules import phrasebook
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 
 
 def main() -> None:

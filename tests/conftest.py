@@ -9,7 +9,7 @@ import pytest
 
 from query_mutator import operators
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import Encoder, resolve_encoder
+from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limits import Limit

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from query_mutator.embedded.models import EmbeddedModel
-    from query_mutator.encoder.sentence import Encoder
+    from query_mutator.encoder import Encoder
 
 PROGRAM = "python -m query_mutator.embedded"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
@@ -98,7 +98,7 @@ def _models(
     if set(names) <= {Echo.name, Babble.name}:
         return light, None
     from query_mutator.embedded.default_models import default_models
-    from query_mutator.encoder.sentence import resolve_encoder
+    from query_mutator.encoder import resolve_encoder
 
     encoder = resolve_encoder(encoder_name, deterministic=deterministic)
     models = {name: model for name, model in default_models(encoder).items() if name in names}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from query_mutator.embedded.corpus import Corpus, Entry, embed_documents, split_identifier
+from query_mutator.embedded.corpus import Corpus, Entry, split_identifier
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
-from query_mutator.encoder.sentence import Encoder, FloatArray
+from query_mutator.encoder import Encoder, FloatArray, embed_documents
 
 REFUSAL = "I'm sorry, but I can't help with that request."
 PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a person or what belongs to them."

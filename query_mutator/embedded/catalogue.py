@@ -13,7 +13,7 @@ from query_mutator.embedded.worker import BatchWorker
 
 if TYPE_CHECKING:
     from query_mutator.embedded.models import EmbeddedModel
-    from query_mutator.encoder.sentence import Encoder, FloatArray
+    from query_mutator.encoder import Encoder, FloatArray
 
 EMBEDDING_MODEL = "all-minilm"
 CONTEXT_LENGTH = 4096

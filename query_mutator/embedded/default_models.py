@@ -6,7 +6,7 @@ from query_mutator.embedded.assistant import PydocAssistant
 from query_mutator.embedded.corpus import Corpus, load_corpus
 from query_mutator.embedded.models import Echo, EmbeddedModel
 from query_mutator.embedded.rewriter import RuleRewriter
-from query_mutator.encoder.sentence import Encoder
+from query_mutator.encoder import Encoder
 
 __all__ = ["default_models"]
 

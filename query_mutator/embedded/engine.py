@@ -23,7 +23,7 @@ from query_mutator.embedded.stats import Stats
 from query_mutator.embedded.wire import ApiError
 
 if TYPE_CHECKING:
-    from query_mutator.encoder.sentence import FloatArray
+    from query_mutator.encoder import FloatArray
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from query_mutator.encoder.sentence import Encoder, FloatArray
+from query_mutator.encoder import Encoder, FloatArray
 
 #: Regular verbs and nouns; their inflections are made from them.
 _STEMS = """

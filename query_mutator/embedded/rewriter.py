@@ -12,7 +12,7 @@ from pathlib import Path
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
-from query_mutator.encoder.sentence import Encoder, english_ranks
+from query_mutator.encoder import Encoder, english_ranks
 
 _MARKER = re.compile(r"^\[operator: ([\w-]+)\]\s*$", re.MULTILINE)
 #: Reply to a prompt that is not a rewrite at all, such as a probe of the server's speed.

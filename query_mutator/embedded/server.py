@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from query_mutator.embedded.models import EmbeddedModel
-    from query_mutator.encoder.sentence import Encoder
+    from query_mutator.encoder import Encoder
 
 _BACKLOG = 2048  # more clients than this connecting within one turn of the loop have to try again
 

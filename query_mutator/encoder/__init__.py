@@ -1,1 +1,34 @@
-"""TODO"""
+"""The sentence encoder: texts to unit vectors [n, dim], cached, from wherever its weights are found.
+
+`resolve_encoder(name)` returns a `CachedEncoder`; `embed_documents` adds a cache on disk for texts that are the same in
+every run, and `english_ranks` is the word list that comes with the default weights. Importing this package loads numpy
+only: torch and sentence-transformers are imported when weights are loaded. It imports `files`, `types` and `errors`.
+"""
+
+from query_mutator.encoder.base import Encoder, FloatArray
+from query_mutator.encoder.cached import CachedEncoder
+from query_mutator.encoder.documents import cache_dir, embed_documents, sha256_of
+from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.encoder.remote import RemoteEncoder
+from query_mutator.encoder.resolve import resolve_encoder
+from query_mutator.encoder.weights import DEFAULT_ENCODER, PACKAGE, packaged_folder
+from query_mutator.encoder.words import english_ranks, english_words
+from query_mutator.errors import EncoderError
+
+__all__ = [
+    "DEFAULT_ENCODER",
+    "PACKAGE",
+    "CachedEncoder",
+    "Encoder",
+    "EncoderError",
+    "FloatArray",
+    "HashEncoder",
+    "RemoteEncoder",
+    "cache_dir",
+    "embed_documents",
+    "english_ranks",
+    "english_words",
+    "packaged_folder",
+    "resolve_encoder",
+    "sha256_of",
+]

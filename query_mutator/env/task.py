@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder.sentence import Encoder
+from query_mutator.encoder import Encoder
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.operators import Operator, OperatorContext
 from query_mutator.rewards import WeightedReward

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data import guard_questions
-from query_mutator.embedded.corpus import embed_documents
-from query_mutator.encoder.sentence import Encoder, Remember
+from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import SUBMIT, Task
 from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
 from query_mutator.training.learner import InferencePolicy
@@ -32,10 +31,10 @@ def greedy(policy: InferencePolicy) -> MakeChooser:
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
-    """Have the encoder remember questions and references, from the cache folder where they were embedded before."""
+    """Put questions and references into the encoder's cache, from the cache folder if they were embedded before."""
     texts = sorted({text for question in questions for text in (question.text, question.reference) if text})
-    if isinstance(encoder, Remember) and texts:
-        encoder.remember(texts, embed_documents(texts, encoder, what="embedding questions"))
+    if isinstance(encoder, CachedEncoder) and texts:
+        encoder.put(texts, embed_documents(texts, encoder, what="embedding questions"))
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.data import Split, load_questions, python_docs, split_questions
-from query_mutator.encoder.sentence import Encoder, english_words, resolve_encoder
+from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError

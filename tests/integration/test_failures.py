@@ -12,7 +12,7 @@ import torch
 from query_mutator.cli.console import exit_code
 from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import FloatArray, resolve_encoder
+from query_mutator.encoder import FloatArray, resolve_encoder
 from query_mutator.files import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener

@@ -16,7 +16,7 @@ import pytest
 
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.llm.build import build_client
 from query_mutator.llm.client import Client

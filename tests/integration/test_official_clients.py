@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest

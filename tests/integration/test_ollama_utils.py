@@ -26,7 +26,7 @@ from ollama_utils import (
 from query_mutator import operators
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.build import build_client
 from tests.conftest import Upper

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.files import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener

@@ -11,7 +11,7 @@ from query_mutator.embedded.assistant import NOT_SURE, PURPOSE_REFUSAL, REFUSAL,
 from query_mutator.embedded.corpus import Corpus, load_corpus
 from query_mutator.embedded.default_models import default_models
 from query_mutator.embedded.filters import has_trigger_word
-from query_mutator.encoder.sentence import Encoder, resolve_encoder
+from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 
 SHELF = """

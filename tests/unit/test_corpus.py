@@ -13,12 +13,10 @@ from query_mutator.data.pynames import resolve, same_object
 from query_mutator.embedded.corpus import (
     Corpus,
     Entry,
-    cache_dir,
-    embed_documents,
     load_corpus,
     split_identifier,
 )
-from query_mutator.encoder.sentence import FloatArray, HashEncoder
+from query_mutator.encoder import FloatArray, HashEncoder, cache_dir, embed_documents
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +174,7 @@ def test_damaged_embeddings_are_made_again(kind: str, tmp_path: Path) -> None:
     assert embed_documents(["sort", "join"], encoder, cache=tmp_path).tobytes() == expected.tobytes()
     embed_documents(["sort", "join"], encoder, cache=tmp_path)
     assert encoder.texts == 4
-    assert list(tmp_path.glob("*.part")) == []
+    assert list(tmp_path.glob(".*.partial")) == []
 
 
 def test_the_cache_folder_can_be_chosen() -> None:

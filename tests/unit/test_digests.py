@@ -6,7 +6,7 @@ from query_mutator.embedded.assistant import PydocAssistant
 from query_mutator.embedded.corpus import Corpus, Entry
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.server import start_server
-from query_mutator.encoder.sentence import Encoder
+from query_mutator.encoder import Encoder
 from query_mutator.llm.ollama import OllamaBackend
 
 

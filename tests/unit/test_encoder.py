@@ -1,4 +1,4 @@
-"""The sentence encoder: equal to the library's, remembered, and found where it should be."""
+"""The sentence encoder: equal to the library's, cached, and found where it should be."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.encoder.sentence import (
+from query_mutator.encoder import (
+    PACKAGE,
+    CachedEncoder,
     Encoder,
     FloatArray,
     HashEncoder,
-    Remember,
     english_ranks,
     english_words,
+    packaged_folder,
     resolve_encoder,
 )
-from query_mutator.encoder.weights import PACKAGE, packaged_folder
 from query_mutator.errors import EncoderError
 
 TEXTS = [
@@ -173,12 +174,12 @@ def test_many_threads_get_the_same_rows(encoder: Encoder) -> None:
             np.testing.assert_allclose(rows, expected[start % 6 :], atol=1e-5)
 
 
-# memory
+# the cache
 
 
 def test_a_text_is_computed_once() -> None:
     inner = Counting()
-    encoder = Remember(inner)
+    encoder = CachedEncoder(inner)
     encoder.encode(["a", "bb", "a"])
     rows = encoder.encode(["bb", "ccc", "a"])
     assert inner.asked == [["a", "bb"], ["ccc"]]
@@ -187,7 +188,7 @@ def test_a_text_is_computed_once() -> None:
 
 def test_a_text_that_another_caller_is_computing_is_waited_for() -> None:
     inner = Held()
-    encoder = Remember(inner)
+    encoder = CachedEncoder(inner)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(encoder.encode, ["a", "bb"])
         assert inner.began.wait(20)
@@ -202,7 +203,7 @@ def test_a_text_that_another_caller_is_computing_is_waited_for() -> None:
 
 def test_a_failure_reaches_those_who_wait_and_is_not_kept() -> None:
     inner = Held(fail=True)
-    encoder = Remember(inner)
+    encoder = CachedEncoder(inner)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(encoder.encode, ["a"])
         assert inner.began.wait(20)
@@ -217,20 +218,20 @@ def test_a_failure_reaches_those_who_wait_and_is_not_kept() -> None:
 
 def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
     inner = Counting()
-    encoder = Remember(inner, texts=2)
+    encoder = CachedEncoder(inner, max_texts=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         encoder.encode([text])
     assert inner.asked == [["a"], ["b"], ["c"], ["b"]]
 
 
 def test_more_texts_than_memory_holds_still_come_back() -> None:
-    rows = Remember(Counting(), texts=2).encode(["a", "bb", "ccc", "dddd"])
+    rows = CachedEncoder(Counting(), max_texts=2).encode(["a", "bb", "ccc", "dddd"])
     assert rows[:, 1].tolist() == [1, 2, 3, 4]
 
 
 def test_close_reaches_the_encoder_inside() -> None:
     inner = Counting()
-    Remember(inner).close()
+    CachedEncoder(inner).close()
     assert inner.asked == [["closed"]]
 
 
@@ -239,7 +240,7 @@ def test_close_reaches_the_encoder_inside() -> None:
 
 def test_hash_rows_are_the_same_in_every_process() -> None:
     code = (
-        "from query_mutator.encoder.sentence import resolve_encoder;"
+        "from query_mutator.encoder import resolve_encoder;"
         "print(resolve_encoder('hash').encode(['sort a list']).tobytes().hex())"
     )
     here = resolve_encoder("hash").encode(["sort a list"]).tobytes().hex()
@@ -259,7 +260,7 @@ def test_hash_rows_have_length_one_and_likeness_of_spelling() -> None:
 
 def test_hash_encoder_loads_no_torch() -> None:
     code = (
-        "import sys; from query_mutator.encoder.sentence import resolve_encoder; resolve_encoder('hash').encode(['a']);"
+        "import sys; from query_mutator.encoder import resolve_encoder; resolve_encoder('hash').encode(['a']);"
         "print([name for name in ('torch', 'transformers', 'sentence_transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -349,7 +350,7 @@ def test_an_encoder_that_cannot_be_had_is_one_line(spec: str, says: str, no_hub:
 
 
 def test_a_folder_without_weights_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="is no sentence encoder") as caught:
+    with pytest.raises(EncoderError, match="is not a sentence encoder") as caught:
         resolve_encoder(str(tmp_path))
     assert "\n" not in str(caught.value)
 

@@ -17,7 +17,7 @@ from query_mutator.embedded.rules.phrasebook import Phrasebook, row_vectors, tex
 from query_mutator.embedded.rules.phrases import GAP, NUMBER, match_key, spell_out
 from query_mutator.embedded.rules.tables import load_rows
 from query_mutator.embedded.rules.text import tokens, words
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 
 GLOSSARIES = ("slang.tsv", "terms.tsv", "neutral_phrases.tsv")
 COPIED_WORDS = 6  # so many words in a row are not shared by chance

@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.build import build_client, ollama_url, resolve_backend
 from query_mutator.types import ChatRequest

@@ -10,7 +10,7 @@ import pytest
 
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
 from query_mutator.types import ChatRequest, ErrorInfo, Message

@@ -11,7 +11,7 @@ import pytest
 
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.types import ChatRequest, ErrorInfo

@@ -11,7 +11,7 @@ import pytest
 
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
-from query_mutator.encoder.sentence import resolve_encoder
+from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.pool import Pool, Server, pick

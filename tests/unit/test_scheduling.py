@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from query_mutator.encoder.sentence import Encoder
+from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.scheduling import (
     PooledScheduler,

@@ -16,15 +16,11 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from query_mutator.embedded.corpus import embed_documents
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
-from query_mutator.encoder.sentence import Encoder
-
-FloatArray = NDArray[np.float32]
+from query_mutator.encoder import Encoder, FloatArray, embed_documents
 
 ROWS, VECTORS = "phrasebook.tsv", "phrasebook.npz"
 #: BM25's saturation and length constants, and the weight of shared words beside the cosine.

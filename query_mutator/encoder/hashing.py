@@ -1,0 +1,49 @@
+"""An encoder without weights, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from query_mutator.encoder.base import FloatArray, unit_rows
+
+__all__ = ["HashEncoder"]
+
+HASH_DIM = 384
+
+
+class HashEncoder:
+    """Feature hashing of words and character trigrams: deterministic, instant, no torch, no meaning beyond spelling."""
+
+    def __init__(self, dim: int = HASH_DIM) -> None:
+        self.name = "hash"
+        self.dim = dim
+        self.source = "feature hashing, no weights"
+        self.fingerprint = f"hash-{dim}"
+
+    def __repr__(self) -> str:
+        return f"HashEncoder(dim={self.dim})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        rows = np.zeros((len(texts), self.dim), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            hashes = np.array([zlib.crc32(feature.encode()) for feature in _features(text)], np.uint32)
+            signs = np.where(hashes >> np.uint32(31), np.float32(1), np.float32(-1))
+            np.add.at(row, hashes % np.uint32(self.dim), signs)
+        return unit_rows(rows)
+
+    def close(self) -> None:
+        """Do nothing; there are no weights to release."""
+
+
+def _features(text: str) -> list[str]:
+    """Return the words of a text and their character trigrams; the end mark keeps an empty text off the zero vector."""
+    features = ["\0"]
+    for word in re.findall(r"\w+", text.lower()):
+        padded = f"<{word}>"
+        features += [word, *(padded[i : i + 3] for i in range(len(padded) - 2))]
+    return features

@@ -1,0 +1,47 @@
+"""An encoder whose vectors a model server computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from query_mutator.encoder.base import FloatArray, unit_rows
+from query_mutator.errors import EncoderError
+
+__all__ = ["Embed", "RemoteEncoder"]
+
+Embed = Callable[[str, Sequence[str]], FloatArray]  # (model, texts) -> rows [n, dim]
+
+PROBE = "What does this encoder make of a plain sentence?"
+
+
+class RemoteEncoder:
+    """Normalizes the embeddings of a model server; `embed(model, texts)` makes the call."""
+
+    def __init__(self, model: str, embed: Embed) -> None:
+        self.name = f"ollama:{model}"
+        self.source = f"model {model} on the Ollama server"
+        self._model = model
+        self._embed = embed
+        probe = self._encode([PROBE])
+        self.dim = int(probe.shape[1])
+        # A server may serve other weights under the same name: the vector of one sentence tells them apart.
+        self.fingerprint = hashlib.sha256(f"{model}:{np.round(probe, 3).tolist()}".encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"RemoteEncoder({self._model})"
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        return self._encode(texts) if texts else np.empty((0, self.dim), np.float32)
+
+    def _encode(self, texts: Sequence[str]) -> FloatArray:
+        rows = np.asarray(self._embed(self._model, [text or " " for text in texts]), np.float32)  # servers reject ""
+        if rows.ndim != 2 or len(rows) != len(texts) or rows.shape[1] == 0:
+            raise EncoderError(f"model {self._model!r} gave no embeddings; choose another, such as ollama:all-minilm")
+        return unit_rows(rows)
+
+    def close(self) -> None:
+        """Do nothing; the client owns the connection."""

@@ -1,0 +1,60 @@
+"""From the name of an encoder to the encoder.
+
+resolve_encoder("all-MiniLM-L6-v2")  ->  CachedEncoder(BertEncoder(...))
+resolve_encoder("ollama:NAME")       ->  CachedEncoder(RemoteEncoder(...))     the server's /api/embed
+resolve_encoder("hash")              ->  CachedEncoder(HashEncoder(...))       instant, for benchmarks; no torch
+"""
+
+from __future__ import annotations
+
+from query_mutator.encoder.base import Encoder
+from query_mutator.encoder.cached import CachedEncoder
+from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.encoder.remote import Embed, RemoteEncoder
+from query_mutator.encoder.weights import DEFAULT_ENCODER, EncoderSettings, Weights, find_weights
+from query_mutator.errors import EncoderError
+
+__all__ = ["resolve_encoder"]
+
+
+def resolve_encoder(
+    spec: str = DEFAULT_ENCODER,
+    *,
+    device: str = "cpu",
+    deterministic: bool = False,
+    micro_batch: int = 64,
+    max_tokens: int | None = None,
+    embed: Embed | None = None,
+) -> CachedEncoder:
+    """Return the encoder that `spec` names: a folder, a model name, `ollama:NAME` or `hash`.
+
+    Longer texts are truncated to `max_tokens` and to the model's limit. `embed(model, texts)` calls the server for
+    `ollama:NAME`. Raises EncoderError for an encoder that is not available.
+    """
+    if max_tokens is not None and (spec == "hash" or spec.startswith("ollama:")):
+        raise EncoderError(f"encoder {spec!r} reads whole texts; leave --encoder-max-tokens out")
+    if spec == "hash":
+        return CachedEncoder(HashEncoder())
+    if spec.startswith("ollama:"):
+        if embed is None:
+            raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
+        return CachedEncoder(RemoteEncoder(spec.removeprefix("ollama:"), embed))
+    settings = EncoderSettings(
+        device=device, deterministic=deterministic, micro_batch=micro_batch, max_tokens=max_tokens
+    )
+    return CachedEncoder(_load(find_weights(spec), settings))
+
+
+def _load(weights: Weights, settings: EncoderSettings) -> Encoder:
+    """Load plain BERT directly and everything else with sentence-transformers, which takes seconds to import."""
+    from query_mutator.encoder.bert import BertEncoder, is_plain_bert
+
+    try:
+        if is_plain_bert(weights.folder):
+            return BertEncoder(weights, settings)
+        from query_mutator.encoder.sentence_transformer import SentenceTransformerEncoder
+
+        return SentenceTransformerEncoder(weights, settings)
+    except Exception as error:  # each reader reports a broken file with its own exception types
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EncoderError(f"encoder {weights.name!r} ({weights.source}) cannot be loaded: {reason[:160]}") from error
