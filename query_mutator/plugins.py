@@ -22,17 +22,22 @@ from types import ModuleType
 
 from query_mutator.errors import UsageError
 
-__all__ = ["load_plugins", "plugin_hashes", "warn_of_changes"]
+__all__ = ["absolute", "load_plugins", "plugin_hashes", "warn_of_changes"]
 
 logger = logging.getLogger(__name__)
 
 _loaded: dict[str, ModuleType] = {}  # by absolute path or module name, in the order of loading
 
 
+def absolute(spec: str) -> str:
+    """Return a plugin's file as an absolute path, so that it is found from any folder; a module's name stays."""
+    return str(Path(spec).resolve()) if spec.endswith(".py") else spec
+
+
 def load_plugins(specs: Iterable[str]) -> None:
     """Import each plugin once; raise UsageError for one that cannot be found or fails."""
     for spec in specs:
-        key = _key(spec)
+        key = absolute(spec)
         if key not in _loaded:
             _loaded[key] = _import(spec, key)
 
@@ -41,7 +46,7 @@ def plugin_hashes(specs: Iterable[str]) -> dict[str, str]:
     """Return the sha256 of each plugin's source file; loads nothing that is not loaded."""
     hashes = {}
     for spec in specs:
-        file = _loaded[_key(spec)].__file__
+        file = _loaded[absolute(spec)].__file__
         hashes[spec] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return hashes
 
@@ -53,19 +58,11 @@ def warn_of_changes(recorded: Mapping[str, str]) -> None:
             logger.warning("plugin %s has changed since this run was started; results may differ", spec)
 
 
-def _is_file(spec: str) -> bool:
-    return spec.endswith(".py")
-
-
-def _key(spec: str) -> str:
-    return str(Path(spec).resolve()) if _is_file(spec) else spec
-
-
 def _import(spec: str, key: str) -> ModuleType:
-    if _is_file(spec) and not Path(spec).is_file():
+    if spec.endswith(".py") and not Path(spec).is_file():
         raise UsageError(f"--plugin {spec}: no such file; give the path of a .py file or the name of a module")
     try:
-        return _import_file(Path(key)) if _is_file(spec) else importlib.import_module(spec)
+        return _import_file(Path(key)) if spec.endswith(".py") else importlib.import_module(spec)
     except UsageError:
         raise
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ from tyro.conf import arg
 from ppo.config import PPOConfig
 from query_mutator.cli.flags import parse_flags, read_base
 from query_mutator.iqn.config import OffPolicyFlags
-from query_mutator.plugins import load_plugins
+from query_mutator.plugins import absolute, load_plugins
 from query_mutator.training.learners import LEARNERS
 from query_mutator.types import AnswerRule
 
@@ -155,6 +155,7 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
     """Print the plan (updates, steps, model calls, time) and stop."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         load_plugins(self.plugin)  # first: they may register what other flags name
         super().__post_init__()
         OffPolicyFlags.__post_init__(self)

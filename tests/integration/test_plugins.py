@@ -1,0 +1,162 @@
+"""User code through each of the four doors: trained with for some steps, evaluated, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator import plugins
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.files import read_json_lines
+from query_mutator.operators import OPERATORS
+from query_mutator.rewards import PARTS
+from query_mutator.training.checkpoint import read_checkpoint
+from train_query_mutator import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "tests" / "plugins"
+
+
+@pytest.fixture(autouse=True)
+def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what plugins register, so that other tests have the package's own names."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for registry in (OPERATORS, PARTS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
+    """Train, evaluate and resume in separate processes, as a user does; return the run folder."""
+    argv, report = [*flags, "--save-dir", str(save_dir), "--no-evaluate"], save_dir / "report.json"
+    assert main(argv) == 0
+    run = (save_dir / "latest").resolve()
+    for more in (
+        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(run), "--json", str(report)],
+        [sys.executable, "train_query_mutator.py", "--resume", str(run), "--num-env-steps", "96",
+         "--no-use-linear-lr-decay", "--no-evaluate"],
+    ):  # fmt: skip
+        done = subprocess.run(more, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(report.read_text())["methods"]["policy"]["calls_per_question"] >= 1
+    return run
+
+
+def test_an_operator_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
+    plugin = str(PLUGINS / "polite_operator.py")
+    flags = [*tiny_flags, "--plugin", plugin, "--operators", "spelling,polite", "--no-use-linear-lr-decay"]
+    run = train_and_evaluate(flags, tmp_path / "runs")
+    assert {row["operator"] for row in read_json_lines(run / "transcripts.jsonl")} >= {"polite"}
+    config = json.loads((run / "config.json").read_text())
+    assert len(config["plugins"][plugin]) == 64
+    assert read_checkpoint(run).plugins == config["plugins"]
+
+
+def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], tmp_path: Path) -> None:
+    at = tiny_flags.index("--operators")
+    flags = [*tiny_flags[:at], *tiny_flags[at + 2 :], "--plugin", str(PLUGINS / "polite_operator.py")]
+    assert main([*flags, "--no-evaluate", "--eval-interval", "0"]) == 0
+    assert read_checkpoint(tmp_path / "runs" / "latest").actions[-3:] == ("polite", "undo", "submit")
+
+
+def test_a_reward_part_that_asks_a_model(tiny_flags: list[str], tmp_path: Path) -> None:
+    plugin = str(PLUGINS / "judge_reward.py")
+    flags = [*tiny_flags, "--plugin", plugin, "--reward", "right=0.5,quoted=0.2,judged=0.3", "--no-use-linear-lr-decay"]
+    run = train_and_evaluate(flags, tmp_path / "runs")
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    assert {row["parts"]["judged"] for row in rows} == {0.0, 1.0}
+    assert all(row["valid"] for row in rows)
+    calls = [row for row in _journal(run) if row.get("phase", "").startswith(("judge", "first judge"))]
+    assert calls  # journaled like every other call
+
+
+def _journal(run: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((run / "journal").iterdir()) for row in read_json_lines(path)]
+
+
+def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
+    site, run_dir = tmp_path / "site", tmp_path / "runs"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    source = tmp_path / "source"
+    subprocess.run(["cp", "-r", str(PLUGINS / "installed_learner"), str(source)], check=True)
+    subprocess.run([*install, "--target", str(site), str(source)], check=True, timeout=120)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    flags = [*tiny_flags, "--save-dir", str(run_dir), "--algo", "mean_reward", "--num-collectors", "2"]
+    flags += ["--no-use-linear-lr-decay"]
+    for command in (
+        ["train_query_mutator.py", *flags, "--no-evaluate"],
+        ["train_query_mutator.py", "--resume", str(run_dir / "latest"), "--num-env-steps", "96", "--no-evaluate"],
+        ["-m", "query_mutator", "eval", "--checkpoint", str(run_dir / "latest")],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    weights = read_checkpoint(run_dir / "latest").learner["policy"]
+    assert weights["count"].sum() == 96 + len(weights["count"])
+    done = subprocess.run(
+        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(run_dir / "latest")],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "unknown learner 'mean_reward'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no such file; give the path"),
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("from query_mutator.operators import OPERATORS\nOPERATORS.add('spelling', None)", "is registered already"),
+    ],
+)
+def test_a_broken_plugin_is_one_line(
+    text: str | None, said: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.py"
+    if text is not None:
+        path.write_text(text)
+    assert exit_code(main, [*tiny_flags, "--plugin", str(path)], prog="train") == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_module_that_is_not_installed_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(main, [*tiny_flags, "--plugin", "not_installed_anywhere"], prog="train") == 2
+    assert "no such module; install it" in capsys.readouterr().err
+
+
+def test_a_changed_plugin_is_reported(
+    tiny_flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "polite.py"
+    path.write_text((PLUGINS / "polite_operator.py").read_text())
+    assert main([*tiny_flags, "--plugin", str(path), "--operators", "polite", "--no-evaluate"]) == 0
+    path.write_text(path.read_text() + "# changed\n")
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(OPERATORS, "_entries", {k: v for k, v in OPERATORS._entries.items() if k != "polite"})
+    assert qm_main(["eval", "--checkpoint", str(tmp_path / "runs" / "latest")]) == 0
+    assert "polite.py has changed since this run was started" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--algo", "ppa"], "unknown learner 'ppa' (did you mean 'ppo'?); known: ppo, iqn, bandit"),
+        (["--operators", "speling"], "unknown operator 'speling' (did you mean 'spelling'?)"),
+        (["--reward", "rigth=1"], "unknown reward part 'rigth' (did you mean 'right'?)"),
+    ],
+)
+def test_a_typo_lists_the_known_names(
+    flags: list[str], said: str, tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, [*tiny_flags, *flags], prog="train") == 2
+    assert said in capsys.readouterr().err
