@@ -1,144 +1,30 @@
-"""A comparison: every metric of every run on the common window, group against baseline, with how sure it is.
+"""Compare runs: every metric of every run on the common window, each group against the baseline, with verdicts.
 
-R runs, G groups; x on the axis chosen
+R runs, G groups; x on the chosen axis
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
-from query_mutator.analysis.curves import (
-    CLOCK_AXES,
-    NOTHING,
-    UNITS,
-    Curve,
-    Reading,
-    UnknownDivisorError,
-    curves_of,
-    reduced,
-    value_at,
-)
-from query_mutator.analysis.groups import FieldDiff, Group, Moved, config_diff, confounder_report
-from query_mutator.analysis.runs import Run
-from query_mutator.analysis.spec import MetricSpec, Role, Spec
-from query_mutator.analysis.watch import Finding, watch
+from query_mutator.analysis.curves import UNITS, Curve, UnknownDivisorError, curves_of, reduced
+from query_mutator.analysis.groups import Group, config_diff, confounder_report
+from query_mutator.analysis.results import Analysis, Comparison, GroupValue, MetricResult, OverTasks, Verdict
+from query_mutator.analysis.spec import MetricSpec, Spec
+from query_mutator.analysis.watch import watch
 from query_mutator.errors import UsageError
 from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval, welch_interval
-from query_mutator.stats.significance import (
-    Permutation,
-    holm,
-    minimum_detectable_effect,
-    permutation_test,
-    pooled_spread,
-    welch_p,
-)
+from query_mutator.stats.significance import holm, minimum_detectable_effect, permutation_test, pooled_spread, welch_p
 from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
 
-Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
+__all__ = ["analyze"]
 
-ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean says more than the mean
-CHECKPOINTS = 10  # rows when no interval is given, about
-_ROUND_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400)
 LEVEL = 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
-    """A number, and the run, tag and x it was read at."""
-
-    run: str
-    tag: str
-    x: float
-    value: float
-    divided_by: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupValue:
-    """A metric of a group: one number a run, their mean and its interval."""
-
-    group: str
-    values: tuple[Traced, ...]
-    best: tuple[Traced, ...]  # best so far of each run, where there is a better
-    mean: float
-    interval: Interval
-
-    @property
-    def numbers(self) -> list[float]:
-        """Return the numbers there are, one a run."""
-        return [traced.value for traced in self.values if math.isfinite(traced.value)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A group against the baseline in one metric; difference, interval and margin are in the metric's unit."""
-
-    group: str
-    baseline: str
-    difference: float
-    interval: Interval
-    share: float  # of the baseline's mean
-    permutation: Permutation | None
-    p: float  # Welch's, corrected for the number of comparisons (Holm)
-    margin: float | None
-    detectable: float  # the difference these seeds would show with 80 % power
-    verdict: Verdict
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricResult:
-    """One metric of one task in all groups; compared only where its role is performance."""
-
-    metric: MetricSpec
-    task: str
-    name: str  # with the task, as race_time[hock]
-    window: Interval
-    groups: tuple[GroupValue, ...]
-    comparisons: tuple[Comparison, ...] = ()
-    curves: tuple[tuple[str, Curve], ...] = ()  # group and curve of each run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverTasks:
-    """Several tasks of a metric together: interquartile mean by group, and probability of improvement."""
-
-    metric: str
-    group: str
-    interquartile_mean: float
-    interval: Interval
-    improvement: float | None  # over the baseline
-
-
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """Everything that is said about the runs; all outputs are made of this."""
-
-    axis: str
-    unit: str
-    baseline: str
-    groups: tuple[Group, ...]
-    results: tuple[MetricResult, ...]
-    over_tasks: tuple[OverTasks, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    diff: tuple[FieldDiff, ...] = ()
-    confounders: tuple[Moved, ...] = ()
-    remarks: tuple[str, ...] = ()
-    spec: Spec = field(repr=False)
-
-    def of_role(self, role: Role) -> list[MetricResult]:
-        """Return the results of one role."""
-        return [result for result in self.results if result.metric.role == role]
-
-    @property
-    def runs(self) -> list[Run]:
-        """Return all runs."""
-        return [run for group in self.groups for run in group.runs]
+_ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean is better than the mean
 
 
 def analyze(
@@ -154,7 +40,7 @@ def analyze(
     results = [_result(groups, metric, task, found) for (metric, task), found in curves.items()]
     if not results:
         raise UsageError(_nothing_known(groups, axis))
-    results = _corrected([replace(result, comparisons=_comparisons(result, groups, base)) for result in results])
+    results = _compared(results, groups, base.name)
     return Analysis(
         axis=axis,
         unit=UNITS.get(axis, axis),
@@ -168,40 +54,6 @@ def analyze(
         remarks=tuple(left_out + _remarks(groups, results)),
         spec=spec,
     )
-
-
-def checkpoints(result: MetricResult, *, interval: float | None = None, axis: str = "step") -> list[float]:
-    """Return multiples of `interval` within the metric's window; of a round one, with the window's end, by default."""
-    low, high = result.window
-    if interval is not None:
-        return _multiples(interval, low, high)
-    if high <= low:
-        return [high]
-    xs = _multiples(_round_interval((high - low) / CHECKPOINTS, axis), low, high)
-    return xs if xs and math.isclose(xs[-1], high) else [*xs, high]
-
-
-def _multiples(interval: float, low: float, high: float) -> list[float]:
-    first = math.ceil(low / interval - 1e-9)
-    return [number * interval for number in range(max(first, 1), math.floor(high / interval + 1e-9) + 1)]
-
-
-def _round_interval(least: float, axis: str) -> float:
-    """Return the next 1, 2 or 5 times a power of ten, or the next time that a clock shows as a round one."""
-    if axis in CLOCK_AXES and 1 <= least <= _ROUND_S[-1]:
-        return float(next(seconds for seconds in _ROUND_S if seconds >= least))
-    power = 10.0 ** math.floor(math.log10(least))
-    return next((times * power for times in (1, 2, 5) if times * power >= least), 10 * power)
-
-
-def at_checkpoints(result: MetricResult, xs: Sequence[float]) -> dict[str, list[list[Reading]]]:
-    """Return, for each group, the reading of each of its runs at each x: [X][runs]."""
-    return {
-        group.group: [
-            [value_at(curve, x, result.metric) for name, curve in result.curves if name == group.group] for x in xs
-        ]
-        for group in result.groups
-    }
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -254,90 +106,79 @@ def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list
 
 
 def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> GroupValue:
-    values = tuple(_traced(curve, reduced(curve, metric)) for curve in curves)
-    best = [reduced(curve, metric, reducer="best_so_far") if metric.direction != "-" else NOTHING for curve in curves]
-    numbers = [traced.value for traced in values if math.isfinite(traced.value)]
+    values = tuple(reduced(curve, metric) for curve in curves)
+    numbers = [reading.value for reading in values if math.isfinite(reading.value)]
+    has_best = metric.direction != "-"
     return GroupValue(
         group=name,
         values=values,
-        best=tuple(_traced(curve, reading) for curve, reading in zip(curves, best, strict=True)),
+        best=tuple(reduced(c, metric, reducer="best_so_far") if has_best else c.nothing() for c in curves),
         mean=float(np.mean(numbers)) if numbers else math.nan,
         interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM),
     )
 
 
-def _traced(curve: Curve, reading: Reading) -> Traced:
-    return Traced(run=curve.run, tag=curve.tag, x=reading.x, value=reading.value, divided_by=curve.divided_by)
-
-
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _comparisons(result: MetricResult, groups: Sequence[Group], base: Group) -> tuple[Comparison, ...]:
-    values = {value.group: value for value in result.groups}
+def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: str) -> list[MetricResult]:
+    """Compare each group with the baseline in each metric; p values are corrected over all that can decide."""
     seeds = {group.name: group.num_seeds for group in groups}
-    if base.name not in values or result.metric.direction == "-":
-        return ()
-    spread = pooled_spread(*(value.numbers for value in values.values()))
-    return tuple(
-        _comparison(value, values[base.name], result.metric, spread, min(seeds[name], seeds[base.name]))
-        for name, value in values.items()
-        if name != base.name
-    )
+    pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
+    enough = [min(len(a.numbers), len(b.numbers), seeds[a.group], seeds[b.group]) >= 2 for _, a, b in pairs]
+    p_values = [welch_p(a.numbers, b.numbers) if can else 1.0 for can, (_, a, b) in zip(enough, pairs, strict=True)]
+    deciding = [at for at, (result, *_) in enumerate(pairs) if enough[at] and result.metric.role == "performance"]
+    for at, p in zip(deciding, holm([p_values[at] for at in deciding]), strict=True):
+        p_values[at] = p
+    comparisons: dict[str, list[Comparison]] = {}
+    for (result, ours, theirs), p, can in zip(pairs, p_values, enough, strict=True):
+        comparisons.setdefault(result.name, []).append(_comparison(result, ours, theirs, p=p, enough=can))
+    return [replace(result, comparisons=tuple(comparisons.get(result.name, ()))) for result in results]
 
 
-def _comparison(ours: GroupValue, theirs: GroupValue, metric: MetricSpec, spread: float, seeds: int) -> Comparison:
+def _pairs(result: MetricResult, base: str) -> list[tuple[GroupValue, GroupValue]]:
+    """Return each group with the baseline; none for a metric without a direction."""
+    theirs = next((value for value in result.groups if value.group == base), None)
+    if theirs is None or result.metric.direction == "-":
+        return []
+    return [(value, theirs) for value in result.groups if value is not theirs]
+
+
+def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, p: float, enough: bool) -> Comparison:
     a, b = ours.numbers, theirs.numbers
     difference = ours.mean - theirs.mean
-    enough = min(len(a), len(b), seeds) >= 2
-    return Comparison(
+    spread = pooled_spread(*(value.numbers for value in result.groups))
+    comparison = Comparison(
         group=ours.group,
         baseline=theirs.group,
         difference=difference,
         interval=welch_interval(a, b) if enough else WHOLE_LINE,
         share=difference / abs(theirs.mean) if theirs.mean else math.nan,
         permutation=permutation_test(a, b) if enough else None,
-        p=welch_p(a, b) if enough else 1.0,
-        margin=metric.margin_at(theirs.mean),
+        p=p,
+        margin=result.metric.margin_at(theirs.mean),
         detectable=minimum_detectable_effect(len(a), len(b), spread=spread),
         verdict="inconclusive",
-        why="" if enough else "one seed says nothing about the next" if a and b else "there is no number to compare",
+        why="one seed says nothing about the next" if a and b else "there is no number to compare",
     )
-
-
-def _corrected(results: list[MetricResult]) -> list[MetricResult]:
-    """Correct p values over all comparisons that can decide, and give the verdicts."""
-    deciding = [c for r in results if r.metric.role == "performance" for c in r.comparisons if not c.why]
-    corrected = iter(holm([comparison.p for comparison in deciding]))
-    return [
-        replace(
-            result,
-            comparisons=tuple(
-                _judged(
-                    replace(c, p=next(corrected)) if result.metric.role == "performance" and not c.why else c, result
-                )
-                for c in result.comparisons
-            ),
-        )
-        for result in results
-    ]
-
-
-def _judged(comparison: Comparison, result: MetricResult) -> Comparison:
-    if comparison.why:
+    if not enough:
         return comparison
-    values = {value.group: value.numbers for value in result.groups}
-    narrow = welch_interval(values[comparison.group], values[comparison.baseline], level=2 * LEVEL - 1)
-    margin = comparison.margin
+    # Two one-sided tests at 5 % each: equivalent when the 90 % interval lies within the margin.
+    verdict, why = _verdict(comparison, result.metric, welch_interval(a, b, level=2 * LEVEL - 1))
+    return replace(comparison, verdict=verdict, why=why)
+
+
+def _verdict(comparison: Comparison, metric: MetricSpec, narrow: Interval) -> tuple[Verdict, str]:
+    """Return the verdict on a comparison of several seeds, and why."""
+    margin, (low, high) = comparison.margin, comparison.interval
     if margin is not None and -margin < narrow[0] and narrow[1] < margin:
-        return replace(comparison, verdict="equivalent", why=f"the difference is within {margin:.3g}")
-    low, high = comparison.interval
+        return "equivalent", f"the difference is within {margin:.3g}"
     if low <= 0 <= high:
-        return replace(comparison, why=f"the interval holds 0; {comparison.detectable:.3g} could have been seen")
+        return "inconclusive", f"the interval holds 0; {comparison.detectable:.3g} could have been seen"
     if comparison.p > 1 - LEVEL:
-        return replace(comparison, why=f"p = {comparison.p:.3g} after correction for several comparisons")
-    better = (comparison.difference > 0) == (result.metric.direction == "up")
-    return replace(comparison, verdict="better" if better else "worse", why="the interval leaves 0 out")
+        return "inconclusive", f"p = {comparison.p:.3g} after correction for several comparisons"
+    better = (comparison.difference > 0) == (metric.direction == "up")
+    return ("better" if better else "worse"), "the interval leaves 0 out"
 
 
 def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
@@ -353,7 +194,7 @@ def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
         }
         for name, values in by_group.items():
             complete = all(values) and all(by_group.get(base, []))
-            if len(tasks) < 2 or not complete or sum(map(len, values)) < ENOUGH_RUNS_OF_TASKS:
+            if len(tasks) < 2 or not complete or sum(map(len, values)) < _ENOUGH_RUNS_OF_TASKS:
                 continue
             up = tasks[0].metric.direction != "down"
             ours, theirs = (values, by_group[base]) if up else (by_group[base], values)

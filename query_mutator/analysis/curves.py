@@ -7,9 +7,9 @@ a counter   known between its own first and last point only, by interpolation ov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,17 @@ UNITS = {
     "gpu_hours": "GPU hours",
 }
 _IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it is longer than both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A number, and the run, tag and x it was read at; NaN where there is none."""
+
+    run: str
+    tag: str
+    x: float
+    value: float
+    divided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +68,20 @@ class Curve:
         running = np.minimum if direction == "down" else np.maximum
         return self._with(self.x, running.accumulate(self.y))
 
+    def reading(self, value: float, x: float) -> Reading:
+        """Return a number read from the curve at `x`."""
+        return Reading(run=self.run, tag=self.tag, x=float(x), value=float(value), divided_by=self.divided_by)
+
+    def nothing(self) -> Reading:
+        """Return the reading of a curve that has no such number."""
+        return self.reading(math.nan, math.nan)
+
     def _with(self, x: Floats, y: Floats) -> Curve:
         return Curve(x=x, y=y, run=self.run, tag=self.tag, axis=self.axis, divided_by=self.divided_by)
 
 
 class UnknownDivisorError(UsageError):
     """A sum cannot be divided, because the run does not tell by what."""
-
-
-class Reading(NamedTuple):
-    """A number and where on its curve it was read; NaN where there is none."""
-
-    value: float
-    x: float
-
-
-NOTHING = Reading(float("nan"), float("nan"))
 
 
 def setting(run: Run, spec: Spec, name: str) -> object | None:
@@ -165,72 +174,53 @@ def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
 
 
 def reduced(curve: Curve, metric: MetricSpec, *, reducer: str | None = None) -> Reading:
-    """Return the number a curve is reduced to; NaN for an empty curve, and for a threshold that was not reached."""
+    """Reduce a curve to one number; NaN for an empty curve, and for a threshold that was not reached."""
     curve = curve.finite()
     if not len(curve):
-        return NOTHING
-    return _REDUCERS[reducer or metric.reducer](curve, metric)
+        return curve.nothing()
+    name = reducer or metric.reducer
+    if name == "best_so_far":
+        best = int(np.argmax(curve.y) if metric.maximize else np.argmin(curve.y))
+        return curve.reading(curve.y[best], curve.x[best])
+    if name == "time_to_threshold":
+        assert metric.threshold is not None
+        reached = curve.y >= metric.threshold if metric.maximize else curve.y <= metric.threshold
+        x = curve.x[int(np.argmax(reached))]
+        return curve.reading(x, x) if reached.any() else curve.nothing()
+    value = _REDUCERS[name](curve, metric)
+    return curve.nothing() if value is None else curve.reading(value, curve.x[-1])
 
 
 def value_at(curve: Curve, x: float, metric: MetricSpec) -> Reading:
-    """Return the value at `x` without leaving the curve: a best so far as of the last point before, else linear."""
+    """Return the value at `x`, never extrapolated: the best so far at the last point before, else linear."""
     curve = curve.finite()
     if not len(curve) or not curve.x[0] <= x <= curve.x[-1]:
-        return NOTHING
+        return curve.nothing()
     if metric.reducer == "best_so_far":
-        at = int(np.searchsorted(curve.x, x, side="right")) - 1
-        return Reading(float(curve.best_so_far(metric.direction).y[at]), float(curve.x[at]))
-    return Reading(float(np.interp(x, curve.x, curve.y)), x)
+        seen = curve.until(x)
+        return seen.reading(reduced(seen, metric).value, seen.x[-1])
+    return curve.reading(float(np.interp(x, curve.x, curve.y)), x)
 
 
-def _last(curve: Curve, metric: MetricSpec) -> Reading:
-    return Reading(float(curve.y[-1]), float(curve.x[-1]))
-
-
-def _best(curve: Curve, metric: MetricSpec) -> Reading:
-    at = int(np.argmin(curve.y) if metric.direction == "down" else np.argmax(curve.y))
-    return Reading(float(curve.y[at]), float(curve.x[at]))
-
-
-def _mean_last(curve: Curve, metric: MetricSpec) -> Reading:
-    return Reading(float(curve.y[-metric.k :].mean()), float(curve.x[-1]))
-
-
-def _area(curve: Curve, metric: MetricSpec) -> Reading:
-    """Return the area under the curve over its width, which is in the metric's unit."""
+def _area(curve: Curve, metric: MetricSpec) -> float:
+    """Return the area under the curve divided by its width, which is in the metric's unit."""
     width = curve.x[-1] - curve.x[0]
-    if width == 0:
-        return _last(curve, metric)
-    return Reading(float(np.trapezoid(curve.y, curve.x) / width), float(curve.x[-1]))
+    return float(np.trapezoid(curve.y, curve.x) / width) if width else float(curve.y[-1])
 
 
-def _time_to_threshold(curve: Curve, metric: MetricSpec) -> Reading:
-    assert metric.threshold is not None
-    reached = curve.y <= metric.threshold if metric.direction == "down" else curve.y >= metric.threshold
-    if not reached.any():
-        return NOTHING
-    x = float(curve.x[int(np.argmax(reached))])
-    return Reading(x, x)
-
-
-def _rate(curve: Curve, metric: MetricSpec) -> Reading:
+def _rate(curve: Curve, metric: MetricSpec) -> float | None:
     width = curve.x[-1] - curve.x[0]
-    return Reading(float((curve.y[-1] - curve.y[0]) / width), float(curve.x[-1])) if width else NOTHING
+    return float((curve.y[-1] - curve.y[0]) / width) if width else None
 
 
-def _over_all(function: Callable[[Floats], Any]) -> Callable[[Curve, MetricSpec], Reading]:
-    return lambda curve, metric: Reading(float(function(curve.y)), float(curve.x[-1]))
-
-
-_REDUCERS: Mapping[str, Callable[[Curve, MetricSpec], Reading]] = {
-    "last": _last,
-    "best_so_far": _best,
-    "mean_last_k": _mean_last,
+#: reducers that read a curve up to its last x
+_REDUCERS: Mapping[str, Callable[[Curve, MetricSpec], float | None]] = {
+    "last": lambda curve, metric: curve.y[-1],
+    "mean_last_k": lambda curve, metric: curve.y[-metric.k :].mean(),
     "auc": _area,
-    "time_to_threshold": _time_to_threshold,
     "rate": _rate,
-    "mean": _over_all(np.mean),
-    "median": _over_all(np.median),
-    "max": _over_all(np.max),
-    "min": _over_all(np.min),
+    "mean": lambda curve, metric: curve.y.mean(),
+    "median": lambda curve, metric: float(np.median(curve.y)),
+    "max": lambda curve, metric: curve.y.max(),
+    "min": lambda curve, metric: curve.y.min(),
 }

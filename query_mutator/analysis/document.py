@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from query_mutator.cli.console import table
@@ -25,13 +25,16 @@ class Cell:
         return self.text
 
 
+Row = tuple[str | Cell, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows under a header; the first column is what the row is about."""
 
     title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str | Cell, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Figure:
 class Bullets:
     """A list of remarks."""
 
-    items: tuple[str, ...]
+    items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +64,12 @@ class Code:
 Block = str | Table | Figure | Bullets | Code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A title with what stands under it; `level` 0 is the page's own title."""
+    """A title and the blocks under it; `level` 0 is the title of the page."""
 
     title: str
-    blocks: tuple[Block, ...] = ()
+    blocks: Sequence[Block]
     level: int = 1
 
 
@@ -74,17 +77,12 @@ class Section:
 class Document:
     """A whole report."""
 
-    sections: tuple[Section, ...] = field(default_factory=tuple)
+    sections: Sequence[Section]
 
     def render(self, format: Format) -> str:
         """Return the report as text, Markdown or reStructuredText."""
         lines = [line for section in self.sections for line in _section(section, format)]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
-
-    @property
-    def figures(self) -> list[Figure]:
-        """Return all pictures."""
-        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
 def _section(section: Section, format: Format) -> Iterator[str]:

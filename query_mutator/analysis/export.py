@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from query_mutator.analysis.compare import Analysis, MetricResult, at_checkpoints, checkpoints
+from query_mutator.analysis.curves import Reading
+from query_mutator.analysis.results import Analysis, MetricResult, at_checkpoints, checkpoints
 
 COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
 
@@ -72,19 +73,17 @@ def _metric(result: MetricResult) -> dict[str, Any]:
 
 def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterator[tuple[Any, ...]]:
     about = (result.metric.name, result.task, result.metric.role)
-    for group in result.groups:
-        readings = {result.metric.reducer: group.values} | {"best_so_far": group.best}
-        for name, values in readings.items():
-            for traced in values:
-                if math.isfinite(traced.value):
-                    place = (traced.run, traced.tag, name, axis, traced.x, traced.value, traced.divided_by)
-                    yield (*about, group.group, *place)
-    for group_name, rows in at_checkpoints(result, checkpoints(result, interval=interval, axis=axis)).items():
-        curves = [curve for of_group, curve in result.curves if of_group == group_name]
-        for row in rows:
-            for curve, found in zip(curves, row, strict=True):
-                if math.isfinite(found.value):
-                    yield (*about, group_name, curve.run, curve.tag, "at", axis, found.x, found.value, curve.divided_by)
+    at = at_checkpoints(result, checkpoints(result, interval=interval, axis=axis))
+    readings: list[tuple[str, str, Reading]] = [
+        (group.group, way, reading)
+        for group in result.groups
+        for way, values in ({result.metric.reducer: group.values} | {"best_so_far": group.best}).items()
+        for reading in values
+    ]
+    readings += [(group, "at", reading) for group, rows in at.items() for row in rows for reading in row]
+    for group, way, read in readings:
+        if math.isfinite(read.value):
+            yield (*about, group, read.run, read.tag, way, axis, read.x, read.value, read.divided_by)
 
 
 def plain(data: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.analysis.compare import MetricResult
 from query_mutator.analysis.curves import Curve
+from query_mutator.analysis.results import MetricResult
 from query_mutator.analysis.series import Floats
 from query_mutator.files import atomic_write
 from query_mutator.stats.intervals import student_t

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from query_mutator.analysis.document import Block, Bullets, Cell, Code, Document, Figure, Table
 
@@ -43,7 +43,7 @@ def html_page(document: Document) -> str:
     )
 
 
-def _section(title: str, level: int, blocks: tuple[Block, ...]) -> Iterator[str]:
+def _section(title: str, level: int, blocks: Sequence[Block]) -> Iterator[str]:
     yield f"<h{level + 1}>{html.escape(title)}</h{level + 1}>"
     for block in blocks:
         yield _block(block)

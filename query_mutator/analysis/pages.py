@@ -1,4 +1,8 @@
-"""The standard report of a comparison: verdicts first, then every number they rest on."""
+"""The two pages of a comparison: the report with every table, and the page of an experiment with conclusions.
+
+The sentences are templates that the program fills with numbers; where a cause takes a person's judgment, the page says
+so.
+"""
 
 from __future__ import annotations
 
@@ -6,275 +10,155 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from query_mutator.analysis.compare import (
-    Analysis,
-    Comparison,
-    GroupValue,
-    MetricResult,
-    at_checkpoints,
-    checkpoints,
+from query_mutator.analysis.document import Block, Bullets, Code, Document, Figure, Section, Table
+from query_mutator.analysis.results import Analysis, Comparison, MetricResult
+from query_mutator.analysis.sections import (
+    by_checkpoint,
+    comparison_tables,
+    differences,
+    other_metrics,
+    overview,
+    remarks,
+    sentences,
+    sources,
+    tasks_table,
 )
-from query_mutator.analysis.curves import Reading, reduced
-from query_mutator.analysis.document import Block, Bullets, Cell, Document, Figure, Section, Table
-from query_mutator.analysis.wording import at, clock, interval, number, percent, place, reading_name, trace_of
+from query_mutator.analysis.wording import number
 
-DECIDES = "Only performance metrics decide which group is better; the others say what else is different."
+__all__ = ["experiment", "report", "with_figure"]
+
+_DECIDES = "Only performance metrics decide which group is better; the others say what else is different."
+_CONCLUSIONS = {
+    "better": "is better than the baseline",
+    "worse": "is worse than the baseline",
+    "equivalent": "is equivalent to the baseline within the stated margin",
+}
 
 
 def report(
     by_step: Analysis, by_time: Analysis | None = None, *, step_interval: float | None, interval_s: float | None
 ) -> Document:
-    """Return the report; the second analysis, against time, gives the tables by time."""
-    sections = [
-        Section(title="Comparison of runs", level=0, blocks=(overview(by_step),)),
-        Section(title="Verdicts", blocks=verdicts(by_step)),
-        Section(title="Other metrics", blocks=(DECIDES, *other_metrics(by_step))),
-        Section(title=f"By {by_step.axis}", blocks=by_checkpoint(by_step, step_interval)),
-    ]
-    if by_time is not None:
-        sections.append(Section(title="By time", blocks=by_checkpoint(by_time, interval_s)))
-    sections += [
-        Section(title="What is different between the groups", blocks=differences(by_step)),
-        Section(title="What deserves a second look", blocks=second_looks(by_step)),
-        Section(title="Where the numbers come from", blocks=(sources(by_step),)),
-    ]
-    return Document(sections=tuple(section for section in sections if section.blocks))
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def overview(analysis: Analysis) -> Table:
-    """Return a row for each run."""
-    rows = []
-    for group in analysis.groups:
-        for run, seed in zip(group.runs, group.seeds, strict=True):
-            points = sum(map(len, run.series.values()))
-            folders = " + ".join(folder.name for folder in run.folders[1:])
-            name = f"{run.name} (+ {folders})" if folders else run.name
-            rows.append(
-                (
-                    name,
-                    group.name,
-                    "" if seed is None else str(seed),
-                    f"{run.last_step:,}",
-                    clock(run.duration_s),
-                    f"{points:,}",
-                )
-            )
-    return Table(title="Runs", header=("run", "group", "seed", "last step", "duration", "points"), rows=tuple(rows))
-
-
-def verdicts(analysis: Analysis) -> tuple[Block, ...]:
-    """Return a sentence and a table for each performance metric."""
-    blocks: list[Block] = []
-    for result in analysis.of_role("performance"):
-        blocks += [Bullets(items=tuple(sentence(result, comparison) for comparison in result.comparisons))]
-        blocks += [comparison_table(result, analysis), readings_table(result)]
-    if analysis.over_tasks:
-        rows = tuple(
-            (
-                row.metric,
-                row.group,
-                f"{number(row.interquartile_mean)} {interval(row.interval)}",
-                "" if row.improvement is None else f"{row.improvement:.2f}",
-            )
-            for row in analysis.over_tasks
-        )
-        header = ("metric", "group", "interquartile mean [95 %]", "probability of improvement")
-        blocks.append(Table(title=f"All tasks together, against {analysis.baseline}", header=header, rows=rows))
-    return tuple(block for block in blocks if not isinstance(block, Bullets) or block.items)
-
-
-def other_metrics(analysis: Analysis) -> tuple[Block, ...]:
-    """Return one table of all metrics that decide nothing."""
-    blocks: list[Block] = []
-    for role in ("throughput", "stability", "diagnostic"):
-        results = analysis.of_role(role)
-        if results:
-            rows = tuple(row for result in results for row in _metric_rows(result))
-            header = ("metric", "group", "n", "value [95 %]", "against baseline", "verdict")
-            blocks.append(Table(title=f"{role.capitalize()} (baseline: {analysis.baseline})", header=header, rows=rows))
-    return tuple(blocks)
-
-
-def by_checkpoint(analysis: Analysis, every: float | None) -> tuple[Block, ...]:
-    """Return, for each performance metric, its values at checkpoints of the common window."""
-    blocks = []
-    for result in analysis.of_role("performance") or analysis.results[:1]:
-        xs = checkpoints(result, interval=every, axis=analysis.axis)
-        readings = at_checkpoints(result, xs)
-        rows = tuple(
-            (at(x, analysis.axis), *(_mean_cell(readings[name][row], result, name) for name in readings))
-            for row, x in enumerate(xs)
-        )
-        best = "best so far" if result.metric.reducer == "best_so_far" else "linear between points"
-        title = f"{result.name}: mean over seeds ({best}), common window only"
-        if rows:
-            blocks.append(Table(title=title, header=(analysis.unit, *readings), rows=rows))
-    return tuple(blocks)
-
-
-def differences(analysis: Analysis) -> tuple[Block, ...]:
-    """Return the settings that differ, and what else moved with them."""
-    names = tuple(group.name for group in analysis.groups)
-    blocks: list[Block] = []
-    if analysis.diff:
-        rows = tuple((row.field, *row.values) for row in analysis.diff)
-        blocks.append(Table(title="Settings", header=("setting", *names), rows=rows))
-    if analysis.confounders:
-        rows = tuple(
-            (row.name, *("" if value is None else number(value) for value in row.values), "moved" if row.moved else "")
-            for row in analysis.confounders
-        )
-        blocks.append(Table(title="Confounders: what else moved", header=("figure", *names, ""), rows=rows))
-        moved = [row.name for row in analysis.confounders if row.moved]
-        if moved and len(names) > 1:
-            blocks.append(
-                f"What differs was not changed alone: {' and '.join(moved)} moved with it. So a difference between the "
-                "groups cannot be put down to any one of them."
-            )
-    return tuple(blocks)
-
-
-def second_looks(analysis: Analysis) -> tuple[Block, ...]:
-    """Return what the watch rules found, and remarks."""
-    blocks: list[Block] = []
-    if analysis.findings:
-        rows = tuple(
-            (
-                found.run,
-                found.metric,
-                found.rule,
-                Cell(number(found.value), f"{found.run} {found.tag} x={place(found.x)}"),
-                found.says,
-            )
-            for found in analysis.findings
-        )
-        blocks.append(Table(title="Watch rules", header=("run", "metric", "rule", "value", "what"), rows=rows))
-    if analysis.remarks:
-        blocks.append(Bullets(items=analysis.remarks))
-    return tuple(blocks)
-
-
-def sources(analysis: Analysis) -> Table:
-    """Return run, tag and x of every number of the comparison."""
-    rows = tuple(
-        (result.name, traced.run, traced.tag, at(traced.x, analysis.axis), number(traced.value), traced.divided_by)
-        for result in analysis.results
-        for group in result.groups
-        for traced in group.values
-    )
-    header = ("metric", "run", "tag", analysis.unit, "value", "divided by")
-    return Table(title="One row for each run and metric", header=header, rows=rows)
-
-
-# --- one metric -------------------------------------------------------------------------------------------------------
-
-
-def sentence(result: MetricResult, comparison: Comparison) -> str:
-    """Return the verdict in words, with what it rests on."""
-    by_name = {value.group: value for value in result.groups}
-    n, m = len(by_name[comparison.group].numbers), len(by_name[comparison.baseline].numbers)
-    change = f"{number(comparison.difference, signed=True)}{percent(comparison)}"
-    if math.isfinite(comparison.interval[0]):
-        change += f", 95 % interval {interval(comparison.interval, signed=True)}"
-    verb = {"better": "is better than", "worse": "is worse than", "equivalent": "is equivalent to"}.get(
-        comparison.verdict, "against"
-    )
-    ending = f"; inconclusive: {comparison.why}" if comparison.verdict == "inconclusive" else f"; {comparison.why}"
-    return f"{result.name}: {comparison.group} {verb} {comparison.baseline}: {change}, n = {n} against {m}{ending}"
-
-
-def comparison_table(result: MetricResult, analysis: Analysis) -> Table:
-    """Return a metric's row for each group: value, difference, tests, verdict."""
-    compared = {comparison.group: comparison for comparison in result.comparisons}
-    rows = tuple((*_value_cells(value), *_comparison_cells(compared.get(value.group))) for value in result.groups)
-    reading = reading_name(result.metric, result.metric.reducer)
-    header = ("group", "n", f"{reading} [95 %]", "difference [95 %]", "permutation p (least possible)",
-              "p (Holm)", "margin", "detectable", "verdict")  # fmt: skip
-    unit = f" in {result.metric.unit}" if result.metric.unit else ""
-    better = {"up": "more is better", "down": "less is better", "-": ""}[result.metric.direction]
-    window = f"up to {at(result.window[1], analysis.axis)} {analysis.unit}"
-    return Table(
-        title=f"{result.name}{unit}; {better}; {window}; baseline {analysis.baseline}", header=header, rows=rows
+    """Return the report: verdicts first, then the numbers behind them; `by_time` gives the tables by time."""
+    verdicts: list[Block] = []
+    for result in by_step.of_role("performance"):
+        verdicts += [Bullets(items=sentences(result))] if result.comparisons else []
+        verdicts += comparison_tables(result, by_step)
+    return _page(
+        Section("Comparison of runs", [overview(by_step)], level=0),
+        Section("Verdicts", [*verdicts, *tasks_table(by_step)]),
+        Section("Other metrics", [_DECIDES, *other_metrics(by_step)]),
+        Section(f"By {by_step.axis}", by_checkpoint(by_step, step_interval)),
+        Section("By time", by_checkpoint(by_time, interval_s) if by_time else []),
+        Section("What is different between the groups", differences(by_step)),
+        Section("What deserves a second look", remarks(by_step)),
+        Section("Where the numbers come from", [sources(by_step)]),
     )
 
 
-def readings_table(result: MetricResult) -> Table:
-    """Return the same curves read in other ways: last, best so far, mean of the last k, area, first to a threshold."""
-    metric = result.metric
-    ways = ["last", "best_so_far", "mean_last_k", "auc"] + (
-        ["time_to_threshold"] if metric.threshold is not None else []
+def experiment(
+    by_step: Analysis,
+    by_time: Analysis,
+    *,
+    title: str,
+    command: str,
+    step_interval: float | None,
+    interval_s: float | None,
+) -> Document:
+    """Return the page of an experiment: overview, findings, runs, tables, settings, hardware, conclusions."""
+    performance = by_step.of_role("performance")
+    findings = [line for result in performance for line in sentences(result)]
+    no_finding = "No performance metric is known of two groups, so there is no finding."
+    return _page(
+        Section(title, [], level=0),
+        Section("Experiment Overview", [_overview(by_step)]),
+        Section("Results", ["Key findings:", Bullets(items=findings or [no_finding])]),
+        Section("Run Analysis", [overview(by_step), "To have these numbers again:", Code(text=command)]),
+        Section("Detailed Metrics Analysis", [table for r in performance for table in comparison_tables(r, by_step)]),
+        Section("By time", by_checkpoint(by_time, interval_s), level=2),
+        Section(f"By {by_step.axis}", by_checkpoint(by_step, step_interval), level=2),
+        Section("Other metrics", other_metrics(by_step), level=2),
+        Section("What deserves a second look", remarks(by_step), level=2),
+        Section("Configuration Changes", differences(by_step) or ["No settings are known of these runs."]),
+        Section("Hardware", _hardware(by_step)),
+        Section("Conclusions", [Bullets(items=_conclusions(performance))]),
+        Section("Recommendations", [Bullets(items=_recommendations(by_step, performance))]),
+        Section("Where the numbers come from", [sources(by_step)]),
     )
-    rows = []
-    for value in result.groups:
-        curves = [curve.until(result.window[1]) for name, curve in result.curves if name == value.group]
-        cells = []
-        for way in ways:
-            found = [reduced(curve, metric, reducer=way) for curve in curves]
-            cells.append(_readings_cell(found, [f"{curve.run} {curve.tag}" for curve in curves]))
-        rows.append((value.group, *cells))
-    return Table(
-        title=f"{result.name}: other readings of the same curves, mean over seeds",
-        header=("group", *(reading_name(metric, way) for way in ways)),
-        rows=tuple(rows),
-    )
-
-
-def _metric_rows(result: MetricResult) -> list[tuple[str | Cell, ...]]:
-    compared = {comparison.group: comparison for comparison in result.comparisons}
-    unit = f" ({result.metric.unit})" if result.metric.unit else ""
-    divisors = {traced.divided_by.split()[0] for value in result.groups for traced in value.values if traced.divided_by}
-    unit += "".join(f" / {divisor}" for divisor in sorted(divisors))
-    rows: list[tuple[str | Cell, ...]] = []
-    for value in result.groups:
-        comparison = compared.get(value.group)
-        change = f"{number(comparison.difference, signed=True)}{percent(comparison)}" if comparison else ""
-        verdict = comparison.verdict if comparison else ""
-        rows.append((f"{result.name}{unit}", *_value_cells(value), change, verdict))
-    return rows
-
-
-def _value_cells(value: GroupValue) -> tuple[str | Cell, ...]:
-    trace = "; ".join(trace_of(traced) for traced in value.values)
-    text = f"{number(value.mean)} {interval(value.interval)}".strip()
-    return value.group, str(len(value.numbers)), Cell(text, trace)
-
-
-def _comparison_cells(comparison: Comparison | None) -> tuple[str, ...]:
-    if comparison is None:
-        return ("", "", "", "", "", "baseline")
-    permutation = comparison.permutation
-    p = f"{permutation.p:.3g} ({permutation.smallest:.2g})" if permutation else "none (one seed)"
-    bounds = interval(comparison.interval, signed=True)
-    change = f"{number(comparison.difference, signed=True)}{percent(comparison)} {bounds}"
-    margin = "none stated" if comparison.margin is None else number(comparison.margin)
-    detectable = number(comparison.detectable) if math.isfinite(comparison.detectable) else ""
-    return (change.strip(), p, f"{comparison.p:.3g}" if permutation else "", margin, detectable, comparison.verdict)
-
-
-def _mean_cell(readings: Sequence[Reading], result: MetricResult, group: str) -> str | Cell:
-    runs = [f"{curve.run} {curve.tag}" for name, curve in result.curves if name == group]
-    return _readings_cell(readings, runs)
-
-
-def _readings_cell(readings: Sequence[Reading], runs: Sequence[str]) -> str | Cell:
-    known = [reading.value for reading in readings if math.isfinite(reading.value)]
-    if not known:
-        return "-"
-    trace = "; ".join(f"{run} x={place(reading.x)}" for run, reading in zip(runs, readings, strict=True))
-    missing = f" ({len(known)} of {len(readings)})" if len(known) < len(readings) else ""
-    return Cell(number(float(np.mean(known))) + missing, trace)
 
 
 def with_figure(document: Document, file: str, *, svg: str = "") -> Document:
-    """Return the report with the curves behind its verdicts, replacing an earlier figure."""
+    """Return the page with the curves after its verdicts, replacing an earlier figure."""
     figure = Figure(caption="Mean over runs with its 95 % interval; thin lines are single runs.", file=file, svg=svg)
     place = next((n for n, section in enumerate(document.sections) if section.title in ("Verdicts", "Results")), 0)
     sections = list(document.sections)
-    kept = tuple(block for block in sections[place].blocks if not isinstance(block, Figure))
-    sections[place] = replace(sections[place], blocks=(*kept, figure))
-    return Document(sections=tuple(sections))
+    kept = [block for block in sections[place].blocks if not isinstance(block, Figure)]
+    sections[place] = replace(sections[place], blocks=[*kept, figure])
+    return Document(sections=sections)
+
+
+def _page(*sections: Section) -> Document:
+    """Return the sections that have content, and the page's title."""
+    return Document(sections=[section for section in sections if section.blocks or section.level == 0])
+
+
+# --- words of the experiment page -------------------------------------------------------------------------------------
+
+
+def _overview(analysis: Analysis) -> str:
+    changed = ", ".join(row.field for row in analysis.diff) or "nothing that the runs' settings tell"
+    seeds = ", ".join(f"{group.name}: {group.num_seeds}" for group in analysis.groups)
+    return (
+        f"{len(analysis.runs)} runs in {len(analysis.groups)} groups. What was changed between them: {changed}. "
+        f"Baseline: {analysis.baseline}. Seeds by group: {seeds}."
+    )
+
+
+def _hardware(analysis: Analysis) -> list[Block]:
+    known = [run.hardware for run in analysis.runs if run.hardware]
+    if not known:
+        return ["The runs do not tell what they ran on; throughput can be compared on equal hardware only."]
+    names = dict.fromkeys(name for hardware in known for name in hardware)
+    values = {name: list(dict.fromkeys(str(hardware.get(name, "")) for hardware in known)) for name in names}
+    same = all(len(of_name) == 1 for of_name in values.values()) and len(known) == len(analysis.runs)
+    table = Table(title="Hardware", header=("", "value"), rows=[(name, " | ".join(v)) for name, v in values.items()])
+    not_same = "Not the same, or not known, for all runs: throughput is not comparable."
+    return [table, "The same for all runs." if same else not_same]
+
+
+def _conclusions(performance: Sequence[MetricResult]) -> list[str]:
+    lines = [
+        f"{c.group} {words} in {r.name}"
+        for verdict, words in _CONCLUSIONS.items()
+        for r, c in _with_verdict(performance, verdict)
+    ]
+    lines += [f"{c.group} in {r.name}: no conclusion ({c.why})" for r, c in _with_verdict(performance, "inconclusive")]
+    return lines or ["None: nothing was compared."]
+
+
+def _recommendations(analysis: Analysis, performance: Sequence[MetricResult]) -> list[str]:
+    winners, unsure = _with_verdict(performance, "better"), _with_verdict(performance, "inconclusive")
+    lines = [f"Stay with {analysis.baseline}: nothing was shown to be better."]
+    if winners:
+        result, best = max(winners, key=lambda found: _size(found[1]))
+        lines = [f"Use {best.group}: the best of those that are better in {result.name}; confirm it with fresh seeds."]
+    if unsure:
+        seeds = min(group.num_seeds for group in analysis.groups)
+        detectable = min((c.detectable for _, c in unsure if math.isfinite(c.detectable)), default=None)
+        seen = "" if detectable is None else f"; with these seeds a difference of {number(detectable)} could be seen"
+        lines.append(f"Run more seeds before drawing conclusions (the smallest group has {seeds}){seen}.")
+    if any(row.moved for row in analysis.confounders):
+        lines.append("Hold the figures that moved along constant, one at a time, before naming a cause.")
+    # One line for each thing that the watch rules found, with the runs it was found in.
+    found: dict[tuple[str, str], list[str]] = {}
+    for finding in analysis.findings:
+        found.setdefault((finding.metric, finding.says), []).append(finding.run)
+    lines += [f"Look at {metric} of {', '.join(runs)}: {says}." for (metric, says), runs in list(found.items())[:5]]
+    return lines
+
+
+def _with_verdict(performance: Sequence[MetricResult], verdict: str) -> list[tuple[MetricResult, Comparison]]:
+    return [(result, c) for result in performance for c in result.comparisons if c.verdict == verdict]
+
+
+def _size(comparison: Comparison) -> float:
+    return abs(comparison.share) if math.isfinite(comparison.share) else abs(comparison.difference)

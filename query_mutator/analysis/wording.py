@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from query_mutator.analysis.compare import Comparison, Traced
-from query_mutator.analysis.curves import CLOCK_AXES
+from query_mutator.analysis.curves import CLOCK_AXES, Reading
+from query_mutator.analysis.results import Comparison
 from query_mutator.analysis.spec import MetricSpec
 from query_mutator.stats.intervals import Interval
 
@@ -44,10 +44,10 @@ def place(x: float) -> str:
     return f"{x:.12g}"
 
 
-def trace_of(traced: Traced) -> str:
+def trace_of(reading: Reading) -> str:
     """Return run, tag and x of a number."""
-    divided = f", divided by {traced.divided_by}" if traced.divided_by else ""
-    return f"{traced.run} {traced.tag} x={place(traced.x)}{divided}"
+    divided = f", divided by {reading.divided_by}" if reading.divided_by else ""
+    return f"{reading.run} {reading.tag} x={place(reading.x)}{divided}"
 
 
 def percent(comparison: Comparison) -> str:

@@ -166,7 +166,7 @@ def _runs(flags: AnalyzeFlags) -> Any:
 
 
 def _experiment(flags: AnalyzeFlags, by_axis: Any, by_time: Any, steps: float | None, seconds: float | None) -> Any:
-    from query_mutator.analysis.template import experiment
+    from query_mutator.analysis.pages import experiment
 
     command = shlex.join(["qm", "analyze", *flags.runs, *_words(flags)])
     return experiment(by_axis, by_time, title=flags.title, command=command, step_interval=steps, interval_s=seconds)

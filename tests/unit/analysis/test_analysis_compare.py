@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from query_mutator.analysis.compare import Analysis, MetricResult, analyze, checkpoints
+from query_mutator.analysis.compare import analyze
 from query_mutator.analysis.groups import group_runs
+from query_mutator.analysis.results import Analysis, MetricResult, checkpoints
 from query_mutator.analysis.runs import find_runs, load_runs
 from query_mutator.analysis.spec import read_spec
 from query_mutator.commands.main import main
