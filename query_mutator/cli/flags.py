@@ -37,7 +37,7 @@ from query_mutator import __version__
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
-__all__ = ["Flag", "JsonTo", "flags_of", "parse_flags", "read_base"]
+__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "read_base", "written"]
 
 C = TypeVar("C")
 
@@ -92,7 +92,10 @@ def parse_flags(
     base: Mapping[str, Any] | None = None,
     base_name: str = "",
 ) -> C:
-    """Return `cls` made of `argv` over `base`; raise UsageError for invalid input, SystemExit(0) after --help."""
+    """Return `cls` made of `argv` over the file of its --config, if it has one, over `base`.
+
+    Raises UsageError for invalid input, SystemExit(0) after --help.
+    """
     flags = flags_of(cls)
     given = {_name(word) for word in _before_dashes(argv)}
     if given & HELP:
@@ -100,6 +103,8 @@ def parse_flags(
     if "--version" in given:
         print(__version__)
         raise SystemExit(0)
+    if "config" in flags and (path := "".join(written(flags["config"], argv)[1])):
+        base, base_name = {**(base or {}), **read_base(path)}, path
     words = _arrange([*_base_words(base or {}, base_name, flags, given), *argv], flags)
 
     def fail(event: events.ParseErrorEvent) -> None:
@@ -189,6 +194,8 @@ def _base_words(base: Mapping[str, Any], base_name: str, flags: Mapping[str, Fla
         if given & set(flag.spellings):
             continue
         for item in value if isinstance(value, (list, tuple)) else [value]:
+            if flag.takes_file and not item:  # False in files written before --json took a FILE
+                continue
             if flag.type is bool and not isinstance(item, bool):
                 raise UsageError(f"{base_name}: {key} must be {_wanted(bool)}, not {item!r}")
             if flag.type is bool:
@@ -212,9 +219,9 @@ def _explain(event: events.ParseErrorEvent, flags: Mapping[str, Flag], words: Se
     if argument is None:
         return None, str(getattr(event, "message", event))  # what the dataclass says of its values
     flag = flags[argument.field.intern_name]
-    written, values = _written(flag, words)
+    name, values = written(flag, words)
     got = repr(" ".join(values)) if values else "nothing"
-    return flag, f"{written} must be {_wanted(flag.type)}, not {got}"
+    return flag, f"{name} must be {_wanted(flag.type)}, not {got}"
 
 
 def _unknown(word: str, known: Sequence[str]) -> str:
@@ -224,7 +231,7 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     return f"unknown flag {word.partition('=')[0]}; " + (f"did you mean {near}?" if near else "see --help")
 
 
-def _written(flag: Flag, words: Sequence[str]) -> tuple[str, list[str]]:
+def written(flag: Flag, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the last spelling of a flag in `words`, and the values that follow it."""
     place = max((i for i, word in enumerate(words) if _name(word) in flag.names), default=None)
     if place is None:

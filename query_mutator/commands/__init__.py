@@ -1,48 +1,91 @@
-"""The commands of `qm` that have files of their own; each module imports what is heavy where it is used."""
+"""The commands of `qm`: one thin module each, that declares flags, calls the library and prints.
+
+`COMMANDS` maps a command line's first words to a module that is imported when the command runs, so `qm --help` loads no
+room. A module imports light rooms at its top; whatever loads torch, pydantic, scipy or matplotlib it imports inside the
+function that needs it. `main` dispatches, `common` has what several commands share. Nothing imports this room.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from query_mutator.commands.batch_generate import GenerateFlags, generate_batches
-from query_mutator.commands.batching import (
-    AnalyzeFlags,
-    HistogramFlags,
-    SuggestFlags,
-    analyze_buckets,
-    show_histogram,
-    suggest_edges,
-)
-from query_mutator.commands.batchplan_build import BuildFlags, build_plan
-from query_mutator.commands.batchplan_look import InfoFlags, ShardFlags, VerifyFlags, shard_plan, show_plan, verify_plan
-from query_mutator.commands.bench import BenchFlags, bench
-from query_mutator.commands.export import ExportFlags, export
-from query_mutator.commands.gym_run import GymInfoFlags, GymRunFlags, gym_info, gym_run
-from query_mutator.commands.gym_serve import GymServeFlags, gym_serve
-from query_mutator.commands.lengths import LengthsBuildFlags, LengthsStatsFlags, build_lengths, show_length_stats
-from query_mutator.commands.train_sft import train_sft
-from query_mutator.sft.config import SftFlags
+__all__ = ["COMMANDS", "Command"]
 
-#: What carries a command out; the number it returns, if any, is the exit code.
-CarryOut = Callable[[Any], int | None]
 
-#: command -> its flags, and what carries it out
-COMMANDS: dict[str, tuple[type[Any], CarryOut]] = {
-    "data lengths build": (LengthsBuildFlags, build_lengths),
-    "data lengths stats": (LengthsStatsFlags, show_length_stats),
-    "data batchplan build": (BuildFlags, build_plan),
-    "data batchplan info": (InfoFlags, show_plan),
-    "data batchplan verify": (VerifyFlags, verify_plan),
-    "data batchplan shard": (ShardFlags, shard_plan),
-    "data batching histogram": (HistogramFlags, show_histogram),
-    "data batching analyze": (AnalyzeFlags, analyze_buckets),
-    "data batching suggest": (SuggestFlags, suggest_edges),
-    "data batch generate": (GenerateFlags, generate_batches),
-    "data export": (ExportFlags, export),
-    "gym run": (GymRunFlags, gym_run),
-    "gym info": (GymInfoFlags, gym_info),
-    "gym serve": (GymServeFlags, gym_serve),
-    "train sft": (SftFlags, train_sft),
-    "bench": (BenchFlags, bench),
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `qm`: what it does, and where its flags and its function are."""
+
+    summary: str
+    target: str  # "module:FlagsClass:function", the module relative to this package
+
+    @property
+    def flags(self) -> type[Any]:
+        """Return the dataclass of the command's flags."""
+        flags: type[Any] = self._load(1)
+        return flags
+
+    @property
+    def run(self) -> Callable[[Any], int | None]:
+        """Return the function that carries the command out; a number it returns is the exit code."""
+        run: Callable[[Any], int | None] = self._load(2)
+        return run
+
+    def _load(self, part: int) -> Any:
+        module, *names = self.target.split(":")
+        return getattr(importlib.import_module(f".{module}", __package__), names[part - 1])
+
+
+COMMANDS = {
+    "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
+    "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
+    "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
+    "data lengths build": Command(
+        "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"
+    ),
+    "data lengths stats": Command("show statistics of a length cache", "lengths:LengthsStatsFlags:show_length_stats"),
+    "data batchplan build": Command(
+        "assign samples to batches for every epoch", "batchplan_build:BuildFlags:build_plan"
+    ),
+    "data batchplan info": Command(
+        "show a plan's settings and how full its batches are", "batchplan_look:InfoFlags:show_plan"
+    ),
+    "data batchplan verify": Command(
+        "rebuild a plan and compare; exit code 1 if it differs", "batchplan_look:VerifyFlags:verify_plan"
+    ),
+    "data batchplan shard": Command("write each rank's part of a plan", "batchplan_look:ShardFlags:shard_plan"),
+    "data batching histogram": Command("draw the distribution of lengths", "batching:HistogramFlags:show_histogram"),
+    "data batching analyze": Command(
+        "compare buckets with other ways of batching", "batching:AnalyzeFlags:analyze_buckets"
+    ),
+    "data batching suggest": Command("suggest bucket edges", "batching:SuggestFlags:suggest_edges"),
+    "data batch generate": Command(
+        "write the batches of a plan to disk", "batch_generate:GenerateFlags:generate_batches"
+    ),
+    "data export": Command("write a run's best rewrites as training rows", "export:ExportFlags:export"),
+    "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
+    "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),
+    "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
+    "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
+    "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
+    "analyze": Command("compare runs of any trainer, with intervals", "analyze:AnalyzeFlags:compare_runs"),
+    "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),
+    "size": Command("estimate the memory of a training step", "size:SizeFlags:size"),
+    "size throughput": Command(
+        "measure samples per second by batch size", "size_real:SizeThroughputFlags:size_throughput"
+    ),
+    "size verify": Command("compare the estimate with real steps", "size_real:SizeVerifyFlags:verify"),
+    "size calibrate": Command("fit the estimate to a card's measured memory", "size_real:SizeCalibrateFlags:calibrate"),
+    "size replay": Command(
+        "estimate the main memory of a replay buffer", ".sizing.buffers:SizeReplayFlags:size_replay"
+    ),
+    "size workers": Command(
+        "measure the worker processes a data loader needs", "size_workers:SizeWorkersFlags:size_workers"
+    ),
+    "size calls": Command(
+        "probe a server for --batch-size and --num-processes", "size_calls:SizeCallsFlags:size_server"
+    ),
 }

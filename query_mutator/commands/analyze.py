@@ -12,6 +12,15 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from query_mutator.analysis.compare import analyze
+from query_mutator.analysis.document import Document
+from query_mutator.analysis.export import as_csv, as_json
+from query_mutator.analysis.figures import as_svg, draw_curves, save_figure
+from query_mutator.analysis.groups import group_runs, merge_config
+from query_mutator.analysis.html_page import html_page
+from query_mutator.analysis.pages import experiment, report, with_figure
+from query_mutator.analysis.runs import find_runs, load_runs
+from query_mutator.analysis.spec import read_spec
 from query_mutator.cli.console import note, run_cli
 from query_mutator.cli.flags import parse_flags
 from query_mutator.errors import UsageError
@@ -94,12 +103,6 @@ def run() -> None:
 
 def compare_runs(flags: AnalyzeFlags) -> None:
     """Read, compare, print, and write the files asked for."""
-    from query_mutator.analysis.compare import analyze
-    from query_mutator.analysis.document import Document
-    from query_mutator.analysis.export import as_csv, as_json
-    from query_mutator.analysis.groups import group_runs
-    from query_mutator.analysis.pages import report
-
     spec = _spec(flags)
     runs = _runs(flags)
     groups = group_runs(runs, spec, by=flags.group_by)
@@ -122,8 +125,6 @@ def compare_runs(flags: AnalyzeFlags) -> None:
 
 
 def _spec(flags: AnalyzeFlags) -> Any:
-    from query_mutator.analysis.spec import read_spec
-
     spec = read_spec(flags.spec)
     changes: dict[str, dict[str, Any]] = {name: {} for name in (metric.name for metric in spec.metrics)}
     for flag, given in (("threshold", flags.threshold), ("margin", flags.margin)):
@@ -149,9 +150,6 @@ def _number(value: str, written: str) -> float:
 
 
 def _runs(flags: AnalyzeFlags) -> Any:
-    from query_mutator.analysis.groups import merge_config
-    from query_mutator.analysis.runs import find_runs, load_runs
-
     runs = load_runs(find_runs(flags.runs, logdir=flags.logdir), merge_suffixed=flags.merge)
     for item in flags.set:
         run_name, colon, rest = item.partition(":")
@@ -166,8 +164,6 @@ def _runs(flags: AnalyzeFlags) -> Any:
 
 
 def _experiment(flags: AnalyzeFlags, by_axis: Any, by_time: Any, steps: float | None, seconds: float | None) -> Any:
-    from query_mutator.analysis.pages import experiment
-
     command = shlex.join(["qm", "analyze", *flags.runs, *_words(flags)])
     return experiment(by_axis, by_time, title=flags.title, command=command, step_interval=steps, interval_s=seconds)
 
@@ -185,10 +181,6 @@ def _words(flags: AnalyzeFlags) -> Iterator[str]:
 
 
 def _write_pages(flags: AnalyzeFlags, page: Any, analysis: Any) -> None:
-    from query_mutator.analysis.figures import as_svg, draw_curves, save_figure
-    from query_mutator.analysis.html_page import html_page
-    from query_mutator.analysis.pages import with_figure
-
     drawn = analysis.of_role("performance") or list(analysis.results[:4])
     if flags.figure:
         save_figure(draw_curves(drawn, unit=analysis.unit), Path(flags.figure))

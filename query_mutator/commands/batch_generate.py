@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import JsonFlags, show, tokenizer_of, with_bar
+from query_mutator.cli.common import JsonFlags, show, with_bar
 from query_mutator.errors import UsageError
 
 
@@ -41,9 +41,9 @@ def generate_batches(flags: GenerateFlags) -> None:
         load_batch_plan,
         tokenizer_fingerprint,
     )
-    from query_mutator.batching.tokenizers import pad_id_of
+    from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 
-    tokenizer = tokenizer_of(flags.tokenizer)
+    tokenizer = load_tokenizer(flags.tokenizer)
     tokenizer_hash = tokenizer_fingerprint(tokenizer)
     plan = load_batch_plan(flags.plan, tokenizer_hash=tokenizer_hash)
     if plan.meta.shard is not None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import JsonFlags, check_at_least, parse_edges, settings_errors, show
+from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show
+from query_mutator.files import disk_errors
 
 if TYPE_CHECKING:
     from query_mutator.batching import LengthCache
@@ -90,7 +91,7 @@ def show_histogram(flags: HistogramFlags) -> None:
 def analyze_buckets(flags: AnalyzeFlags) -> None:
     """Print the efficiency report; with --output write it as well."""
     from query_mutator.batching import BucketSpec, create_efficiency_report
-    from query_mutator.files import disk_errors
+    from query_mutator.batching.records import settings_errors
 
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import JsonFlags, check_at_least, parse_edges, rows_of, settings_errors, show
+from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, rows_of, show
 
 if TYPE_CHECKING:
     from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
@@ -66,6 +66,7 @@ class BuildFlags(JsonFlags):
 def build_plan(flags: BuildFlags) -> None:
     """Write the plan of a length cache and say how well its batches are filled."""
     from query_mutator.batching import BatchPlanBuilder, LengthCache, save_batch_plan
+    from query_mutator.batching.records import settings_errors
 
     cache = LengthCache.load_sync(flags.lengths)
     with settings_errors():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from query_mutator.cli.common import JsonFlags, check_at_least, show
 from query_mutator.commands.batchplan_build import plan_report, plan_text
-from query_mutator.commands.common import JsonFlags, check_at_least, show
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:

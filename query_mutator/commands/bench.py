@@ -7,17 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from tyro.conf import arg
 
-from query_mutator.commands.common import (
-    JsonFlags,
-    check_at_least,
-    parse_edges,
-    settings_errors,
-    show,
-    tokenizer_of,
-    with_bar,
-)
+from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show, with_bar
+from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,8 +58,6 @@ class BenchFlags(JsonFlags):
 
 def bench(flags: BenchFlags) -> None:
     """Print a table with a row for each way of batching."""
-    import numpy as np
-
     lengths = _lengths(flags)
     kept = lengths[lengths <= flags.max_length]
     if not len(kept):
@@ -82,8 +74,6 @@ def bench(flags: BenchFlags) -> None:
 
 
 def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
-    import numpy as np
-
     from query_mutator.batching import LengthCache
 
     if flags.cache is not None:
@@ -95,11 +85,10 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
 
 
 def _tokenised(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
-    import numpy as np
-
     from query_mutator.batching import JsonlSamples
+    from query_mutator.batching.tokenizers import load_tokenizer
 
-    samples = JsonlSamples(dataset, tokenizer_of(flags.tokenizer))
+    samples = JsonlSamples(dataset, load_tokenizer(flags.tokenizer))
     names = list(samples)[: flags.max_samples]
 
     def tokenise(done: Callable[[], object]) -> list[int]:
@@ -120,6 +109,7 @@ def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[
         PackingMode,
         suggest_bucket_edges,
     )
+    from query_mutator.batching.records import settings_errors
 
     given = parse_edges(flags.bucket_edges)
     edges = given if given[-1] == flags.max_length else (*given, flags.max_length)
@@ -161,8 +151,6 @@ def _measured(name: str, make: Callable[[], BatchPlan]) -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> str:
-    from query_mutator.cli.console import table
-
     title = f"{data['samples']} samples, {data['tokens']} tokens, budget {data['token_budget']}"
     header = ("", "batches", "padded tokens", "efficiency", "attention", "plan s")
     rows = [

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import JsonFlags, show
+from query_mutator import operators
+from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.console import progress
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, read_json_lines
+from query_mutator.rewards.weighted import WeightedReward
+from query_mutator.sft.distill import ExportRules, choose
 
 if TYPE_CHECKING:
     from query_mutator.rewards.weighted import WeightedReward
@@ -49,9 +53,6 @@ class ExportFlags(JsonFlags):
     @property
     def rules(self) -> ExportRules:
         """Which rewrites become rows; an operator that does not exist is a UsageError."""
-        from query_mutator import operators
-        from query_mutator.sft.distill import ExportRules
-
         without = tuple(name.strip() for name in self.without.split(",") if name.strip())
         if unknown := sorted(set(without) - set(operators.names())):
             known = ", ".join(operators.names())
@@ -68,9 +69,6 @@ class ExportFlags(JsonFlags):
 
 def export(flags: ExportFlags) -> None:
     """Write the rows of a run and say how many there are."""
-    from query_mutator.cli.console import progress
-    from query_mutator.sft.distill import choose
-
     rules, steps = flags.rules, _steps(flags.run)
     with progress("reading", len(steps), unit="step") as bar:
         choice = choose(_counted(steps, bar), _reward(flags.run), rules)
@@ -103,8 +101,6 @@ def _steps(run: str) -> list[dict[str, Any]]:
 
 def _reward(run: str) -> WeightedReward:
     """Return the reward the run was made with, from its config.json; the documented one where there is none."""
-    from query_mutator.rewards.weighted import WeightedReward
-
     config = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
     try:
         spec = json.loads(config.read_text(encoding="utf-8"))["flags"]["reward"]

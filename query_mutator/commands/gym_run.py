@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import (
-    JsonFlags,
-    check_at_least,
-    rows_of,
-    settings_errors,
-    show,
-    tokenizer_of,
-)
+from query_mutator.cli.common import JsonFlags, check_at_least, rows_of, show
+from query_mutator.cli.console import progress
 
 if TYPE_CHECKING:
     from query_mutator.batching import GymConfig, ReplayBuffer
@@ -91,6 +85,7 @@ def _check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
 def gym_config(flags: GymRunFlags) -> GymConfig:
     """Return where the gym is and how patient its client is."""
     from query_mutator.batching import GymConfig, GymOutputMode, GymTransport
+    from query_mutator.batching.records import settings_errors
 
     names = tuple(name.strip() for name in flags.puzzles.split(",") if name.strip())
     with settings_errors():
@@ -111,7 +106,6 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 def gym_run(flags: GymRunFlags) -> None:
     """Play, save the samples with --output, and print the account."""
     from query_mutator.batching import ReplayBuffer, ReplayBufferConfig
-    from query_mutator.cli.console import progress
 
     stream = _stream(flags)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
@@ -128,8 +122,9 @@ def gym_run(flags: GymRunFlags) -> None:
 
 def _stream(flags: GymRunFlags) -> Any:
     from query_mutator.batching import GymEpisodeStream, MockGymStream
+    from query_mutator.batching.tokenizers import load_tokenizer
 
-    tokenizer = tokenizer_of(flags.tokenizer)
+    tokenizer = load_tokenizer(flags.tokenizer)
     config = gym_config(flags)
     if not flags.mock:
         return GymEpisodeStream(config, tokenizer, max_episodes=flags.num_episodes)

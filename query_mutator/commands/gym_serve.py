@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from query_mutator.commands.common import check_at_least
+from query_mutator.cli.common import check_at_least
+from query_mutator.cli.console import closing_on_interrupt, note
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 
 if TYPE_CHECKING:
     from query_mutator.env.observation import Projection
@@ -72,9 +75,7 @@ def gym_serve(flags: GymServeFlags) -> None:
 @contextmanager
 def serving(flags: GymServeFlags) -> Iterator[Game]:
     """Yield our environment as a game, with its models running."""
-    from query_mutator.cli.console import closing_on_interrupt, note
     from query_mutator.evaluation.heldout import embed_questions
-    from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 
     names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
@@ -131,7 +132,6 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
 
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
-    from query_mutator.training.checkpoint import read_checkpoint
     from query_mutator.training.learners import load_policy
 
     found = read_checkpoint(checkpoint)

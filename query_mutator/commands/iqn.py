@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from tyro.conf import arg
 
+from ppo.__main__ import EVAL_SEED_OFFSET, make_envs
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import parse_flags
 from query_mutator.errors import UsageError
@@ -85,8 +86,6 @@ def run(args: Args) -> dict[str, Any]:
 
 
 def _envs(env: str, num_envs: int) -> Any:
-    from ppo.__main__ import make_envs
-
     try:
         return make_envs(env, num_envs)
     except ValueError as error:
@@ -119,7 +118,6 @@ def train(learner: IQN, envs: Any, args: Args) -> None:
 
 def evaluate(learner: IQN, args: Args) -> list[float]:
     """Return the greedy policy's returns in `eval_episodes` episodes of fresh environments."""
-    from ppo.__main__ import EVAL_SEED_OFFSET
     from ppo.collect import first_episode_returns
 
     envs = _envs(args.env, args.eval_episodes)

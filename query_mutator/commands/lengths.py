@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from tyro.conf import arg
 
-from query_mutator.commands.common import JsonFlags, rows_of, show, tokenizer_of, with_bar
+from query_mutator.cli.common import JsonFlags, rows_of, show, with_bar
 from query_mutator.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
@@ -39,8 +40,9 @@ class LengthsStatsFlags(JsonFlags):
 def build_lengths(flags: LengthsBuildFlags) -> None:
     """Write the length cache of a data set and say what is in it."""
     from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
+    from query_mutator.batching.tokenizers import load_tokenizer
 
-    tokenizer = tokenizer_of(flags.tokenizer)
+    tokenizer = load_tokenizer(flags.tokenizer)
     samples = JsonlSamples(flags.dataset, tokenizer, skip_bad=flags.skip_bad)
 
     def tokenise(done: Callable[[], object]) -> dict[str, int]:
@@ -68,8 +70,6 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
 
 def show_length_stats(flags: LengthsStatsFlags) -> None:
     """Print number, total, extremes, mean and percentiles."""
-    import numpy as np
-
     from query_mutator.batching import LengthCache
 
     cache = LengthCache.load_sync(flags.cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -12,6 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 from query_mutator.cli.console import note, table
 from query_mutator.files import disk_errors
+from query_mutator.sizing.budget import machine_budget
+from query_mutator.sizing.lerobot import train_line
+from query_mutator.sizing.loading import LoadTrial
+from query_mutator.sizing.logged import read_times, verdict
+from query_mutator.sizing.synthetic import STEP_MS, SYNTHETIC, known_answer
+from query_mutator.sizing.workers import Tuner, profile_items
 
 if TYPE_CHECKING:
     from query_mutator.sizing.workers import Tried, WorkersAdvice
@@ -68,8 +75,6 @@ class SizeWorkersFlags:
 def size_workers(flags: SizeWorkersFlags) -> None:
     """Print the trials, the number of workers, and command lines."""
     if flags.from_logs is not None:
-        from query_mutator.sizing.logged import read_times, verdict
-
         print(verdict(read_times(flags.from_logs, workers=flags.num_workers)))
         return
     advice = _measured(flags)
@@ -83,10 +88,6 @@ def size_workers(flags: SizeWorkersFlags) -> None:
 
 
 def _measured(flags: SizeWorkersFlags) -> WorkersAdvice:
-    from query_mutator.sizing.budget import machine_budget
-    from query_mutator.sizing.loading import LoadTrial
-    from query_mutator.sizing.workers import Tuner, profile_items
-
     began, budget = time.monotonic(), machine_budget()
     print(f"machine: {budget}")
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > budget.cpus:
@@ -106,16 +107,12 @@ def _measured(flags: SizeWorkersFlags) -> WorkersAdvice:
 
 
 def _step_ms(flags: SizeWorkersFlags) -> float:
-    from query_mutator.sizing.synthetic import STEP_MS
-
     if flags.step_ms is not None:
         return flags.step_ms
     return 0.0 if flags.step is not None else STEP_MS.get(flags.dataset or "", 0.0)
 
 
 def _start_methods() -> list[str]:
-    import multiprocessing
-
     return [name for name in ("fork", "spawn") if name in multiprocessing.get_all_start_methods()]
 
 
@@ -216,9 +213,6 @@ def _start_lines(advice: WorkersAdvice) -> list[str]:
 
 def _known(flags: SizeWorkersFlags, advice: WorkersAdvice) -> list[str]:
     """Say for a synthetic set what the answer should be."""
-    from query_mutator.sizing.budget import machine_budget
-    from query_mutator.sizing.synthetic import SYNTHETIC, known_answer
-
     if flags.dataset not in SYNTHETIC or not advice.step_s:
         return []
     size, cpus = advice.profile.batch_size, machine_budget().cpus
@@ -235,8 +229,6 @@ def _known(flags: SizeWorkersFlags, advice: WorkersAdvice) -> list[str]:
 
 
 def _lerobot(advice: WorkersAdvice) -> str:
-    from query_mutator.sizing.lerobot import train_line
-
     return train_line(
         batch_size=advice.profile.batch_size,
         workers=advice.workers,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note
-from query_mutator.commands.common import rows_of, show
 from query_mutator.sft.config import SftFlags
 
 

@@ -17,7 +17,7 @@ from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
 from query_mutator.batching.records import settings_errors
-from query_mutator.commands.common import parse_edges, with_bar
+from query_mutator.cli.common import parse_edges, with_bar
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.data import TokenData, read_tokens

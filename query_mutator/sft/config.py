@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from query_mutator.commands.common import JsonFlags, check_at_least, parse_edges
+from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges
 
 _AT_LEAST_ONE = (
     "epochs", "max_steps", "batch_size", "max_length", "lora_rank", "log_interval", "token_budget", "pack_max_len",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from ppo.config import PPOConfig
-from query_mutator.cli.flags import parse_flags, read_base
+from query_mutator.cli.flags import parse_flags
 from query_mutator.iqn.config import OffPolicyFlags
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.training.learners import LEARNERS
@@ -207,11 +207,7 @@ class TrainConfig(PPOConfig, OffPolicyFlags):
 
 def parse_config(argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "") -> TrainConfig:
     """Return the trainer's flags: the command line over its --config file over `base` over the defaults."""
-    config = parse_flags(TrainConfig, argv, prog=PROG, base=base, base_name=base_name)
-    if config.config is None:
-        return config
-    merged = {**(base or {}), **read_base(config.config)}
-    return parse_flags(TrainConfig, argv, prog=PROG, base=merged, base_name=config.config)
+    return parse_flags(TrainConfig, argv, prog=PROG, base=base, base_name=base_name)
 
 
 def remarks(config: TrainConfig) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of
-from query_mutator.commands.main import COMMANDS
+from query_mutator.commands import COMMANDS
 from query_mutator.commands.main import main as qm_main
 from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main
@@ -56,5 +56,5 @@ def test_commands_of_the_page_of_fine_tuning_run(
 def test_other_commands_have_flags_that_exist(page: str) -> None:
     for words in commands(page, needing=True):
         name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
-        known = {written for flag in flags_of(COMMANDS[name][0]).values() for written in flag.spellings}
+        known = {written for flag in flags_of(COMMANDS[name].flags).values() for written in flag.spellings}
         assert {word for word in words if word.startswith("-")} <= known

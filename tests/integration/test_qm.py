@@ -107,7 +107,8 @@ def test_empty_question_is_refused(run: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_unwritable_report_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("eval", "--checkpoint", run, "--json", str(tmp_path / "no" / "such" / "report.json")) == 2
+    (tmp_path / "file").touch()
+    assert qm("eval", "--checkpoint", run, "--json", str(tmp_path / "file" / "report.json")) == 2
     assert "choose another place to write to" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.batching import BatchReader, LengthCache, load_batch_plan
 from query_mutator.cli.flags import flags_of
-from query_mutator.commands.main import COMMANDS
+from query_mutator.commands import COMMANDS
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
@@ -82,7 +82,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", REFERENCE)
 def test_a_command_has_the_flags_of_the_reference(command: str) -> None:
-    names = {name for flag in flags_of(COMMANDS[command][0]).values() for name in flag.names}
+    names = {name for flag in flags_of(COMMANDS[command].flags).values() for name in flag.names}
     assert {f"--{name}" for name in REFERENCE[command].split()} | set(SHORT.get(command, "").split()) <= names
 
 

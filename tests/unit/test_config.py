@@ -188,9 +188,9 @@ def test_help_names_every_flag_and_loads_nothing_heavy() -> None:
     "page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md", "batching.md", "sft.md"]
 )
 def test_docs_name_only_flags_that_exist(page: str) -> None:
-    from query_mutator.commands.main import COMMANDS
+    from query_mutator.commands import COMMANDS
 
-    classes = [TrainConfig, *(flags for flags, _ in COMMANDS.values())]
+    classes = [TrainConfig, *(command.flags for command in COMMANDS.values())]
     known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.spellings}
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from query_mutator.cli.flags import parse_flags
-from query_mutator.commands.main import COMMANDS
+from query_mutator.commands import COMMANDS
 
 PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 _BLOCK = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -21,7 +21,7 @@ def test_commands_of_the_page_can_be_read() -> None:
     for line in lines:
         words = shlex.split(line)[1:]
         name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
-        assert parse_flags(COMMANDS[name][0], words[len(name.split()) :], prog="qm")
+        assert parse_flags(COMMANDS[name].flags, words[len(name.split()) :], prog="qm")
 
 
 def test_every_command_of_sizing_is_on_the_page() -> None:

@@ -1,16 +1,17 @@
-"""What the commands share: flags that mean the same everywhere, how results are printed, how settings are checked."""
+"""What commands share: the flag --json, how results are printed, progress bars, and checks of flag values."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from query_mutator.batching.generation.rows import Tokenizer
+from query_mutator.cli.console import progress
+from query_mutator.cli.flags import JsonTo
+from query_mutator.files import encode, write_json
+
+__all__ = ["JsonFlags", "check_at_least", "parse_edges", "rows_of", "show", "with_bar"]
 
 T = TypeVar("T")
 
@@ -19,13 +20,15 @@ T = TypeVar("T")
 class JsonFlags:
     """Base of the flags of every command that reports something."""
 
-    json: bool = False
-    """Print one JSON object in place of text."""
+    json: JsonTo = None
+    """Write the result as JSON to FILE; without FILE, or with -, print it in place of text."""
 
 
 def show(flags: JsonFlags, data: Mapping[str, Any], text: str) -> None:
-    """Print a result: `data` as one JSON object with --json, else `text`."""
-    print(json.dumps(data, ensure_ascii=False) if flags.json else text)
+    """Print a result as `text`, or with `--json -` as one JSON object; `--json FILE` also writes the object."""
+    print(encode(data).decode() if flags.json == "-" else text)
+    if flags.json not in (None, "-"):
+        write_json(flags.json, data)
 
 
 def rows_of(pairs: Mapping[str, object]) -> str:
@@ -35,13 +38,13 @@ def rows_of(pairs: Mapping[str, object]) -> str:
 
 
 def parse_edges(text: str, *, flag: str = "--bucket-edges") -> tuple[int, ...]:
-    """Return the numbers of `128,256,512`; ValueError unless they are whole, above 0 and rising."""
+    """Return the numbers of `128,256,512`; ValueError unless they are whole, above 0 and increasing."""
     try:
         edges = tuple(int(part) for part in text.replace(",", " ").split())
     except ValueError:
         edges = ()
     if not edges or edges[0] < 1 or any(left >= right for left, right in pairwise(edges)):
-        raise ValueError(f"{flag} {text!r} must be rising whole numbers, as in 128,256,512")
+        raise ValueError(f"{flag} {text!r} must be increasing whole numbers, as in 128,256,512")
     return edges
 
 
@@ -52,24 +55,7 @@ def check_at_least(lowest: int, **values: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")
 
 
-def settings_errors() -> AbstractContextManager[None]:
-    """Turn the first ValidationError of a settings record into a UsageError of one line."""
-    from query_mutator.batching import records
-
-    return records.settings_errors()
-
-
-def tokenizer_of(spec: str) -> Tokenizer:
-    """Return the tokenizer of --tokenizer: a folder, a hub id, or `bytes`."""
-    from query_mutator.batching.tokenizers import load_tokenizer
-
-    tokenizer: Tokenizer = load_tokenizer(spec)
-    return tokenizer
-
-
 def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *, unit: str = "row") -> T:
     """Return what `work` returns; it is given a function to call after every one of `total` things."""
-    from query_mutator.cli.console import progress
-
     with progress(name, total, unit=unit) as bar:
         return work(bar.update)

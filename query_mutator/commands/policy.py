@@ -1,0 +1,233 @@
+"""`qm eval` and `qm rewrite`: use a trained policy, with the models of its training or those that flags name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.console import closing_on_interrupt, progress
+from query_mutator.cli.flags import JsonTo
+from query_mutator.data.split import target_key
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.methods import Evaluator
+from query_mutator.files import encode, write_text
+from query_mutator.report.table import result_table
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.system import System, load_dataset, make_task, split_dataset
+from query_mutator.types import Question
+
+if TYPE_CHECKING:
+    from query_mutator.env.task import Task
+    from query_mutator.evaluation.methods import Evaluator, Outcome
+    from query_mutator.training.checkpoint import Checkpoint
+    from query_mutator.training.system import System
+    from query_mutator.types import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFlags:
+    """Flags of every command that uses a trained policy; by default all settings are those of its training."""
+
+    checkpoint: str = "runs/latest"
+    """A run folder (its newest checkpoint) or a .pt file."""
+    backend: Literal["auto", "embedded", "ollama", "openai"] | None = None
+    """Kind of model server; by default that of the training."""
+    ollama_url: tuple[str, ...] = ()
+    """Address of the Ollama server, or of several that share the calls."""
+    openai_url: str | None = None
+    """Address of an OpenAI-compatible server."""
+    target_model: str | None = None
+    """The model that answers."""
+    mutator_model: str | None = None
+    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
+    batch_size: int | None = None
+    """Model calls in flight at once."""
+    timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
+    """Seconds to wait for one reply."""
+    cache: Literal["off", "eval", "all"] | None = None
+    """Whether replies are cached on disk; eval and all mean the same here."""
+    cache_path: str | None = None
+    """File of the cache."""
+    device: str | None = None
+    """Torch device of the sentence encoder."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} must be at least 1; the usual value is 8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags(PolicyFlags, JsonFlags):
+    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites."""
+
+    dataset: str | None = None
+    """Questions to ask, except those whose target the policy was trained on; by default the held-out ones."""
+    question_column: str | None = None
+    """Column of the question in --dataset."""
+    answer_column: str | None = None
+    """Column of the answer in --dataset."""
+    seed: int = 1
+    """Seed of the random baseline."""
+    rewriter: str | None = None
+    """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rewriter is not None and not self.rewriter.startswith("hf:"):
+            raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteFlags(PolicyFlags):
+    """Rewrite a question as the trained policy would, and show the answer."""
+
+    question: Positional[str]
+    """The question; - reads one per line from standard input."""
+    json: JsonTo = None
+    """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
+
+
+# --- qm eval ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate_policy(flags: EvalFlags) -> None:
+    """Print the table of all methods, or write the report with --json."""
+    from query_mutator.evaluation.heldout import compare
+
+    with _open_policy(flags, rewriter=flags.rewriter) as policy:
+        questions = _questions(flags, policy.checkpoint)
+        report = compare(
+            policy.evaluator,
+            policy.system,
+            policy.task,
+            questions,
+            policy.frozen,
+            seed=flags.seed,
+            rewriter=flags.rewriter,
+        )
+    show(flags, report, result_table(report))
+
+
+def _questions(flags: EvalFlags, checkpoint: Checkpoint) -> Sequence[Question]:
+    """Return the held-out questions of the training set, or those of --dataset that training did not touch."""
+    split = split_dataset(checkpoint.task)
+    if flags.dataset is None:
+        if not split.test:
+            raise UsageError(f"{checkpoint.task.dataset} has no held-out questions; name others with --dataset")
+        return split.test
+    trained_on = {target_key(question) for question in split.train}
+    settings = replace(
+        checkpoint.task,
+        dataset=flags.dataset,
+        question_column=flags.question_column,
+        answer_column=flags.answer_column,
+    )
+    left = [question for question in load_dataset(settings) if target_key(question) not in trained_on]
+    if not left:
+        raise UsageError(f"{flags.dataset}: the policy was trained on all its targets; use other questions")
+    return left
+
+
+# --- qm rewrite ------------------------------------------------------------------------------------------------------
+
+
+def rewrite(flags: RewriteFlags) -> None:
+    """Print rewrites, operators and final answer of each question."""
+    texts = [line.strip() for line in sys.stdin] if flags.question == "-" else [flags.question.strip()]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
+    from query_mutator.evaluation.heldout import greedy
+
+    questions = [Question(id=str(number), text=text) for number, text in enumerate(texts)]
+    with _open_policy(flags, with_gold=False) as policy:
+        outcomes = policy.evaluator.run(policy.task.on(questions), greedy(policy.frozen), name="rewriting")
+        rows = [_row(text, outcome, policy.task) for text, outcome in zip(texts, outcomes, strict=True)]
+    lines = "".join(encode(row).decode() + "\n" for row in rows)
+    print(lines if flags.json == "-" else "\n".join(map(_in_words, rows)), end="")
+    if flags.json not in (None, "-"):
+        write_text(flags.json, lines)
+
+
+def _row(text: str, outcome: Outcome, task: Task) -> dict[str, Any]:
+    """Return what became of a question: its rewrites, the operators chosen, the answer."""
+    operators = {operator.name for operator in task.operators}
+    rewrites = [after for name, after in zip(outcome.actions, outcome.rewrites, strict=True) if name in operators]
+    return {"question": text, "rewrites": rewrites, "operators": list(outcome.actions), "answer": outcome.answer}
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    """Return a row as lines in two columns."""
+    rewrites = iter(row["rewrites"])
+    width = max(map(len, (*row["operators"], "question", "answer")))
+    lines = [("question", row["question"])]
+    lines += [(name, "" if name in ("undo", "submit") else next(rewrites)) for name in row["operators"]]
+    lines += [("answer", row["answer"])]
+    return "\n".join(f"{name.ljust(width)}  {' '.join(text.split())}".rstrip() for name, text in lines) + "\n"
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+class _Policy:
+    """A trained policy with the models it needs."""
+
+    def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
+        from query_mutator.training.learners import load_policy
+
+        self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
+        self.frozen = load_policy(checkpoint)
+
+
+@contextmanager
+def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None = None) -> Iterator[_Policy]:
+    """Yield the policy of --checkpoint with the models of its training, or those that flags name.
+
+    Without gold the reference answers of the training questions are not embedded, because nothing is scored.
+    """
+    from query_mutator.evaluation.heldout import embed_questions
+    from rl_query_mutator_env import QueryMutationEnv
+
+    checkpoint = read_checkpoint(flags.checkpoint)
+    checkpoint.load_plugins()
+    train = split_dataset(checkpoint.task).train
+    if not with_gold:
+        train = tuple(replace(question, reference=None) for question in train)
+    settings = _settings(flags, checkpoint)
+    with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
+        embed_questions(system.encoder, train)
+        settings_of_task = replace(checkpoint.task, operators=",".join(checkpoint.actions[:-2]))
+        task = make_task(system, settings_of_task, train, projection=checkpoint.projection)
+        checkpoint.check_actions(task.actions)
+        evaluator = Evaluator(
+            make_env=lambda task: QueryMutationEnv(task, client=system.calls.eval_client),
+            client=system.calls.eval_client,
+            batch_size=settings.batch_size,
+            retry_policy=system.retry_policy,
+            progress=progress,
+        )
+        with contextlib.closing(system.calls):
+            yield _Policy(checkpoint, system, task, evaluator)
+
+
+def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
+    """Return the checkpoint's system settings with the given flags applied, without simulated latency."""
+    names = {field.name for field in fields(PolicyFlags)} - {"checkpoint"}
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
+    settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
+    if (
+        given.get("backend", settings.backend) != settings.backend
+    ):  # addresses and models of one backend do not fit another
+        settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
+    for address, backend in (("ollama_url", "ollama"), ("openai_url", "openai")):
+        if address in given:
+            settings = replace(settings, ollama_url=None, openai_url=None)
+            given.setdefault("backend", backend)
+    return replace(settings, **given)
