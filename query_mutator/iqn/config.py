@@ -92,7 +92,7 @@ class OffPolicyFlags(ReplayFlags):
     num_collectors: int = 8
     """Threads that collect for the one off-policy learner; they share the environments evenly, and are no more than
     those."""
-    max_pending_updates: int = 8
+    max_pending_updates: Annotated[int, arg(aliases=["--max-update-debt"])] = 8
     """Gradient steps the learner may be behind before collectors wait for it; large numbers let the achieved
     replay ratio fall below the one asked for."""
     ucb_alpha: float = 0.3
@@ -105,7 +105,7 @@ class OffPolicyFlags(ReplayFlags):
         if self.num_collectors < 1:
             raise ValueError(f"num_collectors={self.num_collectors} must be at least 1; the usual value is 8")
         if self.max_pending_updates < 0:
-            raise ValueError(f"max_pending_updates={self.max_pending_updates} must not be negative; 0 pays at once")
+            raise ValueError(f"max_pending_updates={self.max_pending_updates} must not be negative; 0 learns before more steps are observed")
         if not 0 < self.ridge < math.inf:
             raise ValueError(f"ridge={self.ridge} must be above 0; the usual value is 1")
         if not 0 <= self.ucb_alpha < math.inf:

@@ -1,0 +1,63 @@
+"""Run folders and checkpoints written by version 0.1.0, before the restructuring, still load, act and resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from query_mutator.commands.main import main as qm_main
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.files import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.learners import load_policy
+from train_query_mutator import main
+
+OLD = Path(__file__).resolve().parents[1] / "data" / "runs_of_0_1_0"
+#: What the code of 0.1.0 did with these checkpoints for the observations of `test_old_policies_act_as_they_did`.
+EXPECTED = json.loads((OLD / "expected.json").read_text())
+
+
+@pytest.fixture
+def old_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the runs to a folder, which is then the working directory: their dataset is a relative path."""
+    copy = tmp_path / "old"
+    shutil.copytree(OLD, copy)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["ppo", "iqn.pt", "bandit.pt"])
+def test_old_policies_act_as_they_did(name: str) -> None:
+    policy = load_policy(read_checkpoint(OLD / name))
+    obs = np.random.default_rng(0).normal(size=(6, 30)).astype(np.float32)
+    obs[:, -5:] = 0  # all actions allowed
+    acted = policy.act(obs, (), greedy=True)
+    expected = EXPECTED[name.removesuffix(".pt")]
+    assert acted.actions.tolist() == expected["actions"]
+    np.testing.assert_allclose(acted.values, expected["values"], rtol=1e-5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["ppo", "iqn.pt", "bandit.pt"])
+def test_old_runs_are_evaluated(
+    name: str, old_runs: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm_main(["eval", "--checkpoint", name, "--ollama-url", tiny_server.url]) == 0
+    assert "policy" in capsys.readouterr().out
+
+
+def test_an_old_run_resumes_in_its_folder(old_runs: Path, tiny_server: EmbeddedServer) -> None:
+    before = (old_runs / "ppo" / "transcripts.jsonl").read_text()
+    flags = ["--num-env-steps", "24", "--ollama-url", tiny_server.url, "--no-evaluate"]
+    assert main(["--resume", "ppo", *flags]) == 0
+    assert (old_runs / "ppo" / "transcripts.jsonl").read_text().startswith(before)
+    assert len(list(read_json_lines(old_runs / "ppo" / "transcripts.jsonl"))) == 24
+    assert read_checkpoint(old_runs / "ppo").learner["updates_done"] == 3
+
+
+def test_the_old_name_of_a_renamed_flag_still_works(tiny_flags: list[str]) -> None:
+    flags = [*tiny_flags, "--algo", "bandit", "--max-update-debt", "3", "--no-evaluate", "--eval-interval", "0"]
+    assert main(flags) == 0
