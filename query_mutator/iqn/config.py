@@ -105,7 +105,9 @@ class OffPolicyFlags(ReplayFlags):
         if self.num_collectors < 1:
             raise ValueError(f"num_collectors={self.num_collectors} must be at least 1; the usual value is 8")
         if self.max_pending_updates < 0:
-            raise ValueError(f"max_pending_updates={self.max_pending_updates} must not be negative; 0 learns before more steps are observed")
+            raise ValueError(
+                f"max_pending_updates={self.max_pending_updates} must not be negative; 0 learns before collecting more"
+            )
         if not 0 < self.ridge < math.inf:
             raise ValueError(f"ridge={self.ridge} must be above 0; the usual value is 1")
         if not 0 <= self.ucb_alpha < math.inf:
