@@ -1,9 +1,10 @@
-"""The base of the toolkit's records: frozen pydantic models that may hold numpy arrays."""
+"""Base of the toolkit's records: frozen pydantic models that may hold numpy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -14,41 +15,61 @@ from query_mutator.errors import UsageError
 
 
 def _readonly(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return `values` as a read-only one-dimensional array; a number that `dtype` cannot hold is a ValueError."""
+    """Return `values` as a read-only one-dimensional array; raise ValueError for a number that `dtype` cannot hold."""
     if isinstance(values, np.ndarray) and values.dtype == dtype and values.ndim == 1 and not values.flags.writeable:
         return values
     raw = np.asarray(values if len(values) else np.empty(0, dtype))
     if raw.ndim != 1 or (raw.dtype.kind not in "iub"):
-        raise ValueError(f"a list of whole numbers is needed, got {raw.dtype} of shape {raw.shape}")
+        raise ValueError(f"a list of integers is needed, got {raw.dtype} of shape {raw.shape}")
     array = raw.astype(dtype)
     if raw.dtype != array.dtype and not np.array_equal(raw, array):
-        raise ValueError(f"numbers outside {np.dtype(dtype).name}")
+        raise ValueError(f"numbers outside the range of {np.dtype(dtype).name}")
     array.flags.writeable = False
     return array
 
 
-def _array(dtype: type[np.generic]) -> tuple[PlainValidator, PlainSerializer]:
-    return PlainValidator(lambda values: _readonly(values, dtype)), PlainSerializer(lambda array: array.tolist())
+def _matrix(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return `values` as a two-dimensional array of `dtype`, not copied if it is one."""
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "iub":
+        raise ValueError(f"a matrix of integers is needed, got {array.dtype} of shape {array.shape}")
+    return array.astype(dtype, copy=False)
 
 
-_INT32 = _array(np.int32)
-_INT64 = _array(np.int64)
-_UINT8 = _array(np.uint8)
+_AS_LISTS = PlainSerializer(lambda array: array.tolist())
 
-#: Field types for arrays in records: any sequence of whole numbers goes in, a read-only array is kept, lists come out.
-Int32Array = Annotated[NDArray[Any], _INT32[0], _INT32[1]]
-Int64Array = Annotated[NDArray[Any], _INT64[0], _INT64[1]]
-UInt8Array = Annotated[NDArray[Any], _UINT8[0], _UINT8[1]]
+# Field types for arrays in records: they accept any sequence of integers, keep a read-only array, and dump lists.
+Int32Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.int32)), _AS_LISTS]
+Int64Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.int64)), _AS_LISTS]
+UInt8Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.uint8)), _AS_LISTS]
+Int32Matrix = Annotated[NDArray[np.int32], PlainValidator(partial(_matrix, dtype=np.int32)), _AS_LISTS]
+UInt8Matrix = Annotated[NDArray[np.uint8], PlainValidator(partial(_matrix, dtype=np.uint8)), _AS_LISTS]
+
+
+class Ratio:
+    """Quotient of two attributes of a record, itself an attribute; 0 when there is nothing to divide by."""
+
+    def __init__(self, part: str, whole: str) -> None:
+        self._part = part
+        self._whole = whole
+
+    def __get__(self, record: object, owner: type) -> float:
+        whole = getattr(record, self._whole)
+        return getattr(record, self._part) / whole if whole else 0.0
 
 
 class Record(BaseModel):
-    """A frozen model; unknown fields are errors, arrays compare by content."""
+    """A frozen model that rejects unknown fields and compares arrays by content."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     def changed(self, **fields: Any) -> Self:
-        """Return a copy with other values in these fields, checked as at birth (`model_copy` checks nothing)."""
+        """Return a copy with other values in these fields, validated (`model_copy` validates nothing)."""
         return type(self)(**{**self.__dict__, **fields})
+
+    def plus(self, **counts: float) -> Self:
+        """Return a copy with these numbers added to its fields."""
+        return self.model_copy(update={name: getattr(self, name) + count for name, count in counts.items()})
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

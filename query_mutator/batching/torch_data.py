@@ -1,4 +1,4 @@
-"""Plans in torch: a batch sampler that resumes at once, a data set that cuts and packs, collators, attention masks.
+"""Plans in torch: a resumable batch sampler, a data set that cuts and packs, collators, attention masks.
 
 B rows, L tokens a row. Importing this module imports torch.
 """
@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
 from query_mutator.batching.distributed.checkpoint import CheckpointPosition
+from query_mutator.batching.generation.collate import default_collate
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import EpochPlan
-from query_mutator.batching.planning.packing import IGNORE_LABEL, PADDING_SEGMENT
+from query_mutator.batching.planning.packing import (
+    IGNORE_LABEL,
+    PADDING_SEGMENT,
+    labels_of,
+    lay_out,
+    packed_length,
+    segment_positions,
+)
 from query_mutator.batching.samples import Sample
 from query_mutator.errors import CheckpointError, UsageError
 
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A sample's key and which of its tokens count (stop −1: to its end); `weight` 0 takes its loss away."""
+    """A sample's key and the range of its tokens that count (stop −1: to its end); `weight` 0 removes its loss."""
 
     key: int | str
     start: int = 0
@@ -38,11 +46,11 @@ Batch = list[Key] | list[list[Key]]
 
 
 class PlanBatchSampler(Sampler[Batch]):
-    """Yields the data set's keys of one microbatch after the other, for `DataLoader(batch_sampler=...)`.
+    """Yield the data set's keys of each microbatch, for `DataLoader(batch_sampler=...)`.
 
-    Keys are positions where the plan was built from a list of lengths, else ids, unless `dataset_ids` says where each
-    id stands. A plan with packs yields lists of lists; cut samples and filler steps come as `Row`: `PlanDataset` reads
-    all of these. Iterating goes through the epoch of `set_epoch`; the state is two numbers, so resuming costs nothing.
+    Keys are positions if the plan was built from a list of lengths, else ids; `dataset_ids` turns ids into positions.
+    A plan with packs yields lists of lists; cut samples and filler steps are `Row` records: `PlanDataset` reads all of
+    these. Iteration covers the epoch of `set_epoch`; the state is two numbers, so resuming takes no time.
     """
 
     def __init__(self, plan: BatchPlan, *, epoch: int | None = None, dataset_ids: Sequence[str] | None = None) -> None:
@@ -59,7 +67,7 @@ class PlanBatchSampler(Sampler[Batch]):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that iteration yields; choosing the one a state was loaded for keeps its place."""
+        """Select the epoch that iteration yields; the epoch of a loaded state keeps its place."""
         self.plan.get_epoch(epoch)
         if epoch != self._epoch:
             self._epoch, self._next, self._resumed = epoch, 0, False
@@ -79,24 +87,26 @@ class PlanBatchSampler(Sampler[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch yielded, with the plan's fingerprint, rank and world size.
 
-        A DataLoader with workers asks for batches ahead of training: take the state of torchdata's
-        StatefulDataLoader then, or say with `state_at` how many batches were trained on.
+        A DataLoader with workers prefetches batches: use the state of torchdata's StatefulDataLoader, or pass the
+        number of batches trained on to `state_at`.
         """
         return self.state_at(self._next)
 
     def state_at(self, microbatch_idx: int) -> dict[str, Any]:
-        """Return the state of having yielded this many batches of the epoch."""
+        """Return the state after this many batches of the epoch."""
         return CheckpointPosition.at(self.plan, self._epoch, microbatch_idx).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was taken; a state of another plan, rank or world size is a CheckpointError."""
+        """Resume where the state was taken; raise CheckpointError for another plan, rank or world size."""
         position = CheckpointPosition.from_dict(state)
         here = CheckpointPosition.at(self.plan, position.epoch, position.microbatch_idx)
         if here != position.model_copy(update={"global_step": here.global_step}):
-            raise CheckpointError("the state belongs to another plan or shard; resume_shard resumes on other ranks")
+            raise CheckpointError(
+                "the state belongs to another plan or shard; use resume_shard to resume on other ranks"
+            )
         count = self.plan.get_epoch(position.epoch).num_microbatches
         if position.microbatch_idx > count:
-            raise CheckpointError(f"the state says {position.microbatch_idx} batches are done, the epoch has {count}")
+            raise CheckpointError(f"the state has {position.microbatch_idx} finished batches, the epoch has {count}")
         self._epoch, self._next, self._resumed = position.epoch, position.microbatch_idx, True
 
     def _batch(self, epoch: EpochPlan, number: int) -> Batch:
@@ -122,10 +132,10 @@ class PlanBatchSampler(Sampler[Batch]):
 
 
 def _places(plan: BatchPlan, dataset_ids: Sequence[str]) -> NDArray[np.int64]:
-    """Return for every id of the plan where it stands in the data set."""
+    """Return the position in the data set of every id of the plan."""
     place_of = {one: place for place, one in enumerate(dataset_ids)}
     if len(place_of) != len(dataset_ids):
-        raise UsageError("dataset_ids holds an id twice")
+        raise UsageError("dataset_ids contains an id twice; ids must be unique")
     ids = plan.ids.to_list()
     missing = [one for one in ids if one not in place_of]
     if missing:
@@ -157,7 +167,9 @@ class PlanDataset(Dataset[Any]):
             return sample
         stop = sample.length if row.stop == -1 else row.stop
         if stop > sample.length:
-            raise UsageError(f"the plan counts {stop} tokens in sample {row.key!r}, it has {sample.length}")
+            raise UsageError(
+                f"sample {row.key!r} has {sample.length} tokens, the plan was built for {stop}; rebuild the plan"
+            )
         cut = slice(row.start, stop)
         return sample.model_copy(
             update={
@@ -174,11 +186,11 @@ class PlanDataset(Dataset[Any]):
 
 
 class PaddedCollator:
-    """Pads samples into one batch of tensors.
+    """Pad samples into one batch of tensors.
 
     Gives int64 [B, L] `input_ids`, `labels` (−100 where there is no loss, and at every row's first token, which
     nothing precedes), `attention_mask` (1 = real), `position_ids` (0 in padding); L is the longest row rounded up
-    to `multiple`, or `length` where every batch is to have one shape.
+    to `multiple`, or `length` for batches of one shape.
     """
 
     def __init__(self, pad_token_id: int = 0, *, multiple: int = 8, length: int | None = None) -> None:
@@ -190,32 +202,24 @@ class PaddedCollator:
         longest = max(sample.length for sample in samples)
         size = self.length or -(-longest // self.multiple) * self.multiple
         if longest > size:
-            raise UsageError(f"a sample of {longest} tokens does not fit length={size}")
-        input_ids = np.full((len(samples), size), self.pad_token_id, np.int64)
-        labels = np.full((len(samples), size), IGNORE_LABEL, np.int64)
-        mask = np.zeros((len(samples), size), np.int64)
-        for row, sample in enumerate(samples):
-            input_ids[row, : sample.length] = sample.input_ids
-            labels[row, : sample.length] = _labels(sample)
-            mask[row, : sample.length] = 1
-        positions = (np.cumsum(mask, axis=1) - 1) * mask
-        arrays = {"input_ids": input_ids, "labels": labels, "attention_mask": mask, "position_ids": positions}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            raise UsageError(f"a sample of {longest} tokens does not fit length={size}; truncate it or raise length")
+        arrays = default_collate(samples, size, self.pad_token_id)
+        labels = labels_of(arrays["input_ids"], arrays.pop("loss_mask"))
+        labels[:, 0] = IGNORE_LABEL
+        return _tensors(**arrays, labels=labels)
 
 
-def _labels(sample: Sample) -> NDArray[np.int64]:
-    labels = np.where(sample.loss_mask == 1, sample.input_ids, IGNORE_LABEL).astype(np.int64)
-    labels[0] = IGNORE_LABEL
-    return labels
+def _tensors(**arrays: NDArray[Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
 class PackedCollator:
-    """Lays packs (lists of samples) out as rows of one batch, every segment apart from the others.
+    """Lay packs (lists of samples) out as rows of one batch with separate segments.
 
     Gives what `PaddedCollator` gives, positions counted from 0 in every segment and labels masked at its first token,
-    and `segment_ids` int64 [B, L] (−1 in padding). For kernels of variable length over the flattened [B * L] tokens:
-    `cu_seqlens` int32 and `max_seqlen`; the padding at a row's end is a sequence of its own there. With `flat` all
-    segments lie in one row, without padding but up to `multiple`.
+    and `segment_ids` int64 [B, L] (−1 in padding). For variable-length kernels over the flattened [B * L] tokens:
+    `cu_seqlens` int32 and `max_seqlen`; the padding at a row's end counts as a sequence there. With `flat` all
+    segments form one row, padded only to `multiple`.
     """
 
     def __init__(
@@ -234,48 +238,29 @@ class PackedCollator:
         self.separator_token_id = separator_token_id
 
     def __call__(self, packs: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        rows = [[sample for pack in packs for sample in pack]] if self.flat else [list(pack) for pack in packs]
-        lengths = [self._segment_lengths(row) for row in rows]
-        longest = max(sum(row) for row in lengths)
+        packs = [[sample for pack in packs for sample in pack]] if self.flat else packs
+        longest = max(packed_length(pack, self.separator_token_id) for pack in packs)
         size = self.max_length if self.max_length and not self.flat else -(-longest // self.multiple) * self.multiple
         if longest > size:
-            raise UsageError(f"a pack of {longest} tokens does not fit max_length={size}")
-        input_ids = np.full((len(rows), size), self.pad_token_id, np.int64)
-        labels = np.full((len(rows), size), IGNORE_LABEL, np.int64)
-        segments = np.full((len(rows), size), PADDING_SEGMENT, np.int64)
-        positions = np.zeros((len(rows), size), np.int64)
-        bounds: list[int] = [0]
-        for number, (row, segment_lengths) in enumerate(zip(rows, lengths, strict=True)):
-            begin = 0
-            for segment, (sample, length) in enumerate(zip(row, segment_lengths, strict=True)):
-                stop = begin + sample.length
-                input_ids[number, begin:stop] = sample.input_ids
-                labels[number, begin:stop] = _labels(sample)
-                if length > sample.length and self.separator_token_id is not None:
-                    input_ids[number, stop] = self.separator_token_id
-                begin += length
-                segments[number, begin - length : begin] = segment
-                positions[number, begin - length : begin] = np.arange(length)
-                bounds.append(number * size + begin)
-            if begin < size:
-                bounds.append((number + 1) * size)
-        mask = (segments != PADDING_SEGMENT).astype(np.int64)
-        arrays = {"input_ids": input_ids, "labels": labels, "attention_mask": mask, "position_ids": positions}
-        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        tensors["segment_ids"] = torch.from_numpy(segments)
-        tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+            raise UsageError(f"a pack of {longest} tokens does not fit max_length={size}; raise max_length")
+        rows = lay_out(packs, size, self.pad_token_id, self.separator_token_id)
+        tensors: dict[str, Any] = _tensors(
+            input_ids=rows.input_ids,
+            labels=labels_of(rows.input_ids, rows.loss_mask),
+            attention_mask=rows.segment_ids != PADDING_SEGMENT,
+            position_ids=segment_positions(rows.segment_ids),
+            segment_ids=rows.segment_ids,
+        )
+        # A sequence begins at every change of segment and at every row.
+        begins = np.flatnonzero(np.diff(rows.segment_ids, axis=1, prepend=PADDING_SEGMENT - 1))
+        bounds = np.append(begins, rows.segment_ids.size)
+        tensors["cu_seqlens"] = torch.from_numpy(bounds.astype(np.int32))
         tensors["max_seqlen"] = int(np.diff(bounds).max())
         return tensors
 
-    def _segment_lengths(self, row: Sequence[Sample]) -> list[int]:
-        """Return the length of every segment, a separator after each but the last counted in."""
-        lengths = [sample.length + (self.separator_token_id is not None) for sample in row]
-        lengths[-1] = row[-1].length
-        return lengths
-
 
 def varlen_kwargs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what transformers' flash attention takes for a packed batch: sequence limits and longest sequence."""
+    """Return the arguments of transformers' flash attention for a packed batch."""
     bounds, longest = batch["cu_seqlens"], batch["max_seqlen"]
     names = ("cu_seq_lens_q", "cu_seq_lens_k")
     return {**dict.fromkeys(names, bounds), "max_length_q": longest, "max_length_k": longest}
@@ -284,7 +269,7 @@ def varlen_kwargs(batch: Mapping[str, Any]) -> dict[str, Any]:
 def sdpa_block_mask(segment_ids: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
     """Return bool [B, 1, L, L] for scaled_dot_product_attention: True where a token may attend.
 
-    Tokens see their own segment alone. A padding token sees itself, because a row without any True gives NaN.
+    Tokens attend to their own segment. A padding token attends to itself, because a row without any True gives NaN.
     """
     segments = segment_ids
     mask = (segments[:, :, None] == segments[:, None, :]) & (segments != PADDING_SEGMENT)[:, :, None]
@@ -296,10 +281,10 @@ def sdpa_block_mask(segment_ids: torch.Tensor, *, causal: bool = True) -> torch.
 
 
 def flex_block_mask(segment_ids: torch.Tensor, *, causal: bool = True) -> BlockMask:
-    """Return the same as `sdpa_block_mask` for FlexAttention, whose blocks without any True cost nothing."""
+    """Return the mask of `sdpa_block_mask` for FlexAttention, which skips blocks without any True."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def may_attend(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def may_attend(b: torch.Tensor, _h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         same = (segment_ids[b, q] == segment_ids[b, k]) & (segment_ids[b, q] != PADDING_SEGMENT)
         return ((same & (q >= k)) if causal else same) | (q == k)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.records import Record
+from query_mutator.batching.records import Ratio, Record
 
 BucketId = int
 
@@ -33,9 +33,9 @@ class BucketSpec(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.edges[0] < self.min_length:
-            raise ValueError(f"edges begin at {self.edges[0]}, below the shortest length {self.min_length}")
+            raise ValueError(f"edges begin at {self.edges[0]}, below min_length={self.min_length}")
         if any(left >= right for left, right in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError(f"edges must rise, got {self.edges}; try {tuple(sorted(set(self.edges)))}")
+            raise ValueError(f"edges must be ascending, got {self.edges}; try {tuple(sorted(set(self.edges)))}")
         if self.overflow_max < self.edges[-1]:
             raise ValueError(f"overflow_max={self.overflow_max} is below the last edge {self.edges[-1]}")
         return self
@@ -61,18 +61,16 @@ class BucketSpec(Record):
         return np.array([*self.edges, self.overflow_max][: self.num_buckets], np.int64)
 
     def get_bucket_id(self, length: int) -> BucketId:
-        """Return the bucket of a length; one outside all buckets is a ValueError."""
+        """Return the bucket of a length; raise ValueError for a length outside all buckets."""
         if self.should_skip(length):
-            raise ValueError(f"length {length} is outside {self.min_length}..{self.overflow_max}")
+            raise ValueError(f"length {length} is outside the buckets {self.min_length}..{self.overflow_max}")
         return int(self.bucket_ids(np.array([length]))[0])
+
+    get_bucket = get_bucket_id
 
     def bucket_ids(self, lengths: NDArray[Any]) -> NDArray[np.int64]:
         """Return the bucket of every length [n]; lengths beyond all buckets get `num_buckets`."""
         return np.searchsorted(self.upper_bounds, lengths, side="left")
-
-    def get_bucket(self, length: int) -> BucketId:
-        """Same as `get_bucket_id`."""
-        return self.get_bucket_id(length)
 
     def get_bucket_max_length(self, bucket_id: BucketId) -> int:
         """Return the longest length of a bucket."""
@@ -84,11 +82,11 @@ class BucketSpec(Record):
         return shortest, self.get_bucket_max_length(bucket_id)
 
     def is_overflow(self, bucket_id: BucketId) -> bool:
-        """Say whether this is the overflow bucket."""
+        """Return whether this is the overflow bucket."""
         return self.has_overflow and bucket_id == self.overflow_bucket_id
 
     def should_skip(self, length: int) -> bool:
-        """Say whether a length is outside all buckets."""
+        """Return whether a length is outside all buckets."""
         return not self.min_length <= length <= self.overflow_max
 
     def _known(self, bucket_id: BucketId) -> BucketId:
@@ -111,7 +109,7 @@ class BucketSpec(Record):
 
 
 class BucketStats(Record):
-    """What fell into one bucket, in samples and tokens."""
+    """Samples and tokens of one bucket; every ratio is 0 when there is nothing to divide by."""
 
     bucket_id: BucketId
     bucket_max_length: int = Field(ge=1)
@@ -119,36 +117,15 @@ class BucketStats(Record):
     total_tokens: int = Field(default=0, ge=0)
     padded_tokens: int = Field(default=0, ge=0)
 
+    padding_ratio: ClassVar = Ratio("padding_tokens", "padded_tokens")
+    efficiency: ClassVar = Ratio("total_tokens", "padded_tokens")
+    avg_length: ClassVar = Ratio("total_tokens", "sample_count")
+
     @property
     def padding_tokens(self) -> int:
         """Tokens that are padding."""
         return self.padded_tokens - self.total_tokens
 
-    @property
-    def padding_ratio(self) -> float:
-        """Padding as a fraction of all tokens, 0 when empty."""
-        return self.padding_tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens as a fraction of all tokens, 0 when empty."""
-        return self.total_tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
-    def avg_length(self) -> float:
-        """Mean length, 0 when empty."""
-        return self.total_tokens / self.sample_count if self.sample_count else 0.0
-
     def add_sample(self, length: int) -> Self:
         """Return the counts with one more sample, padded to the bucket's longest length."""
-        return self.add(samples=1, tokens=length, padded_tokens=self.bucket_max_length)
-
-    def add(self, *, samples: int, tokens: int, padded_tokens: int) -> Self:
-        """Return the counts with this many more."""
-        return self.model_copy(
-            update={
-                "sample_count": self.sample_count + samples,
-                "total_tokens": self.total_tokens + tokens,
-                "padded_tokens": self.padded_tokens + padded_tokens,
-            }
-        )
+        return self.plus(sample_count=1, total_tokens=length, padded_tokens=self.bucket_max_length)

@@ -1,19 +1,18 @@
-"""What batches cost: padding, fill, throughput, per bucket and in all."""
+"""Cost of batches: padding, fill and throughput, per bucket and in total."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 
 from query_mutator.batching.core.batch_spec import BatchSpec
 from query_mutator.batching.core.buckets import BucketId, BucketStats
-from query_mutator.batching.records import Record
+from query_mutator.batching.records import Ratio, Record
 
 
 class BatchShapeHistogram(Record):
-    """How many batches, and samples in them, each bucket has."""
+    """Number of batches, and of samples in them, per bucket."""
 
     bucket_counts: dict[BucketId, int] = Field(default_factory=dict)
     bucket_samples: dict[BucketId, int] = Field(default_factory=dict)
@@ -39,12 +38,8 @@ class BatchShapeHistogram(Record):
         return self.bucket_counts.get(bucket_id, 0) / self.total_batches if self.total_batches else 0.0
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
 class BatchMetrics(Record):
-    """Counts of samples, tokens, batches and time; every derived figure is 0 when there is nothing to divide by."""
+    """Counts of samples, tokens, batches and time; every ratio is 0 when there is nothing to divide by."""
 
     total_tokens: int = Field(default=0, ge=0)
     padded_tokens: int = Field(default=0, ge=0)
@@ -56,55 +51,14 @@ class BatchMetrics(Record):
     bucket_stats: dict[BucketId, BucketStats] = Field(default_factory=dict)
     shape_histogram: BatchShapeHistogram = Field(default_factory=BatchShapeHistogram)
 
-    @classmethod
-    def from_batches(cls, batches: Iterable[BatchSpec], *, skipped: int = 0, loss_tokens: int = 0) -> Self:
-        """Return the counts of these batches, padding as they are really padded."""
-        metrics = cls(skipped_samples=skipped, loss_tokens=loss_tokens)
-        for batch in batches:
-            metrics = metrics.record_batch(batch)
-        return metrics
-
-    def record_batch(self, batch: BatchSpec, *, loss_tokens: int = 0) -> Self:
-        """Return the counts with one more batch."""
-        bucket = self.bucket_stats.get(batch.bucket_id)
-        if bucket is None or bucket.bucket_max_length < batch.max_length:
-            fields = {"bucket_id": batch.bucket_id, "bucket_max_length": batch.max_length}
-            bucket = BucketStats(**fields) if bucket is None else bucket.model_copy(update=fields)
-        bucket = bucket.add(samples=batch.batch_size, tokens=batch.token_count, padded_tokens=batch.padded_token_count)
-        return self.model_copy(
-            update={
-                "total_tokens": self.total_tokens + batch.token_count,
-                "padded_tokens": self.padded_tokens + batch.padded_token_count,
-                "loss_tokens": self.loss_tokens + loss_tokens,
-                "total_samples": self.total_samples + batch.batch_size,
-                "total_batches": self.total_batches + 1,
-                "bucket_stats": {**self.bucket_stats, batch.bucket_id: bucket},
-                "shape_histogram": self.shape_histogram.record_batch(batch.bucket_id, batch.batch_size),
-            }
-        )
-
-    def record_sample(self, bucket_id: BucketId, length: int, loss_tokens: int, bucket_max_length: int) -> Self:
-        """Return the counts with one more sample, padded to its bucket's longest length."""
-        bucket = self.bucket_stats.get(bucket_id) or BucketStats(
-            bucket_id=bucket_id, bucket_max_length=bucket_max_length
-        )
-        return self.model_copy(
-            update={
-                "total_tokens": self.total_tokens + length,
-                "padded_tokens": self.padded_tokens + bucket_max_length,
-                "loss_tokens": self.loss_tokens + loss_tokens,
-                "total_samples": self.total_samples + 1,
-                "bucket_stats": {**self.bucket_stats, bucket_id: bucket.add_sample(length)},
-            }
-        )
-
-    def record_skip(self, count: int = 1) -> Self:
-        """Return the counts with this many more skipped samples."""
-        return self.model_copy(update={"skipped_samples": self.skipped_samples + count})
-
-    def record_time(self, seconds: float) -> Self:
-        """Return the counts with more time spent."""
-        return self.model_copy(update={"total_time_seconds": self.total_time_seconds + seconds})
+    padding_waste: ClassVar = Ratio("padding_tokens", "padded_tokens")
+    efficiency: ClassVar = Ratio("total_tokens", "padded_tokens")
+    loss_efficiency: ClassVar = Ratio("loss_tokens", "padded_tokens")
+    avg_batch_size: ClassVar = Ratio("total_samples", "total_batches")
+    skip_rate: ClassVar = Ratio("skipped_samples", "seen_samples")
+    tokens_per_second: ClassVar = Ratio("total_tokens", "total_time_seconds")
+    effective_tokens_per_second: ClassVar = Ratio("loss_tokens", "total_time_seconds")
+    samples_per_second: ClassVar = Ratio("total_samples", "total_time_seconds")
 
     @property
     def padding_tokens(self) -> int:
@@ -112,44 +66,47 @@ class BatchMetrics(Record):
         return self.padded_tokens - self.total_tokens
 
     @property
-    def padding_waste(self) -> float:
-        """Padding as a fraction of all tokens."""
-        return _ratio(self.padding_tokens, self.padded_tokens)
+    def seen_samples(self) -> int:
+        """Samples in batches and skipped ones."""
+        return self.total_samples + self.skipped_samples
 
-    @property
-    def efficiency(self) -> float:
-        """Real tokens as a fraction of all tokens."""
-        return _ratio(self.total_tokens, self.padded_tokens)
+    def record_batch(self, batch: BatchSpec, *, loss_tokens: int = 0) -> Self:
+        """Return the counts with one more batch."""
+        bucket = self.bucket_stats.get(batch.bucket_id)
+        if bucket is None or bucket.bucket_max_length < batch.max_length:
+            fields = {"bucket_id": batch.bucket_id, "bucket_max_length": batch.max_length}
+            bucket = BucketStats(**fields) if bucket is None else bucket.model_copy(update=fields)
+        tokens, padded = batch.token_count, batch.padded_token_count
+        bucket = bucket.plus(sample_count=batch.batch_size, total_tokens=tokens, padded_tokens=padded)
+        counts = self.plus(
+            total_tokens=tokens,
+            padded_tokens=padded,
+            loss_tokens=loss_tokens,
+            total_samples=batch.batch_size,
+            total_batches=1,
+        )
+        shapes = self.shape_histogram.record_batch(batch.bucket_id, batch.batch_size)
+        return counts._with_bucket(bucket).model_copy(update={"shape_histogram": shapes})
 
-    @property
-    def loss_efficiency(self) -> float:
-        """Tokens with a loss as a fraction of all tokens."""
-        return _ratio(self.loss_tokens, self.padded_tokens)
+    def record_sample(self, bucket_id: BucketId, length: int, loss_tokens: int, bucket_max_length: int) -> Self:
+        """Return the counts with one more sample, padded to its bucket's longest length."""
+        empty = BucketStats(bucket_id=bucket_id, bucket_max_length=bucket_max_length)
+        bucket = self.bucket_stats.get(bucket_id, empty).add_sample(length)
+        counts = self.plus(
+            total_tokens=length, padded_tokens=bucket_max_length, loss_tokens=loss_tokens, total_samples=1
+        )
+        return counts._with_bucket(bucket)
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Real tokens per second."""
-        return _ratio(self.total_tokens, self.total_time_seconds)
+    def _with_bucket(self, bucket: BucketStats) -> Self:
+        return self.model_copy(update={"bucket_stats": {**self.bucket_stats, bucket.bucket_id: bucket}})
 
-    @property
-    def effective_tokens_per_second(self) -> float:
-        """Tokens with a loss per second."""
-        return _ratio(self.loss_tokens, self.total_time_seconds)
+    def record_skip(self, count: int = 1) -> Self:
+        """Return the counts with this many more skipped samples."""
+        return self.plus(skipped_samples=count)
 
-    @property
-    def samples_per_second(self) -> float:
-        """Samples per second."""
-        return _ratio(self.total_samples, self.total_time_seconds)
-
-    @property
-    def avg_batch_size(self) -> float:
-        """Samples per batch."""
-        return _ratio(self.total_samples, self.total_batches)
-
-    @property
-    def skip_rate(self) -> float:
-        """Skipped samples as a fraction of all samples."""
-        return _ratio(self.skipped_samples, self.total_samples + self.skipped_samples)
+    def record_time(self, seconds: float) -> Self:
+        """Return the counts with more time spent."""
+        return self.plus(total_time_seconds=seconds)
 
     def summary(self) -> dict[str, float]:
         """Return all figures by name, as numbers."""

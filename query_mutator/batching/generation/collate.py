@@ -1,4 +1,4 @@
-"""From token rows to one rectangular batch: padding, masks, positions, labels; packs laid out side by side.
+"""From token rows to one rectangular batch: padding, masks, positions and labels, for samples and for packs.
 
 R rows (samples or packs), L columns.
 """
@@ -6,24 +6,18 @@ R rows (samples or packs), L columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self
+from itertools import islice
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import Field
 
+from query_mutator.batching.arrays import offsets_of
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
-from query_mutator.batching.planning.packing import (
-    IGNORE_LABEL,
-    PackingConfig,
-    SequenceToPack,
-    segment_positions,
-)
-from query_mutator.batching.planning.packing import (
-    lay_out as lay_out,
-)
-from query_mutator.batching.records import Record
+from query_mutator.batching.planning.packing import PackingConfig, labels_of, lay_out, segment_positions
+from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix
 from query_mutator.errors import UsageError
 
 Batch = dict[str, Any]
@@ -31,26 +25,11 @@ Batch = dict[str, Any]
 CollateFn = Callable[[Sequence[Mapping[str, Any]], int, int], Mapping[str, NDArray[Any]]]
 
 
-def _matrix(dtype: type[np.generic]) -> Any:
-    def check(value: Any) -> NDArray[Any]:
-        array = np.asarray(value)
-        if array.ndim != 2 or array.dtype.kind not in "iub":
-            raise ValueError(f"a matrix of whole numbers is needed, got {array.dtype} of shape {array.shape}")
-        return array.astype(dtype, copy=False)
-
-    return PlainValidator(check)
-
-
-_AS_LISTS = PlainSerializer(lambda array: array.tolist())
-Int32Matrix = Annotated[NDArray[np.int32], _matrix(np.int32), _AS_LISTS]
-UInt8Matrix = Annotated[NDArray[np.uint8], _matrix(np.uint8), _AS_LISTS]
-
-
 class CollatedBatch(Record):
-    """A batch ready for training; `batch["labels"]` and the like work as in a dictionary of arrays.
+    """A batch ready for training; its arrays are also available by name, as `batch["labels"]`.
 
-    All matrices are [R, L]. `segment_ids` are given for packs (−1 in padding), `sample_ids` go through the packs row
-    by row. A microbatch that only fills up a rank's steps has `is_padding`: give it loss weight 0.
+    All matrices are [R, L]. Packs have `segment_ids` (−1 in padding); `sample_ids` lists their samples row by row. A
+    filler microbatch has `is_padding`: give it loss weight 0.
     """
 
     input_ids: Int32Matrix
@@ -64,12 +43,12 @@ class CollatedBatch(Record):
     index: int = Field(default=0, ge=0)
     epoch: int = Field(default=0, ge=0)
     is_padding: bool = False
-    extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a collate function of one's own
+    extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a user's collate function
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """`input_ids` where there is a loss, −100 elsewhere, int64 [R, L] (a model shifts them itself)."""
-        return np.where(self.loss_mask == 1, self.input_ids, IGNORE_LABEL).astype(np.int64)
+        """`input_ids` where there is a loss, −100 elsewhere, int64 [R, L]."""
+        return labels_of(self.input_ids, self.loss_mask)
 
     @property
     def batch_size(self) -> int:
@@ -78,8 +57,8 @@ class CollatedBatch(Record):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the rows laid end to end, padding left out, int32 [number of sequences + 1]."""
-        return np.concatenate([[0], np.cumsum(self._lengths())]).astype(np.int32)
+        """Where sequences begin in the rows laid end to end without padding, int32 [number of sequences + 1]."""
+        return offsets_of(self._lengths()).astype(np.int32)
 
     @property
     def max_seqlen(self) -> int:
@@ -113,7 +92,7 @@ class CollatedBatch(Record):
         return {**{name: self[name] for name in names if self[name] is not None}, **self.extra}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return arrays alone, as `np.savez` takes them and `from_npz` reads them without pickle."""
+        """Return a dictionary of arrays, which `np.savez` saves and `from_npz` loads without pickle."""
         fields = {name: np.array(self[name]) for name in ("bucket_id", "max_len", "index", "epoch", "is_padding")}
         arrays = {name: array for name, array in self.arrays().items() if name != "labels" and name not in self.extra}
         extra = {f"extra.{name}": array for name, array in self.extra.items()}
@@ -132,7 +111,7 @@ class CollatedBatch(Record):
 
 
 def as_token_row(sample: Any) -> TokenRow:
-    """Return ids and mask of a TokenRow, a Sample, a StreamSample or a mapping; without a mask all is learned."""
+    """Return ids and mask of a TokenRow, Sample, StreamSample or mapping; without a mask all tokens have a loss."""
     if isinstance(sample, Mapping):
         ids, mask = sample["input_ids"], sample.get("loss_mask")
     else:
@@ -140,7 +119,9 @@ def as_token_row(sample: Any) -> TokenRow:
     input_ids = np.asarray(ids, dtype=np.int32)
     loss_mask = np.ones(len(input_ids), np.uint8) if mask is None else np.asarray(mask, dtype=np.uint8)
     if input_ids.ndim != 1 or not len(input_ids) or loss_mask.shape != input_ids.shape:
-        raise UsageError(f"input_ids of shape {input_ids.shape} and loss_mask of shape {loss_mask.shape}: no sample")
+        raise UsageError(
+            f"input_ids has shape {input_ids.shape}, loss_mask {loss_mask.shape}; give two lists of one length"
+        )
     return TokenRow(input_ids, loss_mask)
 
 
@@ -150,12 +131,14 @@ def pad_sequences(
     max_length: int | None = None,
     dtype: DTypeLike = np.int32,
 ) -> NDArray[Any]:
-    """Return the sequences as rows of a matrix; one longer than `max_length` is a UsageError, nothing is cut."""
+    """Return the sequences as rows of a matrix; raise UsageError for one longer than `max_length`."""
     lengths = [len(one) for one in sequences]
     width = max(lengths, default=0) if max_length is None else max_length
     if max(lengths, default=0) > width:
         place = int(np.argmax(lengths))
-        raise UsageError(f"sequence {place} has {lengths[place]} items, more than max_length={width}")
+        raise UsageError(
+            f"sequence {place} has {lengths[place]} items, more than max_length={width}; truncate it first"
+        )
     padded = np.full((len(sequences), width), pad_value, dtype=dtype)
     for row, one in zip(padded, sequences, strict=True):
         row[: len(one)] = one
@@ -186,7 +169,7 @@ def collate_microbatch(
 ) -> CollatedBatch:
     """Return the batch of a microbatch from the tokens of its samples, in the order of `spec.samples`.
 
-    `rows` hold whole samples; what the plan cut off is cut here.
+    `rows` hold whole samples; they are cut here as the plan says.
     """
     pieces = [_piece(spec, place, row) for place, row in enumerate(rows)]
     arrays = (
@@ -215,19 +198,11 @@ def _piece(spec: MicrobatchSpec, place: int, row: TokenRow) -> TokenRow:
 
 def _packed(spec: MicrobatchSpec, pieces: Sequence[TokenRow], pad_id: int, config: PackingConfig) -> Batch:
     assert spec.packs is not None
-    begin, packed = 0, []
-    for pack in spec.packs:
-        members = zip(pack, pieces[begin : begin + len(pack)], strict=True)
-        segments = [
-            SequenceToPack(sample_id=name, input_ids=row.input_ids, loss_mask=row.loss_mask) for name, row in members
-        ]
-        packed.append(lay_out(segments, config.model_copy(update={"pad_to_max": False}), pad_id))
-        begin += len(pack)
-    segment_ids = pad_sequences([one.segment_ids for one in packed], -1, spec.max_len)
+    remaining = iter(pieces)
+    packs = [list(islice(remaining, len(pack))) for pack in spec.packs]
+    rows = lay_out(packs, spec.max_len, pad_id, config.separator)
     return {
-        "input_ids": pad_sequences([one.input_ids for one in packed], pad_id, spec.max_len),
-        "loss_mask": pad_sequences([one.loss_mask for one in packed], 0, spec.max_len, np.uint8),
-        "attention_mask": (segment_ids >= 0).astype(np.uint8),
-        "position_ids": np.stack([segment_positions(row) for row in segment_ids]),
-        "segment_ids": segment_ids,
+        **rows._asdict(),
+        "attention_mask": (rows.segment_ids >= 0).astype(np.uint8),
+        "position_ids": segment_positions(rows.segment_ids),
     }

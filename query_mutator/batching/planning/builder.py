@@ -206,7 +206,7 @@ class BatchPlanBuilder:
         lengths = self._units.lengths[units]
         packs = pack_lengths(lengths, config) if len(units) else Packs(units, np.zeros(1, np.int64))
         sizes = np.diff(packs.offsets)
-        rows = packs.totals(lengths) + config.separator_length * (sizes - 1)
+        rows = packs.totals(lengths) + int(config.add_separator) * (sizes - 1)
         if config.pad_to_max:
             rows = np.full(len(sizes), config.max_length)
         loss = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,11 @@ from query_mutator.batching.planning.binpacking import (
     pack_first_fit,
     pack_in_order,
 )
-from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
 from query_mutator.errors import UsageError
 
 PADDING_SEGMENT = -1
-IGNORE_LABEL = -100  # what torch's cross entropy leaves out
+IGNORE_LABEL = -100  # ignore_index of torch's cross_entropy
 
 
 class PackingMode(StrEnum):
@@ -45,7 +45,7 @@ _PACKERS: dict[PackingMode, Callable[..., Packs]] = {
 
 
 class PackingConfig(Record):
-    """How sequences are packed; a separator closes every segment but a pack's last and costs one token."""
+    """How sequences are packed; a separator ends every segment of a pack but the last and costs one token."""
 
     mode: PackingMode = PackingMode.FIRST_FIT
     max_length: int = Field(default=2048, ge=1)
@@ -58,7 +58,7 @@ class PackingConfig(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.add_separator and self.separator_token_id is None:
-            raise ValueError("add_separator=True needs separator_token_id")
+            raise ValueError("add_separator=True needs separator_token_id; set it")
         return self
 
     @classmethod
@@ -67,15 +67,15 @@ class PackingConfig(Record):
         return cls(max_length=max_length)
 
     @property
-    def separator_length(self) -> int:
-        """Tokens between two segments: 1 with separators, else 0."""
-        return int(self.add_separator)
+    def separator(self) -> int | None:
+        """Token between two segments, None for none."""
+        return self.separator_token_id if self.add_separator else None
 
 
 def pack_lengths(lengths: NDArray[Any], config: PackingConfig) -> Packs:
     """Return which of the sequences of these lengths [n], none over `max_length`, share a pack."""
-    # a separator after every segment, and room for one more than fits, is a separator between segments
-    extra = config.separator_length
+    # A separator after every segment, in a row with room for one more, is a separator between segments.
+    extra = int(config.add_separator)
     packer = _PACKERS[config.mode]
     return packer(lengths + extra, config.max_length + extra, max_segments=config.max_segments)
 
@@ -131,7 +131,7 @@ class PackedSequence(Record):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where segments begin and the last one ends, int32 [num_segments + 1]; padding is left out."""
+        """Where segments begin and the last one ends, int32 [num_segments + 1], without padding."""
         starts = np.flatnonzero(np.diff(self.segment_ids[: self.total_tokens], prepend=PADDING_SEGMENT - 1))
         return np.append(starts, self.total_tokens).astype(np.int32)
 
@@ -147,12 +147,12 @@ class PackedSequence(Record):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """`input_ids` where there is a loss, −100 elsewhere, int64 [L] (a model shifts them itself)."""
-        return np.where(self.loss_mask == 1, self.input_ids, IGNORE_LABEL).astype(np.int64)
+        """`input_ids` where there is a loss, −100 elsewhere, int64 [L]."""
+        return labels_of(self.input_ids, self.loss_mask)
 
 
 class PackedSequences(list[PackedSequence]):
-    """The packs, and in `report` what became of sequences too long for any."""
+    """The packs, and in `report` the counts of over-long sequences."""
 
     def __init__(self, packs: Sequence[PackedSequence], report: OverlongReport) -> None:
         super().__init__(packs)
@@ -162,51 +162,36 @@ class PackedSequences(list[PackedSequence]):
 def pack_sequences(
     sequences: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int = 0
 ) -> PackedSequences:
-    """Pack sequences by the mode of `config`; one over `max_length` follows `config.overlong` and is counted."""
+    """Pack sequences by the mode of `config`; handle those over `max_length` by `config.overlong` and count them."""
     ids = IdTable.from_list([one.sample_id for one in sequences])
     table = LengthTable(ids=ids, lengths=np.array([one.length for one in sequences], np.int32))
     units = fit_units(table, config.max_length, config.overlong)
-    kept = units.members
-    pieces = list(sequences) + list(sequences[:1]) * (len(units.lengths) - len(sequences))  # the cuts fill them in
-    cuts = units.cuts
-    for unit, sample, start, stop in zip(cuts.unit, cuts.sample, cuts.start, cuts.stop, strict=True):
-        pieces[unit] = _piece(sequences[sample], int(start), int(stop))
-    if not len(kept):
+    if not len(units.members):
         return PackedSequences([], units.report)
-    packs = pack_lengths(units.lengths[kept], config)
-    rows = np.split(kept[packs.order], packs.offsets[1:-1])
-    return PackedSequences([lay_out([pieces[one] for one in row], config, pad_token_id) for row in rows], units.report)
+    packs = pack_lengths(units.lengths[units.members], config)
+    packed = []
+    for row in np.split(units.members[packs.order], packs.offsets[1:-1]):
+        samples, starts, stops = units.cuts.resolve(row)
+        pieces = [sequences[sample] for sample in samples]
+        if starts is not None and stops is not None:
+            pieces = [_cut(*piece) for piece in zip(pieces, starts.tolist(), stops.tolist(), strict=True)]
+        packed.append(_packed(pieces, config, pad_token_id))
+    return PackedSequences(packed, units.report)
 
 
-def _piece(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
-    return SequenceToPack(
-        sample_id=sequence.sample_id,
-        input_ids=sequence.input_ids[start:stop],
-        loss_mask=sequence.loss_mask[start:stop],
-    )
+def _cut(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
+    part = slice(start, None if stop == -1 else stop)
+    return sequence.model_copy(update={"input_ids": sequence.input_ids[part], "loss_mask": sequence.loss_mask[part]})
 
 
-def lay_out(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
-    """Return one row: segments one after the other, a separator after each but the last, padding."""
-    lengths = [one.length + config.separator_length for one in segments]
-    lengths[-1] -= config.separator_length
-    total = sum(lengths)
+def _packed(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
+    total = packed_length(segments, config.separator)
     size = config.max_length if config.pad_to_max else total
-    input_ids = np.full(size, pad_token_id, np.int32)
-    loss_mask = np.zeros(size, np.uint8)
-    segment_ids = np.full(size, PADDING_SEGMENT, np.int32)
-    begin = 0
-    for number, (one, length) in enumerate(zip(segments, lengths, strict=True)):
-        input_ids[begin : begin + one.length] = one.input_ids
-        loss_mask[begin + 1 : begin + one.length] = one.loss_mask[1:]
-        segment_ids[begin : begin + length] = number
-        if length > one.length and config.separator_token_id is not None:
-            input_ids[begin + one.length] = config.separator_token_id
-        begin += length
+    rows = lay_out([segments], size, pad_token_id, config.separator)
     return PackedSequence(
-        input_ids=input_ids,
-        loss_mask=loss_mask,
-        segment_ids=segment_ids,
+        input_ids=rows.input_ids[0],
+        loss_mask=rows.loss_mask[0],
+        segment_ids=rows.segment_ids[0],
         sample_ids=tuple(one.sample_id for one in segments),
         sample_lengths=tuple(one.length for one in segments),
         num_segments=len(segments),
@@ -215,12 +200,61 @@ def lay_out(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token
     )
 
 
+class Tokens(Protocol):
+    """A token sequence with its loss mask: SequenceToPack, Sample, TokenRow."""
+
+    @property
+    def input_ids(self) -> NDArray[Any]: ...
+
+    @property
+    def loss_mask(self) -> NDArray[Any]: ...
+
+
+class PackedRows(NamedTuple):
+    """Packs as rows of matrices [R, L]; padding has segment −1, the first token of a segment has no loss."""
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    segment_ids: NDArray[np.int32]
+
+
+def packed_length(segments: Sequence[Tokens], separator: int | None) -> int:
+    """Return the tokens of a pack, with a separator after each segment but the last."""
+    return sum(len(one.input_ids) for one in segments) + (len(segments) - 1) * (separator is not None)
+
+
+def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator: int | None = None) -> PackedRows:
+    """Return packs as rows of `size` tokens: segments one after the other, separators between them, padding."""
+    rows = PackedRows(
+        np.full((len(packs), size), pad_id, np.int32),
+        np.zeros((len(packs), size), np.uint8),
+        np.full((len(packs), size), PADDING_SEGMENT, np.int32),
+    )
+    for pack, input_ids, loss_mask, segment_ids in zip(packs, *rows, strict=True):
+        begin = 0
+        for number, one in enumerate(pack):
+            end = begin + len(one.input_ids)
+            input_ids[begin:end] = one.input_ids
+            loss_mask[begin + 1 : end] = one.loss_mask[1:]
+            if separator is not None and number < len(pack) - 1:
+                input_ids[end] = separator
+                end += 1
+            segment_ids[begin:end] = number
+            begin = end
+    return rows
+
+
 def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the position of every token within its segment, 0 in padding, for segment ids [L]."""
-    here = np.arange(len(segment_ids))
-    begins = np.diff(segment_ids, prepend=PADDING_SEGMENT - 1) != 0
-    positions = here - np.maximum.accumulate(np.where(begins, here, 0))
+    """Return the position of every token within its segment, 0 in padding, for segment ids [..., L]."""
+    here = np.arange(segment_ids.shape[-1])
+    begins = np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1) != 0
+    positions = here - np.maximum.accumulate(np.where(begins, here, 0), axis=-1)
     return np.where(segment_ids == PADDING_SEGMENT, 0, positions).astype(np.int32)
+
+
+def labels_of(input_ids: NDArray[Any], loss_mask: NDArray[Any]) -> NDArray[np.int64]:
+    """Return `input_ids` where there is a loss, −100 elsewhere, as int64 (a model shifts labels itself)."""
+    return np.where(loss_mask == 1, input_ids, IGNORE_LABEL).astype(np.int64)
 
 
 def create_segment_attention_mask(
@@ -245,7 +279,7 @@ def create_segment_attention_mask(
 
 
 class PackingMetrics(Record):
-    """How well a set of packs is filled."""
+    """Fill of a set of packs; every ratio is 0 when there is nothing to divide by."""
 
     num_original_samples: int = Field(default=0, ge=0)
     num_packed_sequences: int = Field(default=0, ge=0)
@@ -254,20 +288,9 @@ class PackingMetrics(Record):
     total_padded_length: int = Field(default=0, ge=0)
     total_loss_tokens: int = Field(default=0, ge=0)
 
-    @property
-    def packing_ratio(self) -> float:
-        """Segments per pack, 0 when empty."""
-        return self.num_original_samples / self.num_packed_sequences if self.num_packed_sequences else 0.0
-
-    @property
-    def efficiency(self) -> float:
-        """Tokens that are not padding, as a fraction, 0 when empty."""
-        return self.total_tokens / self.total_padded_length if self.total_padded_length else 0.0
-
-    @property
-    def loss_efficiency(self) -> float:
-        """Tokens with a loss as a fraction of all, 0 when empty."""
-        return self.total_loss_tokens / self.total_padded_length if self.total_padded_length else 0.0
+    packing_ratio: ClassVar = Ratio("num_original_samples", "num_packed_sequences")
+    efficiency: ClassVar = Ratio("total_tokens", "total_padded_length")
+    loss_efficiency: ClassVar = Ratio("total_loss_tokens", "total_padded_length")
 
     def saving_over(self, padded_tokens: int) -> float:
         """Return the fraction of tokens saved against the `padded_tokens` of another layout of the same samples."""

@@ -354,7 +354,7 @@ def test_padding_never_cuts() -> None:
     assert pad_sequences([], 0).shape == (0, 0)
     with pytest.raises(UsageError, match="sequence 1 has 3 items"):
         pad_sequences([[1], [1, 2, 3]], 0, max_length=2)
-    with pytest.raises(UsageError, match="no sample"):
+    with pytest.raises(UsageError, match="two lists of one length"):
         default_collate([{"input_ids": [1], "loss_mask": [1, 0]}], 4)
     assert default_collate([{"input_ids": [1, 2]}], 4)["loss_mask"].tolist() == [[1, 1, 0, 0]]
 

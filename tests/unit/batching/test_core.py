@@ -63,8 +63,8 @@ def test_a_sample_is_read_only() -> None:
         ([1, 2], [1, 2], None, "0 and 1"),
         ([1, 2], [1, 1], [0], "1 segment_ids"),
         ([1, 2], [1, 1], [1, 0], "must not decrease"),
-        ([1.5, 2], [1, 1], None, "whole numbers"),
-        ([2**40, 2], [1, 1], None, "outside int32"),
+        ([1.5, 2], [1, 1], None, "integers"),
+        ([2**40, 2], [1, 1], None, "outside the range of int32"),
     ],
 )
 def test_a_broken_sample_is_refused(ids: list[int], mask: list[int], segments: list[int] | None, message: str) -> None:
@@ -127,7 +127,7 @@ def test_buckets_cover_lengths_without_gaps() -> None:
     assert [spec.get_bucket_range(one) for one in range(3)] == [(1, 128), (129, 256), (257, 512)]
     assert spec.is_overflow(2)
     assert spec.should_skip(513)
-    with pytest.raises(ValueError, match=r"outside 1\.\.512"):
+    with pytest.raises(ValueError, match=r"outside the buckets 1\.\.512"):
         spec.get_bucket_id(513)
     exact = BucketSpec(edges=(128, 4096))
     assert (exact.num_buckets, exact.overflow_max, exact.is_overflow(2)) == (2, 4096, False)
@@ -139,9 +139,9 @@ def test_buckets_cover_lengths_without_gaps() -> None:
     ("edges", "overflow", "message"),
     [
         ((), 5, "edges"),
-        ((0, 5), 9, "below the shortest"),
+        ((0, 5), 9, "below min_length"),
         ((-3, 5), 9, "below"),
-        ((5, 5), 9, "must rise"),
+        ((5, 5), 9, "must be ascending"),
         ((5, 9), 8, "8"),
     ],
 )

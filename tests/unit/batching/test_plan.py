@@ -98,7 +98,7 @@ def test_drop_last_counts_what_it_drops() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValidationError, match="must rise"):
+    with pytest.raises(ValidationError, match="must be ascending"):
         BatchingConfig(bucket_edges=(512, 128), overflow_max=600)
     with pytest.raises(ValidationError, match="overflow_max=10"):
         BatchingConfig(bucket_edges=(128,), overflow_max=10)
