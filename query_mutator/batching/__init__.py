@@ -93,48 +93,45 @@ from query_mutator.batching.samples import (
     save_samples,
     save_samples_async,
 )
-from query_mutator.batching.streaming import (
-    AsyncOfflineDatasetStream,
-    AsyncSampleStream,
-    BufferEvictionPolicy,
-    BufferSnapshot,
+from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream, HintPolicy, Policy
+from query_mutator.batching.streaming.gym_types import (
     DifficultyProfile,
-    EpisodeStatus,
-    GymClient,
     GymConfig,
     GymConnectionError,
     GymEpisode,
-    GymEpisodeStream,
     GymError,
     GymOutputMode,
     GymProtocolError,
     GymStep,
     GymTransport,
-    HintPolicy,
-    MockGymStream,
-    OfflineDatasetStream,
-    Policy,
     PuzzleCompletion,
     PuzzleDifficulty,
     PuzzleEpisode,
     PuzzleGame,
     PuzzleObservation,
     PuzzleResult,
-    ReplayBuffer,
+    TelnetClientConfig,
+)
+from query_mutator.batching.streaming.mock_stream import MockGymStream
+from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
+from query_mutator.batching.streaming.open import open_stream
+from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
+from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
+from query_mutator.batching.streaming.replay_types import (
+    BufferEvictionPolicy,
+    BufferSnapshot,
     ReplayBufferConfig,
     ReplayDraw,
-    RollingBatchPlanWindow,
+)
+from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig, WindowState
+from query_mutator.batching.streaming.types import (
+    EpisodeStatus,
     SampleSource,
-    SampleStream,
     StreamConfig,
     StreamMetrics,
     StreamSample,
     StreamState,
-    TelnetClientConfig,
-    TelnetGymClient,
-    WindowConfig,
-    WindowState,
-    open_stream,
 )
 
 TORCH_NAMES = (

@@ -1,27 +1,27 @@
-"""A client of line-speaking puzzle gyms: the puzzle arcade's protocol, which `gym_server` speaks as well.
+"""A client of the puzzle arcade's line protocol, which `query_mutator.gym` serves too.
 
     menu    GAME DIFFICULTY [SEED]                            starts a puzzle
-    puzzle  show, hint, stats, reset, check, mode NAME, menu  and whatever the puzzle takes, such as `place 1 5 7`
+    puzzle  show, hint, stats, reset, check, mode NAME, menu  and the puzzle's actions, such as `place 1 5 7`
 
 Replies have no end mark and any number of lines, some of them plain text even in JSON mode. So after each command the
-client sends one that no server knows, `mode fence17`: the complaint about it names the fence, and all that came
-before it is the reply. No reply is guessed from silence, and a reply that is late cannot be taken for the next one's.
+client sends one that no server knows, `mode fence17`: the error message names the fence, and everything before it is
+the reply. Silence is never taken for an end, and a late reply is never taken for the next command's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.connection import LineConnection, connect
 from query_mutator.batching.streaming.gym_types import (
     GymConfig,
@@ -33,12 +33,15 @@ from query_mutator.batching.streaming.gym_types import (
     PuzzleDifficulty,
     PuzzleObservation,
     PuzzleResult,
+    TelnetClientConfig,
 )
+
+__all__ = ["ENVIRONMENT", "GymClient", "Reply", "TelnetGymClient"]
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "> "
-ENVIRONMENT = "ENVIRONMENT"  # the code of a puzzle that broke down
+ENVIRONMENT = "ENVIRONMENT"  # the error code of a puzzle that failed
 MENU_LINE = re.compile(r"^\s*(\d+)\)\s+(.+?)\s+-\s")
 UNKNOWN_IN_MENU = "Unknown command"
 SOLVED = re.compile(r"CONGRATULATIONS|^COMPLETE\b")
@@ -46,13 +49,12 @@ LOST = re.compile(r"^GAME ?OVER", re.IGNORECASE)
 NOT_STARTED = re.compile(r"Unknown command|Invalid (start|game|difficulty)", re.IGNORECASE)
 FAILED = re.compile(r"^Error: (.+)")
 REFUSED = re.compile(r"unknown command|invalid|error|usage:", re.IGNORECASE)
-R = TypeVar("R", PuzzleObservation, PuzzleCompletion)
-
 RULER = re.compile(r"^[=-]{5,}$")
+R = TypeVar("R", PuzzleObservation, PuzzleCompletion)
 
 
 class Reply(NamedTuple):
-    """What came back for one command: lines of text, and the JSON objects among them."""
+    """The reply to one command: its lines of text, and its lines that are JSON objects."""
 
     lines: tuple[str, ...]
     objects: tuple[dict[str, Any], ...]
@@ -63,7 +65,7 @@ class Reply(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the lines without blank ones and rulers at both ends."""
+        """Return the lines, without blank lines and rulers at both ends."""
         lines = list(self.lines)
         for end in (0, -1):
             while lines and (not lines[end].strip() or RULER.match(lines[end].strip())):
@@ -72,41 +74,47 @@ class Reply(NamedTuple):
 
 
 class GymClient:
-    """One connection to a gym, used by one task; a reply that does not come in time ends the connection."""
+    """One connection to a gym, for one task at a time; a late reply ends the connection."""
 
     def __init__(self, config: GymConfig | None = None) -> None:
         self.config = config or GymConfig()
-        self.games: dict[str, int] = {}  # what the menu offers: names to numbers
+        self.games: dict[str, int] = {}  # the menu: names to numbers
         self._connection: LineConnection | None = None
         self._fences = itertools.count(1)
-        self._echoes: deque[str] = deque()  # lines sent, which a telnet server sends back
+        self._echoes: deque[str] = deque()  # lines sent, which a telnet server may echo
         self._playing = False
 
     # --- connection ------------------------------------------------------------------------------------------------
 
     @property
     def is_connected(self) -> bool:
-        """Say whether there is a connection."""
+        """Return whether there is a connection."""
         return self._connection is not None
 
     async def connect(self) -> None:
-        """Connect and read the menu; GymConnectionError when nothing answers. `GymEpisodeStream` tries again."""
+        """Connect and read the menu; raise GymConnectionError if nothing answers. `GymEpisodeStream` retries."""
         if self._connection is not None:
             return
         self._connection = await connect(self.config)
         self._echoes.clear()
         self._playing = False
+        async with self._deadline(self.config.connect_timeout, "sent no greeting"):
+            first = await self._connection.read_line()  # servers listen only after their greeting
+            greeting = await self._until_fence(menu=True)
+        self.games = _games((first, *greeting.lines))
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, seconds: float, failure: str) -> AsyncIterator[None]:
+        """Disconnect when the block fails, is cancelled or takes longer: a reply may still arrive."""
         try:
-            async with asyncio.timeout(self.config.connect_timeout):
-                first = await self._connection.read_line()  # servers listen only once they have greeted
-                greeting = await self._until_fence(menu=True)
+            async with asyncio.timeout(seconds):
+                yield
         except TimeoutError as error:
             await self.disconnect()
-            raise GymConnectionError(f"{self.config.address} sent no greeting") from error
+            raise GymConnectionError(f"{self.config.address} {failure} within {seconds:g} s") from error
         except BaseException:
             await self.disconnect()
             raise
-        self.games = _games((first, *greeting.lines))
 
     async def disconnect(self) -> None:
         """Close the connection; idempotent."""
@@ -126,7 +134,7 @@ class GymClient:
     async def start_puzzle(
         self, game: str, difficulty: str = PuzzleDifficulty.EASY, seed: int | None = None
     ) -> PuzzleObservation:
-        """Start a puzzle (leaving another one) and return what it shows; an unknown game is a GymProtocolError."""
+        """Leave the current puzzle, start another and return its state; raise GymProtocolError for an unknown game."""
         await self.connect()
         if self._playing:
             await self.quit_puzzle()
@@ -142,7 +150,7 @@ class GymClient:
         return await self.show_state()
 
     def _number_of(self, game: str) -> str:
-        """Return a game's number in the menu, found by its name or how that begins; without a menu, the name."""
+        """Return a game's number in the menu, by its name or a prefix of it; without a menu, the name."""
         wanted = _plain(game)
         if not self.games:
             return game
@@ -150,7 +158,7 @@ class GymClient:
             for name, number in self.games.items():
                 if matches(name, wanted) or matches(name.replace("_", ""), wanted.replace("_", "")):
                     return str(number)
-        raise GymProtocolError(f"{self.config.address} has no {game!r}; it offers {', '.join(self.games)}")
+        raise GymProtocolError(f"{self.config.address} does not offer {game!r}; use one of {', '.join(self.games)}")
 
     async def show_state(self) -> PuzzleObservation:
         """Return the state of the puzzle."""
@@ -158,11 +166,11 @@ class GymClient:
         return self._observation(reply) or PuzzleObservation(text=reply.text)
 
     async def send_action(self, action: str) -> PuzzleResult:
-        """Carry out a command of the puzzle and return what became of it."""
+        """Send an action and return its result."""
         return self._result(await self.command(action))
 
     async def get_hint(self) -> PuzzleResult:
-        """Return a hint: `success` False when there is none, `info["action"]` where the server names the action."""
+        """Return a hint; `success` is False if there is none, `info["action"]` is the action if the server names it."""
         reply = await self.command("hint")
         given = reply.last("hint")
         if given is not None:
@@ -177,39 +185,30 @@ class GymClient:
         return PuzzleResult(success=False, code="NO_HINT", message=refused.get("message") or reply.text)
 
     async def get_stats(self) -> dict[str, Any]:
-        """Return the server's account of this puzzle; in text modes under the key `text`."""
+        """Return the server's counts for this puzzle; in text modes under the key `text`."""
         reply = await self.command("stats")
         return reply.last("stats") or {"text": reply.text}
 
     async def reset_puzzle(self) -> PuzzleObservation:
-        """Put the puzzle back to its beginning and return what it shows."""
+        """Restart the puzzle and return its state."""
         return self._observation(await self.command("reset")) or await self.show_state()
 
     async def quit_puzzle(self) -> None:
-        """Leave the puzzle for the menu."""
+        """Return to the menu."""
         await self.command("menu", menu=True)
         self._playing = False
 
     # --- the wire --------------------------------------------------------------------------------------------------
 
     async def command(self, *lines: str, menu: bool = False) -> Reply:
-        """Send lines and return everything the server says to them; `menu` when it may be in the menu afterwards."""
+        """Send lines and return the reply to them; set `menu` if the server may be in the menu afterwards."""
         text = " / ".join(lines)
         if any("\n" in line or "\r" in line for line in lines):
-            raise ValueError(f"a command is one line: {text!r}")
+            raise ValueError(f"{text!r} has several lines; send one line per command")
         if self._connection is None:
             raise GymConnectionError(f"not connected to {self.config.address}")
-        try:
-            async with asyncio.timeout(self.config.read_timeout):
-                return await self._until_fence(*lines, menu=menu)
-        except TimeoutError as error:
-            await self.disconnect()
-            raise GymConnectionError(
-                f"{self.config.address} did not answer {text!r} within {self.config.read_timeout:g} s"
-            ) from error
-        except BaseException:  # cancelled halfway too: what is still to come belongs to nobody
-            await self.disconnect()
-            raise
+        async with self._deadline(self.config.read_timeout, f"did not answer {text!r}"):
+            return await self._until_fence(*lines, menu=menu)
 
     async def _until_fence(self, *commands: str, menu: bool) -> Reply:
         assert self._connection is not None
@@ -227,7 +226,7 @@ class GymClient:
             found.append(line)
 
     def _without_echo(self, line: str) -> str | None:
-        """Return a line without prompt, or None when it is one that was sent, coming back."""
+        """Return a line without its prompt, or None if it is the echo of a line that was sent."""
         text = line
         while text.startswith(PROMPT):
             text = text[len(PROMPT) :]
@@ -240,7 +239,7 @@ class GymClient:
     # --- reading replies -------------------------------------------------------------------------------------------
 
     def _observation(self, reply: Reply) -> PuzzleObservation | None:
-        """Return the state in a reply, or None when it shows none."""
+        """Return the state in a reply, or None if there is none."""
         given = reply.last("observation")
         if given is not None:
             return _record(PuzzleObservation, {**given, "text": _text_of(given)})
@@ -272,26 +271,15 @@ class GymClient:
         )
 
 
-class TelnetClientConfig(Record):
-    """Where a telnet gym is, and how patient its client is."""
-
-    host: str = "localhost"
-    port: int = Field(default=8023, ge=1, le=65535)
-    connect_timeout: float = Field(default=10.0, gt=0)
-    read_timeout: float = Field(default=30.0, gt=0)
-    max_retries: int = Field(default=3, ge=0)
-    retry_delay: float = Field(default=1.0, ge=0)
-
-
 class TelnetGymClient(GymClient):
-    """A `GymClient` over telnet in JSON mode that tries to connect up to `max_retries` more times."""
+    """A `GymClient` over telnet in JSON mode that connects again up to `max_retries` times."""
 
     def __init__(self, config: TelnetClientConfig | None = None) -> None:
         self.telnet_config = config or TelnetClientConfig()
         super().__init__(GymConfig(transport=GymTransport.TELNET, **self.telnet_config.model_dump()))
 
     async def connect(self) -> None:
-        """Connect and read the menu, waiting `retry_delay` seconds between tries."""
+        """Connect and read the menu; wait `retry_delay` seconds between attempts."""
         for attempt in range(self.telnet_config.max_retries + 1):
             try:
                 await super().connect()
@@ -299,24 +287,22 @@ class TelnetGymClient(GymClient):
             except GymConnectionError as error:
                 if attempt == self.telnet_config.max_retries:
                     raise
-                logger.info("%s; trying again", error)
+                logger.info("%s; connecting again", error)
                 await asyncio.sleep(self.telnet_config.retry_delay)
 
 
 def _reply(lines: Sequence[str]) -> Reply:
-    """Sort lines into text and JSON objects; a line that only looks like JSON is text."""
+    """Sort lines into text and JSON objects; invalid JSON is text."""
     texts, objects = [], []
     for line in lines:
+        found = None
         if line.startswith("{"):
-            try:
+            with contextlib.suppress(ValueError):
                 found = json.loads(line)
-            except ValueError:
-                texts.append(line)
-                continue
-            if isinstance(found, dict):
-                objects.append(found)
-                continue
-        texts.append(line)
+        if isinstance(found, dict):
+            objects.append(found)
+        else:
+            texts.append(line)
     return Reply(tuple(texts), tuple(objects))
 
 
@@ -330,7 +316,7 @@ def _plain(name: str) -> str:
 
 
 def _text_of(state: dict[str, Any]) -> str:
-    """Return what a reader is shown of a JSON state."""
+    """Return a JSON state as text for a reader."""
     shown = state.get("text") or state.get("grid_display")
     if isinstance(shown, str) and shown.strip():
         return f"{state.get('game', 'Puzzle')} ({state.get('difficulty', '?')})\n{shown.rstrip()}"
@@ -350,7 +336,7 @@ def _solved(reply: Reply) -> bool:
 
 
 def _failure(reply: Reply) -> str | None:
-    """Return what the server says when the puzzle itself broke down."""
+    """Return the error message of a puzzle that failed on the server, if it did."""
     error = reply.last("error")
     if error is not None and error.get("code") == ENVIRONMENT:
         return str(error.get("message"))
@@ -362,4 +348,4 @@ def _record(kind: type[R], fields: dict[str, Any]) -> R:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise GymProtocolError(f"a gym's {fields.get('type')} cannot be read: {error.errors()[0]['msg']}") from error
+        raise GymProtocolError(f"the gym sent an invalid {fields.get('type')}: {error.errors()[0]['msg']}") from error

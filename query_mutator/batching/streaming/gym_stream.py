@@ -1,8 +1,8 @@
 """Episodes of a puzzle gym as a stream of samples: one sample per step, the observation given, the action learned.
 
 What an episode plays (puzzle, difficulty, seed) is a function of the stream's seed and the episode's number, so a
-stream on the same gym with the same policy gives the same samples, and an episode cut off by a broken connection is
-played again from its beginning. Nothing of a broken episode is handed out.
+stream on the same gym with the same policy yields the same samples. An episode that a broken connection interrupts is
+played again from its beginning, and none of its steps are yielded.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
+from query_mutator.batching.generation.rows import Tokenizer
 from query_mutator.batching.streaming.gym_client import ENVIRONMENT, GymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
 from query_mutator.batching.streaming.gym_types import (
@@ -28,27 +28,22 @@ from query_mutator.batching.streaming.gym_types import (
     PuzzleObservation,
     PuzzleResult,
 )
-from query_mutator.batching.streaming.types import (
-    EpisodeStatus,
-    SampleSource,
-    StreamAccount,
-    StreamMetrics,
-    StreamSample,
-    StreamState,
-    utc_now,
-)
+from query_mutator.batching.streaming.stream_base import EpisodeStream
+from query_mutator.batching.streaming.types import EpisodeStatus, StreamSample, StreamState, utc_now
 from query_mutator.batching.sync import to_sync_iterator
 from query_mutator.errors import UsageError
 
+__all__ = ["GymEpisodeStream", "HintPolicy", "Policy"]
+
 logger = logging.getLogger(__name__)
 
-#: Chooses an action for what is shown, or None to give up; with an attribute `wants_hint = True` the observation
-#: carries the server's hint.
+#: Chooses an action for an observation, or None to give up. With an attribute `wants_hint = True` the observation
+#: includes the server's hint.
 Policy = Callable[[PuzzleObservation], "str | Awaitable[str | None] | None"]
 
 
 class HintPolicy:
-    """Does what the server hints at; gives up when there is no hint, or none that names a command."""
+    """Follow the server's hint; give up when there is none, or none that names a command."""
 
     wants_hint = True
 
@@ -58,21 +53,20 @@ class HintPolicy:
 
 
 class EpisodePlan(NamedTuple):
-    """What one episode plays."""
+    """What one episode plays; the fields are those of a GymEpisode."""
 
-    number: int
     episode_id: str
-    game: str
+    puzzle_type: str
     difficulty: float
     seed: int
 
 
-class GymEpisodeStream(StreamAccount):
-    """Plays a gym and hands out the steps of every finished episode, for `async for` and for `for`.
+class GymEpisodeStream(EpisodeStream):
+    """Play a gym and yield the steps of every finished episode, for `async for` and for `for`.
 
-    `policy` chooses the actions (default: `HintPolicy`). A lost connection is made again up to `max_retries` times
-    for an episode, then it is a GymConnectionError. `close`, from any task, ends the stream at once; a cancelled task
-    leaves no connection behind.
+    `policy` chooses the actions (default: `HintPolicy`). After a lost connection, connect again up to `max_retries`
+    times per episode, then raise GymConnectionError. `close`, from any task, ends the stream at once; a cancelled
+    task leaves no connection open.
     """
 
     def __init__(
@@ -87,18 +81,12 @@ class GymEpisodeStream(StreamAccount):
         policy: Policy | None = None,
         keep_failures: bool = True,
     ) -> None:
-        if not 1 <= min_length <= max_length:
-            raise UsageError(f"min_length={min_length} and max_length={max_length}: 1 <= min_length <= max_length")
+        super().__init__(tokenizer, dataset_id=dataset_id, min_length=min_length, max_length=max_length)
         self.config = config
-        self.dataset_id = dataset_id
         self.max_episodes = max_episodes
-        self.min_length = min_length
-        self.max_length = max_length
         self.policy: Policy = policy or HintPolicy()
         self.keep_failures = keep_failures
-        self._rows = RowTokenizer(tokenizer)
         self._client = GymClient(config)
-        super().__init__()
         self._next_episode = 0
         self._closed = asyncio.Event()
 
@@ -107,16 +95,18 @@ class GymEpisodeStream(StreamAccount):
     async def __aiter__(self) -> AsyncGenerator[StreamSample, None]:
         async for episode in self.episodes():
             if episode.success or self.keep_failures:
-                for sample in self._samples(episode):
-                    yield sample
+                for step in episode.steps:
+                    sample = self._sample(episode, step)
+                    if self._counted(sample):
+                        yield sample
 
     def __iter__(self) -> Iterator[StreamSample]:
         return to_sync_iterator(self.__aiter__)
 
     async def episodes(self) -> AsyncGenerator[GymEpisode, None]:
-        """Yield finished episodes, from where the stream stands to `max_episodes`."""
+        """Yield finished episodes, from the stream's position to `max_episodes`."""
         self._state = StreamState.STREAMING
-        self._closed = asyncio.Event()  # of the loop that runs now
+        self._closed = asyncio.Event()  # bound to the running loop
         try:
             while self.max_episodes is None or self._next_episode < self.max_episodes:
                 begin = time.perf_counter()
@@ -138,7 +128,7 @@ class GymEpisodeStream(StreamAccount):
                 self._state = StreamState.PAUSED
 
     async def _played(self) -> GymEpisode | None:
-        """Play the next episode, connecting again when the connection breaks; None when the stream was closed."""
+        """Play the next episode, connecting again when the connection breaks; return None if the stream was closed."""
         delay = self.config.retry_delay
         for retries_left in range(self.config.max_retries, -1, -1):
             try:
@@ -152,17 +142,12 @@ class GymEpisodeStream(StreamAccount):
                 logger.warning("%s; connecting again in %g s", error, delay)
                 self._metrics.reconnections += 1
                 await self._client.disconnect()
-            if await self._closed_within(delay):
+            try:
+                await asyncio.wait_for(self._closed.wait(), delay)
                 return None
-            delay *= 2
+            except TimeoutError:
+                delay *= 2
         raise AssertionError("the last retry returns or raises")
-
-    async def _closed_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._closed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
     def _plan(self, number: int) -> EpisodePlan:
         rng = np.random.default_rng([self.config.seed, number])
@@ -170,9 +155,8 @@ class GymEpisodeStream(StreamAccount):
         if not games:
             raise UsageError(f"{self.config.address} lists no puzzles; name some with puzzle_types")
         return EpisodePlan(
-            number=number,
             episode_id=f"{self.dataset_id}_{number:06d}",
-            game=games[int(rng.integers(len(games)))],
+            puzzle_type=games[int(rng.integers(len(games)))],
             difficulty=float(rng.uniform(*self.config.difficulty_range)),
             seed=int(rng.integers(2**31)),
         )
@@ -181,29 +165,17 @@ class GymEpisodeStream(StreamAccount):
 
     async def _play(self, plan: EpisodePlan) -> GymEpisode:
         start, steps = utc_now(), list[GymStep]()
-        status = EpisodeStatus.RUNNING
         try:
             async with asyncio.timeout(self.config.episode_timeout):
                 status = await self._steps(plan, steps)
         except TimeoutError:
             status = EpisodeStatus.TIMEOUT
-            await self._client.disconnect()  # a reply may still be on its way
-        return GymEpisode(
-            episode_id=plan.episode_id,
-            puzzle_type=plan.game,
-            difficulty=plan.difficulty,
-            seed=plan.seed,
-            steps=tuple(steps),
-            total_reward=sum(step.reward for step in steps),
-            success=status is EpisodeStatus.SUCCESS,
-            status=status,
-            start_time=start,
-            end_time=utc_now(),
-        )
+            await self._client.disconnect()  # a reply may still arrive
+        return GymEpisode.ended(status, steps, start, **plan._asdict())
 
     async def _steps(self, plan: EpisodePlan, steps: list[GymStep]) -> EpisodeStatus:
-        """Play to the end, adding each step as it is taken, and return how it ended."""
-        observation = await self._client.start_puzzle(plan.game, PuzzleDifficulty.at(plan.difficulty), plan.seed)
+        """Play to the end, appending each step as it is taken, and return the status."""
+        observation = await self._client.start_puzzle(plan.puzzle_type, PuzzleDifficulty.at(plan.difficulty), plan.seed)
         for number in range(self.config.max_steps):
             observation = observation.model_copy(update={"step_index": number, "hint": await self._hint()})
             action = self.policy(observation)
@@ -212,7 +184,7 @@ class GymEpisodeStream(StreamAccount):
             if action is None:
                 return EpisodeStatus.FAILURE
             result = await self._client.send_action(action)
-            steps.append(_step(number, observation, action, result))
+            steps.append(_step(observation, action, result))
             if result.code == ENVIRONMENT:
                 return EpisodeStatus.ERROR
             if result.done:
@@ -228,46 +200,19 @@ class GymEpisodeStream(StreamAccount):
             return None
         return f"`{hint.info['action']}`" if hint.info.get("action") else hint.message
 
-    # --- samples ---------------------------------------------------------------------------------------------------
-
-    def _samples(self, episode: GymEpisode) -> Iterator[StreamSample]:
-        for step in episode.steps:
-            tokens = self._rows.pair(step.observation + "\n", step.action or "")
-            if not self.min_length <= tokens.length <= self.max_length:
-                self._metrics.record_filtered()
-                continue
-            sample = StreamSample(
-                input_ids=tokens.input_ids,
-                loss_mask=tokens.loss_mask,
-                sample_id=f"{episode.episode_id}_{step.step_index}",
-                dataset_id=self.dataset_id,
-                source=SampleSource.GYM,
-                episode_id=episode.episode_id,
-                episode_status=episode.status,
-                step_index=step.step_index,
-                total_steps=episode.num_steps,
-                reward=step.reward,
-                difficulty=episode.difficulty,
-                success=episode.success,
-            )
-            self._metrics.record_sample(sample)
-            yield sample
-
-    # --- going back and ending -------------------------------------------------------------------------------------
+    # --- reset, close, resume --------------------------------------------------------------------------------------
 
     async def reset(self) -> None:
-        """Go back to the first episode, with metrics from zero."""
+        """Return to the first episode, with metrics from zero."""
         await self._client.disconnect()
         self._next_episode = 0
-        self._metrics = StreamMetrics()
-        self._state = StreamState.IDLE
+        self._restart()
 
     async def close(self) -> None:
         """End the stream, also while another task waits for its next sample; idempotent."""
         self._closed.set()
         await self._client.disconnect()
-        if self._state is StreamState.STREAMING:
-            self._state = StreamState.IDLE
+        self._stop()
 
     async def __aenter__(self) -> Self:
         await self._client.connect()
@@ -280,17 +225,16 @@ class GymEpisodeStream(StreamAccount):
         """Return the number of the next episode."""
         return {"next_episode": self._next_episode, "seed": self.config.seed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the episode after those `state_dict` has seen; another seed's state is a UsageError."""
-        if state["seed"] != self.config.seed:
-            raise UsageError(f"the state of a gym stream with seed {state['seed']}, not {self.config.seed}")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a `state_dict`; raise UsageError for one with another seed."""
+        self._check_state(state, seed=self.config.seed)
         self._next_episode = int(state["next_episode"])
 
 
-def _step(number: int, observation: PuzzleObservation, action: str, result: PuzzleResult) -> GymStep:
+def _step(observation: PuzzleObservation, action: str, result: PuzzleResult) -> GymStep:
     info = {"success": result.success, "code": result.code, "message": result.message}
     return GymStep(
-        step_index=number,
+        step_index=observation.step_index,
         observation=observation.text,
         action=action,
         reward=result.reward,

@@ -1,12 +1,13 @@
-"""The records of a gym: how to reach it, what it shows, what was done there, and how it went.
+"""The records of a gym: how to reach it, what it shows, what was done there, and the result.
 
 GymError (BackendError)
-├── GymConnectionError   nothing answers, or the connection broke and could not be made again
+├── GymConnectionError   nothing answers, or the connection broke
 └── GymProtocolError     the server answers, but not as a puzzle gym does
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -14,8 +15,14 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from query_mutator.batching.records import Record
-from query_mutator.batching.streaming.types import EpisodeStatus
+from query_mutator.batching.streaming.types import EpisodeStatus, utc_now
 from query_mutator.errors import BackendError, ServerDownError
+
+__all__ = [
+    "DifficultyProfile", "GymConfig", "GymConnectionError", "GymEpisode", "GymError", "GymOutputMode",
+    "GymProtocolError", "GymStep", "GymTransport", "PuzzleCompletion", "PuzzleDifficulty", "PuzzleEpisode",
+    "PuzzleGame", "PuzzleObservation", "PuzzleResult", "TelnetClientConfig",
+]  # fmt: skip
 
 
 class GymError(BackendError):
@@ -27,7 +34,7 @@ class GymConnectionError(GymError, ServerDownError, ConnectionError):
 
 
 class GymProtocolError(GymError):
-    """What answers at the address does not speak as a puzzle gym does."""
+    """The server at the address does not speak the protocol of a puzzle gym."""
 
 
 class GymTransport(StrEnum):
@@ -39,46 +46,54 @@ class GymTransport(StrEnum):
 
 
 class GymOutputMode(StrEnum):
-    """How the server words its replies."""
+    """How the server formats its replies."""
 
     NORMAL = "normal"
     AGENT = "agent"
     JSON = "json"
 
 
-class GymConfig(Record):
-    """Where a gym is, what is played there, and how patient the client is."""
+class TelnetClientConfig(Record):
+    """Where a gym is, how long its client waits (in seconds), and how often it connects again."""
 
     host: str = "localhost"
     port: int = Field(default=8023, ge=1, le=65535)
+    connect_timeout: float = Field(default=10.0, gt=0)
+    read_timeout: float = Field(default=30.0, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    retry_delay: float = Field(default=1.0, ge=0)
+
+
+class GymConfig(TelnetClientConfig):
+    """Where a gym is and what is played there.
+
+    `max_retries` counts per episode, and `retry_delay` doubles with each of them.
+    """
+
     transport: GymTransport = GymTransport.TELNET
     output_mode: GymOutputMode = GymOutputMode.JSON
     path: str = "/ws"  # of a WebSocket server
-    connect_timeout: float = Field(default=10.0, gt=0)  # seconds, as all of these
-    read_timeout: float = Field(default=30.0, gt=0)
     episode_timeout: float = Field(default=300.0, gt=0)
     puzzle_types: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: any the server offers
     difficulty_range: tuple[float, float] = (0.0, 1.0)
-    max_steps: int = Field(default=200, ge=1)  # an episode that takes more is a failure
-    max_retries: int = Field(default=3, ge=0)  # connections made again for one episode
-    retry_delay: float = Field(default=1.0, ge=0)  # before the first of them; doubled for each further one
+    max_steps: int = Field(default=200, ge=1)  # a longer episode is a failure
     seed: int = Field(default=42, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         low, high = self.difficulty_range
         if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"difficulty_range=({low}, {high}): two numbers from 0 to 1, the smaller one first")
+            raise ValueError(f"difficulty_range=({low}, {high}) is not valid; use 0 <= low <= high <= 1")
         return self
 
     @property
     def address(self) -> str:
-        """Return transport, host and port as one would type them."""
+        """Return transport, host and port as a URL."""
         return f"{self.transport}://{self.host}:{self.port}"
 
 
 class PuzzleGame(StrEnum):
-    """Puzzles by name; a server may have others, which are named by a plain string."""
+    """Known puzzles; a server may have others, which are named by a plain string."""
 
     SUDOKU = "sudoku"
     KENKEN = "kenken"
@@ -105,7 +120,7 @@ class PuzzleGame(StrEnum):
 
 
 class PuzzleDifficulty(StrEnum):
-    """Levels by name; on the scale from 0 to 1 each takes a third."""
+    """Levels by name; each covers a third of the scale from 0 to 1."""
 
     EASY = "easy"
     MEDIUM = "medium"
@@ -119,13 +134,13 @@ class PuzzleDifficulty(StrEnum):
 
 
 class WireRecord(BaseModel):
-    """What a server sent: frozen, and fields that are not known here are left out."""
+    """A record that a server sent: frozen; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class DifficultyProfile(WireRecord):
-    """What makes a puzzle hard."""
+    """Measures of how hard a puzzle is."""
 
     logic_depth: int = 1
     branching_factor: float = 1.0
@@ -133,18 +148,23 @@ class DifficultyProfile(WireRecord):
     constraint_density: float = 0.5
 
 
-class PuzzleObservation(WireRecord):
-    """The state of a puzzle; `text` is how a reader sees it, in any output mode."""
+class PuzzleCounts(WireRecord):
+    """What a server counts while a puzzle is played."""
 
-    type: str = "observation"
     game: str = ""
-    difficulty: str = ""
-    seed: int = 0
     moves: int = 0
     invalid_moves: int = 0
     hints_used: int = 0
-    hints_remaining: int = 0
     optimal_steps: int | None = None
+
+
+class PuzzleObservation(PuzzleCounts):
+    """The state of a puzzle; `text` is how a reader sees it, in any output mode."""
+
+    type: str = "observation"
+    difficulty: str = ""
+    seed: int = 0
+    hints_remaining: int = 0
     is_complete: bool = False
     grid: Any = None
     grid_display: str | None = None
@@ -154,8 +174,15 @@ class PuzzleObservation(WireRecord):
     step_index: int = 0
 
 
+class PuzzleCompletion(PuzzleCounts):
+    """The server's summary of a finished puzzle."""
+
+    type: str = "complete"
+    success: bool = True
+
+
 class PuzzleResult(WireRecord):
-    """What became of a command; `success` is None where the output mode does not say."""
+    """The result of a command; `success` is None where the output mode does not report it."""
 
     type: str = "result"
     success: bool | None = None
@@ -169,20 +196,8 @@ class PuzzleResult(WireRecord):
     info: dict[str, Any] = Field(default_factory=dict)
 
 
-class PuzzleCompletion(WireRecord):
-    """The server's account of a solved puzzle."""
-
-    type: str = "complete"
-    success: bool = True
-    game: str = ""
-    moves: int = 0
-    invalid_moves: int = 0
-    hints_used: int = 0
-    optimal_steps: int | None = None
-
-
 class GymStep(Record):
-    """One observation, the action taken on it, and what it brought."""
+    """One observation, the action taken on it, and its result."""
 
     step_index: int = Field(ge=0)
     observation: str
@@ -206,6 +221,19 @@ class GymEpisode(Record):
     start_time: datetime
     end_time: datetime
 
+    @classmethod
+    def ended(cls, status: EpisodeStatus, steps: Sequence[GymStep], start_time: datetime, **about: Any) -> Self:
+        """Return the episode that ends now with these steps; `about` are the remaining fields."""
+        return cls(
+            steps=tuple(steps),
+            total_reward=sum(step.reward for step in steps),
+            success=status is EpisodeStatus.SUCCESS,
+            status=status,
+            start_time=start_time,
+            end_time=utc_now(),
+            **about,
+        )
+
     @property
     def num_steps(self) -> int:
         """Number of steps."""
@@ -221,4 +249,4 @@ class GymEpisode(Record):
         return "\n\n".join(f"{step.observation}\n> {step.action or ''}".rstrip() for step in self.steps)
 
 
-PuzzleEpisode = GymEpisode  # the name a client of puzzles knows it by
+PuzzleEpisode = GymEpisode  # the name that clients of puzzles use

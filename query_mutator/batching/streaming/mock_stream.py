@@ -1,29 +1,27 @@
-"""A gym that needs no server: made-up puzzles with a chosen rate of success, the same every time."""
+"""A gym that needs no server: generated puzzles with a chosen success rate, equal for equal seeds."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
-from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
-from query_mutator.batching.streaming.types import (
-    EpisodeStatus,
-    SampleSource,
-    StreamAccount,
-    StreamMetrics,
-    StreamSample,
-    StreamState,
-)
+from query_mutator.batching.generation.rows import Tokenizer
+from query_mutator.batching.streaming.gym_types import GymEpisode, GymStep
+from query_mutator.batching.streaming.stream_base import EpisodeStream
+from query_mutator.batching.streaming.types import EpisodeStatus, StreamSample, StreamState, utc_now
+from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
 
-OPERATIONS = {"add": "+", "subtract": "-", "multiply": "*"}
+__all__ = ["MockGymStream"]
+
+OPERATIONS = (("add", "+", operator.add), ("subtract", "-", operator.sub), ("multiply", "*", operator.mul))
 
 
-class MockGymStream(StreamAccount):
-    """Sums to be worked out step by step, for `async for` and for `for`; episode i is a function of (seed, i).
+class MockGymStream(EpisodeStream):
+    """Arithmetic exercises, one per step, for `async for` and `for`; episode i is a function of (seed, i).
 
     The last step of a successful episode has reward 1; in a failed one its answer is wrong.
     """
@@ -39,72 +37,73 @@ class MockGymStream(StreamAccount):
     ) -> None:
         low, high = difficulty_range
         if num_episodes < 0 or steps_per_episode < 1:
-            raise UsageError(f"num_episodes={num_episodes}, steps_per_episode={steps_per_episode}: from 0 and from 1")
+            raise UsageError(
+                f"num_episodes={num_episodes} and steps_per_episode={steps_per_episode} must be at least 0 and 1"
+            )
         if not (0.0 <= low <= high <= 1.0 and 0.0 <= success_rate <= 1.0):
-            raise UsageError(f"difficulty_range={difficulty_range} and success_rate={success_rate} lie from 0 to 1")
+            raise UsageError(f"difficulty_range={difficulty_range} and success_rate={success_rate} must be in 0..1")
+        super().__init__(tokenizer, dataset_id="mock_gym")
         self.num_episodes = num_episodes
         self.steps_per_episode = steps_per_episode
         self.difficulty_range = difficulty_range
         self.success_rate = success_rate
         self.seed = seed
-        self._rows = RowTokenizer(tokenizer)
-        self._position = 0  # steps handed out
-        super().__init__()
+        self._position = 0  # steps produced
 
     def __iter__(self) -> Iterator[StreamSample]:
         self._state = StreamState.STREAMING
         while self._position < self.num_episodes * self.steps_per_episode:
-            sample = self._sample(*divmod(self._position, self.steps_per_episode))
+            number, step = divmod(self._position, self.steps_per_episode)
+            episode = self._episode(number)
+            sample = self._sample(episode, episode.steps[step])
             self._position += 1
             self._metrics.record_sample(sample)
-            if sample.step_index == self.steps_per_episode - 1:
-                self._metrics.record_episode(bool(sample.success))
+            if episode.steps[step].done:
+                self._metrics.record_episode(episode.success)
             yield sample
         self._state = StreamState.EXHAUSTED
 
-    async def __aiter__(self) -> AsyncGenerator[StreamSample, None]:
-        for sample in self:
-            await asyncio.sleep(0)
-            yield sample
+    __aiter__ = to_async_iterator(__iter__)
 
-    def _sample(self, episode: int, step: int) -> StreamSample:
-        rng = np.random.default_rng([self.seed, episode])
+    def _episode(self, number: int) -> GymEpisode:
+        rng = np.random.default_rng([self.seed, number])
         difficulty = float(rng.uniform(*self.difficulty_range))
         success = bool(rng.random() < self.success_rate)
-        last = step == self.steps_per_episode - 1
-        left, right = rng.integers(1, 10 + int(990 * difficulty), size=(self.steps_per_episode, 2))[step].tolist()
-        name, sign = list(OPERATIONS.items())[int(rng.integers(len(OPERATIONS)))]
-        answer = {"+": left + right, "-": left - right, "*": left * right}[sign] + (last and not success)
-        tokens = self._rows.pair(f"Puzzle {name}, step {step + 1}: {left} {sign} {right} = ?\n", f"answer {answer}")
-        return StreamSample(
-            input_ids=tokens.input_ids,
-            loss_mask=tokens.loss_mask,
-            sample_id=f"mock_{episode:04d}_{step}",
-            dataset_id="mock_gym",
-            source=SampleSource.GYM,
-            episode_id=f"mock_{episode:04d}",
-            episode_status=EpisodeStatus.SUCCESS if success else EpisodeStatus.FAILURE,
-            step_index=step,
-            total_steps=self.steps_per_episode,
-            reward=1.0 if success and last else 0.0,
+        operands = rng.integers(1, 10 + int(990 * difficulty), size=(self.steps_per_episode, 2)).tolist()
+        name, sign, apply = OPERATIONS[int(rng.integers(len(OPERATIONS)))]
+        steps = []
+        for step, (left, right) in enumerate(operands):
+            last = step == self.steps_per_episode - 1
+            answer = apply(left, right) + (last and not success)
+            steps.append(
+                GymStep(
+                    step_index=step,
+                    observation=f"Puzzle {name}, step {step + 1}: {left} {sign} {right} = ?",
+                    action=f"answer {answer}",
+                    reward=float(success and last),
+                    done=last,
+                )
+            )
+        return GymEpisode.ended(
+            EpisodeStatus.SUCCESS if success else EpisodeStatus.FAILURE,
+            steps,
+            utc_now(),
+            episode_id=f"mock_{number:04d}",
+            puzzle_type=name,
             difficulty=difficulty,
-            success=success,
+            seed=number,
         )
 
-    async def reset(self) -> None:
-        """Go back to the first episode, with metrics from zero."""
-        self.reset_sync()
-
     def reset_sync(self) -> None:
-        """Go back to the first episode, with metrics from zero."""
+        """Return to the first episode, with metrics from zero."""
         self._position = 0
-        self._state = StreamState.IDLE
-        self._metrics = StreamMetrics()
+        self._restart()
+
+    reset = to_async(reset_sync, thread=False)
 
     async def close(self) -> None:
-        """End the stream; it keeps its place."""
-        if self._state is StreamState.STREAMING:
-            self._state = StreamState.IDLE
+        """End the stream; it keeps its position."""
+        self._stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,11 +112,10 @@ class MockGymStream(StreamAccount):
         await self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands."""
+        """Return the position of the stream."""
         return {"position": self._position, "seed": self.seed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where `state_dict` was taken; another seed's state is a UsageError."""
-        if state["seed"] != self.seed:
-            raise UsageError(f"the state of a mock stream with seed {state['seed']}, not {self.seed}")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a `state_dict`; raise UsageError for one with another seed."""
+        self._check_state(state, seed=self.seed)
         self._position = int(state["position"])

@@ -1,4 +1,4 @@
-"""What every source of samples can do, in its sync and its async form."""
+"""The interface of every source of samples, in its sync and its async form."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from query_mutator.batching.streaming.types import StreamMetrics, StreamSample, StreamState
 
+__all__ = ["AsyncSampleStream", "SampleStream"]
 
-@runtime_checkable
-class SampleStream(Protocol):
-    """A source that is iterated; `reset` goes back to its beginning, `close` gives up what it holds."""
 
+class _Observable(Protocol):
     @property
     def state(self) -> StreamState:
         """What the stream is doing."""
@@ -19,40 +18,35 @@ class SampleStream(Protocol):
 
     @property
     def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
+        """Counts since the last reset."""
         ...
+
+
+@runtime_checkable
+class SampleStream(_Observable, Protocol):
+    """An iterable source of samples."""
 
     def __iter__(self) -> Iterator[StreamSample]: ...
 
     def reset(self) -> None:
-        """Go back to the first sample; the order does not depend on how often this was called."""
+        """Return to the first sample; the order does not depend on the number of calls."""
         ...
 
     def close(self) -> None:
-        """Give up files and connections; idempotent."""
+        """Release files and connections; idempotent."""
         ...
 
 
 @runtime_checkable
-class AsyncSampleStream(Protocol):
+class AsyncSampleStream(_Observable, Protocol):
     """The same source for `async for`."""
-
-    @property
-    def state(self) -> StreamState:
-        """What the stream is doing."""
-        ...
-
-    @property
-    def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[StreamSample]: ...
 
     async def reset(self) -> None:
-        """Go back to the first sample; the order does not depend on how often this was called."""
+        """Return to the first sample; the order does not depend on the number of calls."""
         ...
 
     async def close(self) -> None:
-        """Give up files and connections; idempotent."""
+        """Release files and connections; idempotent."""
         ...

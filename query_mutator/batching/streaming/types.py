@@ -1,4 +1,4 @@
-"""What flows through a stream: one sample with its origin, and the running account of a source."""
+"""The records of a stream: a sample with its origin, the settings of a source, and its counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, model_validator
 
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
+
+__all__ = ["EpisodeStatus", "SampleSource", "StreamConfig", "StreamMetrics", "StreamSample", "StreamState", "utc_now"]
 
 _new, _set = object.__new__, object.__setattr__
 
@@ -23,7 +25,7 @@ class SampleSource(StrEnum):
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode stands or ended."""
+    """How an episode is going or how it ended."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -44,12 +46,12 @@ class StreamState(StrEnum):
 
 
 def utc_now() -> datetime:
-    """Return the present time, with its zone."""
+    """Return the current time, with its zone."""
     return datetime.now(UTC)
 
 
 class StreamSample(Record):
-    """One sequence on its way to training: `input_ids` int32 [L], `loss_mask` uint8 [L], and where it came from."""
+    """One sequence to train on: `input_ids` int32 [L], `loss_mask` uint8 [L], and where it came from."""
 
     input_ids: Int32Array
     loss_mask: UInt8Array
@@ -75,12 +77,14 @@ class StreamSample(Record):
             raise ValueError(f"sample {self.sample_id!r} has no tokens")
         if len(self.loss_mask) != length:
             raise ValueError(
-                f"sample {self.sample_id!r}: {length} input_ids but {len(self.loss_mask)} loss_mask values"
+                f"sample {self.sample_id!r} has {length} input_ids but {len(self.loss_mask)} loss_mask values"
             )
         if self.loss_mask.max() > 1:
-            raise ValueError(f"sample {self.sample_id!r}: loss_mask must hold 0 and 1 alone")
+            raise ValueError(f"sample {self.sample_id!r} has loss_mask values other than 0 and 1")
         if self.segment_ids is not None and len(self.segment_ids) != length:
-            raise ValueError(f"sample {self.sample_id!r}: {length} input_ids but {len(self.segment_ids)} segment_ids")
+            raise ValueError(
+                f"sample {self.sample_id!r} has {length} input_ids but {len(self.segment_ids)} segment_ids"
+            )
         return self
 
     @property
@@ -90,19 +94,19 @@ class StreamSample(Record):
 
     @property
     def is_gym_sample(self) -> bool:
-        """Say whether it comes straight from a gym."""
+        """Return whether it comes directly from a gym."""
         return self.source == SampleSource.GYM
 
     @property
     def is_replay(self) -> bool:
-        """Say whether it was drawn from a replay buffer."""
+        """Return whether it was drawn from a replay buffer."""
         return self.source == SampleSource.REPLAY or self.replay_count > 0
 
     def with_replay(self, times: int = 1) -> Self:
         """Return a copy marked as replayed `times` more; the arrays are shared.
 
-        A buffer does this for every sample it draws, so the copy is made past pydantic (3 us instead of 20): the
-        fields were checked when this sample was made.
+        A buffer does this for every sample it adds, so the copy bypasses pydantic (3 us instead of 20): the fields
+        were checked when this sample was created.
         """
         fields = self.__dict__.copy()
         fields["source"] = SampleSource.REPLAY
@@ -116,7 +120,7 @@ class StreamSample(Record):
 
 
 class StreamConfig(Record):
-    """Which source a stream reads and what it lets through; `open_stream` builds the stream from it."""
+    """Which source a stream reads and which samples it keeps; `open_stream` builds the stream."""
 
     source_type: SampleSource = SampleSource.OFFLINE
     dataset_path: str | None = None
@@ -131,16 +135,18 @@ class StreamConfig(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min_length > self.max_length:
-            raise ValueError(f"min_length={self.min_length} is above max_length={self.max_length}")
+            raise ValueError(
+                f"min_length={self.min_length} is above max_length={self.max_length}; use a smaller min_length"
+            )
         return self
 
 
 class StreamMetrics(BaseModel):
-    """The running account of a stream; means are over the samples that carry the value."""
+    """Counts of a stream; means are over the samples that have the value."""
 
     samples_produced: int = 0
-    samples_filtered: int = 0  # too short, too long, or refused by a filter
-    samples_errored: int = 0  # rows that gave nothing, skipped on request
+    samples_filtered: int = 0  # too short, too long, or rejected by a filter
+    samples_errored: int = 0  # invalid rows that were skipped
     episodes_completed: int = 0
     episodes_successful: int = 0
     episodes_failed: int = 0
@@ -190,7 +196,7 @@ class StreamMetrics(BaseModel):
         return _share(self.samples_produced, self.total_time_seconds)
 
     def record_sample(self, sample: StreamSample) -> None:
-        """Count a sample that was handed out."""
+        """Count a sample that was produced."""
         length = sample.length
         self.samples_produced += 1
         self.total_tokens += length
@@ -204,11 +210,11 @@ class StreamMetrics(BaseModel):
             self.reward_count += 1
 
     def record_filtered(self) -> None:
-        """Count a sample that was held back."""
+        """Count a sample that was filtered."""
         self.samples_filtered += 1
 
     def record_error(self) -> None:
-        """Count a row that gave nothing."""
+        """Count an invalid row."""
         self.samples_errored += 1
 
     def record_episode(self, success: bool) -> None:
@@ -231,21 +237,3 @@ class StreamMetrics(BaseModel):
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-class StreamAccount:
-    """State and metrics, as every stream keeps them."""
-
-    def __init__(self) -> None:
-        self._state = StreamState.IDLE
-        self._metrics = StreamMetrics()
-
-    @property
-    def state(self) -> StreamState:
-        """What the stream is doing."""
-        return self._state
-
-    @property
-    def metrics(self) -> StreamMetrics:
-        """What it has produced since the last reset."""
-        return self._metrics

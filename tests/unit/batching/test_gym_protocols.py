@@ -24,7 +24,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from query_mutator.batching.streaming.connection import MAX_LINE_BYTES
-from query_mutator.batching.streaming.gym_client import GymClient, TelnetClientConfig, TelnetGymClient
+from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
 from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
 from query_mutator.batching.streaming.gym_types import (
@@ -36,6 +36,7 @@ from query_mutator.batching.streaming.gym_types import (
     PuzzleDifficulty,
     PuzzleGame,
     PuzzleObservation,
+    TelnetClientConfig,
 )
 from query_mutator.batching.streaming.mock_stream import MockGymStream
 from query_mutator.batching.streaming.open import open_stream
@@ -352,7 +353,7 @@ def test_a_client_can_do_what_a_person_can(server: GymServer) -> None:
             assert (await client.reset_puzzle()).moves == 0
             with pytest.raises(GymProtocolError, match="climb, star_climb"):
                 await client.start_puzzle(PuzzleGame.SUDOKU)
-            with pytest.raises(ValueError, match="one line"):
+            with pytest.raises(ValueError, match="one line per command"):
                 await client.command("up\nup")
         assert not client.is_connected
 
