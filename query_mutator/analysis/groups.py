@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -223,8 +222,3 @@ def _number(value: object | None) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and np.isfinite(value)]
     return float(np.mean(known)) if known else None
-
-
-def merge_config(run: Run, given: Mapping[str, Any]) -> None:
-    """Add settings to a run; those given here win."""
-    run.config = {**run.config, **given}

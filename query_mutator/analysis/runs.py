@@ -11,6 +11,7 @@ import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from query_mutator.analysis.series import Floats, Series
 from query_mutator.analysis.tables import TABLES, read_mapping, read_table
 from query_mutator.errors import UsageError
 
-__all__ = ["Run", "find_runs", "load_run", "load_runs", "newest_run"]
+__all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run"]
 
 _CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
 _EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
@@ -99,6 +100,19 @@ def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = 
         hardware=hardware,
         t0=t0,
     )
+
+
+def add_settings(runs: Sequence[Run], items: Sequence[str]) -> None:
+    """Add settings that runs did not record, written RUN:NAME=VALUE with `*` allowed in RUN; they override."""
+    for item in items:
+        run_name, colon, rest = item.partition(":")
+        name, equals, value = rest.partition("=")
+        matching = [run for run in runs if fnmatch(run.name, run_name)]
+        if not (colon and equals and matching):
+            names = ", ".join(run.name for run in runs)
+            raise UsageError(f"--set {item}: write RUN:NAME=VALUE, with a run of these: {names}")
+        for run in matching:
+            run.config = {**run.config, name: value}
 
 
 def newest_run(folder: Path) -> Path | None:

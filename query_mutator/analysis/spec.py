@@ -147,6 +147,23 @@ class Spec:
                 return metric
         raise UsageError(_unknown("metric", name, [metric.name for metric in self.metrics]))
 
+    def adjusted(
+        self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = (), last_k: int | None = None
+    ) -> Spec:
+        """Return the metrics with the thresholds and margins written METRIC=VALUE, and with another k."""
+        changes: dict[str, dict[str, Any]] = {m.name: {"k": last_k} if last_k else {} for m in self.metrics}
+        for flag, items in (("threshold", thresholds), ("margin", margins)):
+            for item in items:
+                name, _, value = item.partition("=")
+                self.metric(name)
+                try:
+                    number = float(value.removesuffix("%") if flag == "margin" else value)
+                except ValueError:
+                    raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
+                changes[name][flag] = value if flag == "margin" else number
+        metrics = tuple(dataclasses.replace(metric, **changes[metric.name]) for metric in self.metrics)
+        return dataclasses.replace(self, metrics=metrics)
+
     def field_names(self, name: str) -> tuple[str, ...]:
         """Return the names a setting goes by in different trainers."""
         return tuple(dict.fromkeys((name, *(alias.field for alias in self.aliases(name) if alias.field))))

@@ -8,15 +8,14 @@ from query_mutator.cli.console import note
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import write_json
 from query_mutator.sweep.config import SweepFlags
+from query_mutator.sweep.job import Sweep
+from query_mutator.sweep.picture import draw_sweep
 
 __all__ = ["SweepFlags", "sweep"]
 
 
 def sweep(flags: SweepFlags) -> None:
     """Run the missing trials, then print and write the results; TooManyFailuresError when trials failed."""
-    from query_mutator.sweep.job import Sweep
-    from query_mutator.sweep.picture import draw_sweep
-
     job = Sweep(flags)
     if flags.dry_run:
         print(*job.commands(), sep="\n")
