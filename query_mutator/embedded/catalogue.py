@@ -1,4 +1,4 @@
-"""The models a server offers, under Ollama's names: `echo` and `echo:latest` are one."""
+"""The models a server offers, under Ollama's names: `echo` and `echo:latest` are the same."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from query_mutator.embedded.models import EmbeddedModel
 from query_mutator.embedded.wire import ApiError
 from query_mutator.embedded.worker import BatchWorker
 
 if TYPE_CHECKING:
-    from query_mutator.embedded.models import EmbeddedModel
     from query_mutator.encoder import Encoder, FloatArray
+
+__all__ = ["CONTEXT_LENGTH", "EMBEDDING_MODEL", "Catalogue", "Entry"]
 
 EMBEDDING_MODEL = "all-minilm"
 CONTEXT_LENGTH = 4096
+#: The `details` object of `/api/tags`, `/api/show` and `/api/ps`.
+DETAILS: Mapping[str, Any] = {
+    "parent_model": "",
+    "format": "python",
+    "family": "query-mutator",
+    "families": ["query-mutator"],
+    "parameter_size": "",
+    "quantization_level": "",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,35 @@ class Entry:
     replies: BatchWorker[str, str] | None = None
     vectors: BatchWorker[Sequence[str], FloatArray] | None = None
 
+    @classmethod
+    def of_text_model(cls, name: str, model: EmbeddedModel) -> Entry:
+        """Return the entry of a model that writes text."""
+        return cls(
+            name=name.lower().removesuffix(":latest"),
+            digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
+            modified_at=datetime.now(UTC),
+            operators=getattr(model, "operators", ()),
+            fixed_reply=getattr(model, "fixed_reply", None),
+            replies=BatchWorker(model.reply_many, name=f"model-{name}"),
+        )
+
+    @classmethod
+    def of_encoder(cls, encoder: Encoder) -> Entry:
+        """Return the entry of the encoder; concurrent requests are encoded together."""
+
+        def encode_all(requests: Sequence[Sequence[str]]) -> list[FloatArray]:
+            rows = encoder.encode([text for texts in requests for text in texts])
+            ends = [sum(len(texts) for texts in requests[: i + 1]) for i in range(len(requests))]
+            return [rows[end - len(texts) : end] for texts, end in zip(requests, ends, strict=True)]
+
+        return cls(
+            name=EMBEDDING_MODEL,
+            digest=_sha256(encoder.fingerprint),
+            modified_at=datetime.now(UTC),
+            dim=encoder.dim,
+            vectors=BatchWorker(encode_all, name=f"model-{EMBEDDING_MODEL}"),
+        )
+
     @property
     def tagged(self) -> str:
         """Return the name as Ollama lists it."""
@@ -39,37 +79,18 @@ class Entry:
 
     @property
     def capabilities(self) -> list[str]:
-        """Return what Ollama calls the capabilities of a model."""
+        """Return the model's capabilities in Ollama's words."""
         return ["completion"] if self.replies is not None else ["embedding"]
-
-    def details(self) -> dict[str, Any]:
-        """Return the `details` object of `/api/tags`, `/api/show` and `/api/ps`."""
-        return {
-            "parent_model": "",
-            "format": "python",
-            "family": "query-mutator",
-            "families": ["query-mutator"],
-            "parameter_size": "",
-            "quantization_level": "",
-        }
 
 
 class Catalogue:
-    """All entries of one server, in the order given."""
+    """All models of one server, in the order given."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = {entry.name: entry for entry in entries}
 
-    @classmethod
-    def of(cls, models: Mapping[str, EmbeddedModel], encoder: Encoder | None) -> Catalogue:
-        """Return the catalogue of these text models, and of the encoder as `all-minilm` when there is one."""
-        entries = [_text_entry(name, model) for name, model in models.items()]
-        if encoder is not None:
-            entries.append(_encoder_entry(encoder))
-        return cls(entries)
-
     def find(self, name: str, *, missing: str = "model '{}' not found") -> Entry:
-        """Return the entry called `name`, tag `latest` or none; raises ApiError 404 with the `missing` text."""
+        """Return the entry called `name`, with or without `:latest`; raises ApiError 404 with the `missing` text."""
         entry = self.entries.get(name) or self.entries.get(name.lower().removesuffix(":latest"))
         if entry is None:
             raise ApiError(404, missing.format(name))
@@ -81,33 +102,6 @@ class Catalogue:
             for worker in (entry.replies, entry.vectors):
                 if worker is not None:
                     worker.close()
-
-
-def _text_entry(name: str, model: EmbeddedModel) -> Entry:
-    digest = getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}")
-    return Entry(
-        name=name.lower().removesuffix(":latest"),
-        digest=digest,
-        modified_at=datetime.now(UTC),
-        operators=getattr(model, "operators", ()),
-        fixed_reply=getattr(model, "fixed_reply", None),
-        replies=BatchWorker(model.reply_many, name=f"model-{name}"),
-    )
-
-
-def _encoder_entry(encoder: Encoder) -> Entry:
-    def encode_all(requests: Sequence[Sequence[str]]) -> list[FloatArray]:
-        rows = encoder.encode([text for texts in requests for text in texts])
-        ends = [sum(len(texts) for texts in requests[: i + 1]) for i in range(len(requests))]
-        return [rows[end - len(texts) : end] for texts, end in zip(requests, ends, strict=True)]
-
-    return Entry(
-        name=EMBEDDING_MODEL,
-        digest=_sha256(encoder.fingerprint),
-        modified_at=datetime.now(UTC),
-        dim=encoder.dim,
-        vectors=BatchWorker(encode_all, name=f"model-{EMBEDDING_MODEL}"),
-    )
 
 
 def _sha256(text: str) -> str:

@@ -1,8 +1,8 @@
-"""One call through the server: load the model, wait for a slot, let it work, take the time it should take.
+"""One call through the server: load the model, wait for a slot, work, take the configured time.
 
     total = load + queue wait + prompt_eval + eval      (nanoseconds, as Ollama reports them)
 
-The time in the slot is what `prompt_eval` and `eval` share, so the wait for a slot shows as total minus the rest.
+`prompt_eval` and `eval` share the time in the slot, so the wait for a slot is the total minus the other three.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from query_mutator.embedded.catalogue import Entry
 from query_mutator.embedded.latency import Latency
@@ -22,24 +23,25 @@ from query_mutator.embedded.shaping import shape, tokens_of
 from query_mutator.embedded.stats import Stats
 from query_mutator.embedded.wire import ApiError
 
-if TYPE_CHECKING:
-    from query_mutator.encoder import FloatArray
+__all__ = ["Call", "Embeddings", "Engine", "Reply"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Write = Callable[[Sequence[str]], None]  # takes the next tokens of a streamed reply
 
-#: Reading a token of the prompt costs this share of writing one of the reply.
+#: Time to read a token of the prompt, as a share of the time to write one of the reply.
 READ_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request for a text; `fault` is the kind of failure it is to suffer, if any."""
+    """One request for a text, or for the vectors of `texts`; `fault` is the failure it is to have, if any."""
 
     entry: Entry
-    prompt: str
+    prompt: str = ""
+    texts: Sequence[str] = ()
+    dimensions: int = 0  # of a vector; 0 and more than the encoder has: all
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     format: str | Mapping[str, Any] | None = None
@@ -50,9 +52,9 @@ class Call:
 
 @dataclass(slots=True)
 class Clock:
-    """When a call came, found its model loaded, got its slot and was done with it (nanoseconds)."""
+    """When a call arrived, its model was loaded, it got its slot and left it (nanoseconds)."""
 
-    came: int
+    arrived: int
     loaded: int = 0
     began: int = 0
     ended: int = 0
@@ -76,8 +78,8 @@ class Reply:
         reading = self.prompt_tokens * READ_SHARE
         prompt_eval = int(service * reading / (reading + self.reply_tokens)) if self.prompt_tokens else 0
         return {
-            "total_duration": clock.ended - clock.came,
-            "load_duration": clock.loaded - clock.came,
+            "total_duration": clock.ended - clock.arrived,
+            "load_duration": clock.loaded - clock.arrived,
             "prompt_eval_count": self.prompt_tokens,
             "prompt_eval_duration": prompt_eval,
             "eval_count": self.reply_tokens,
@@ -85,94 +87,47 @@ class Reply:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """Unit vectors in the order of their texts; an empty text has an empty vector."""
+
+    vectors: list[list[float]]
+    tokens: int = 0
+    total_ns: int = 0
+    load_ns: int = 0
+
+
 class Engine:
-    """Carries calls out on the loaded models of one server."""
+    """Runs calls on the loaded models of one server."""
 
     def __init__(self, runners: Runners, *, latency: Latency, stats: Stats) -> None:
         self._runners = runners
         self._latency = latency
         self._stats = stats
 
-    async def load(self, entry: Entry, options: Mapping[str, Any], *, keep_alive_s: float | None) -> str:
+    async def load(self, call: Call) -> str:
         """Load the model, or unload it for a keep-alive of 0; return the `done_reason`."""
-        if keep_alive_s == 0:
-            self._runners.unload(entry)
+        if call.keep_alive_s == 0:
+            self._runners.unload(call.entry)
             return "unload"
-        (await self._runners.enter(entry, options, keep_alive_s=keep_alive_s)).leave()
+        (await self._runners.enter(call.entry, call.options, keep_alive_s=call.keep_alive_s)).leave()
         return "load"
 
     async def complete(self, call: Call, write: Write | None = None) -> Reply:
-        """Return the model's reply; with `write` its tokens are also handed out over the time the call takes."""
-
-        async def work(clock: Clock) -> Reply:
-            return await self._answer(call, clock, write)
-
-        return await self._in_slot(call.entry, call.options, call.keep_alive_s, work)
-
-    async def embed(
-        self,
-        entry: Entry,
-        texts: Sequence[str],
-        options: Mapping[str, Any],
-        *,
-        keep_alive_s: float | None,
-        fault: str | None = None,
-    ) -> tuple[FloatArray, Clock]:
-        """Return the vectors [n, dim] of `texts` and when they were made; embedding has no added latency."""
-        worker = entry.vectors
-        if worker is None:
-            raise ApiError(501, "this model does not support embeddings")
-
-        async def work(clock: Clock) -> tuple[FloatArray, Clock]:
-            if fault == "stall":
+        """Return the model's reply; with `write` its tokens are also streamed over the time the call takes."""
+        async with self._slot(call) as clock:
+            text = await self._text(call)
+            if call.fault == "stall":
                 await _stall()
-            return await _or_api_error(worker.submit(texts)), clock
-
-        return await self._in_slot(entry, options, keep_alive_s, work)
-
-    async def _in_slot(
-        self,
-        entry: Entry,
-        options: Mapping[str, Any],
-        keep_alive_s: float | None,
-        work: Callable[[Clock], Awaitable[Result]],
-    ) -> Result:
-        clock = Clock(time.perf_counter_ns())
-        runner = await self._runners.enter(entry, options, keep_alive_s=keep_alive_s)
-        try:
-            clock.loaded = time.perf_counter_ns()
-            self._stats.came()
-            try:
-                await runner.slots.acquire()
-            finally:
-                self._stats.waiting -= 1
-            clock.began = time.perf_counter_ns()
-            self._stats.begin(waited_s=(clock.began - clock.loaded) / 1e9)
-            finished = False
-            try:
-                result = await work(clock)
-                finished = True
-            finally:
-                clock.ended = time.perf_counter_ns()
-                runner.slots.release()
-                self._stats.end(service_s=(clock.ended - clock.began) / 1e9, model=entry.name, finished=finished)
-        finally:
-            runner.leave()
-        return result
-
-    async def _answer(self, call: Call, clock: Clock, write: Write | None) -> Reply:
-        text = await self._text(call)
-        if call.fault == "stall":
-            await _stall()
-        if call.fault == "empty":
-            text = ""
-        tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
-        prompt_tokens = len(tokens_of(call.prompt))
-        left_s = self._latency.total_s(call.prompt) - (time.perf_counter_ns() - clock.began) / 1e9
-        if write is not None:
-            await _spread(tokens, write, over_s=left_s, before=prompt_tokens * READ_SHARE)
-        elif left_s > 0:
-            await asyncio.sleep(left_s)
+            if call.fault == "empty":
+                text = ""
+            tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
+            prompt_tokens = len(tokens_of(call.prompt))
+            left_s = self._latency.total_s(call.prompt) - (time.perf_counter_ns() - clock.began) / 1e9
+            if write is not None:
+                await _stream(tokens, write, over_s=left_s, before=prompt_tokens * READ_SHARE)
+            elif left_s > 0:
+                await asyncio.sleep(left_s)
         return Reply(
             text="".join(tokens),
             done_reason=done_reason,
@@ -181,6 +136,59 @@ class Engine:
             clock=clock,
             done=call.fault != "incomplete",
         )
+
+    async def embed(self, call: Call) -> Embeddings:
+        """Return a unit vector for each text; an empty text never reaches the encoder. No latency is added.
+
+        The faults "empty" and "incomplete" leave out the vectors.
+        """
+        written = [text for text in call.texts if text]
+        if not written:
+            await self.load(call)
+            return Embeddings(vectors=[[] for _ in call.texts])
+        worker = call.entry.vectors
+        if worker is None:
+            raise ApiError(501, "this model does not support embeddings")
+        async with self._slot(call) as clock:
+            if call.fault == "stall":
+                await _stall()
+            rows = await _or_api_error(worker.submit(written))
+        total_ns = clock.ended - clock.arrived
+        if call.fault in ("empty", "incomplete"):
+            return Embeddings(vectors=[[] for _ in call.texts], total_ns=total_ns)
+        vectors = iter(_truncate(row.tolist(), call.dimensions) for row in rows)
+        return Embeddings(
+            vectors=[next(vectors) if text else [] for text in call.texts],
+            tokens=sum(len(tokens_of(text)) for text in written),
+            total_ns=total_ns,
+            load_ns=clock.loaded - clock.arrived,
+        )
+
+    @asynccontextmanager
+    async def _slot(self, call: Call) -> AsyncIterator[Clock]:
+        """Load the model and hold one of its slots; the clock is complete when the block has ended."""
+        clock = Clock(time.perf_counter_ns())
+        runner = await self._runners.enter(call.entry, call.options, keep_alive_s=call.keep_alive_s)
+        try:
+            clock.loaded = time.perf_counter_ns()
+            self._stats.arrive()
+            try:
+                await runner.slots.acquire()
+            finally:
+                self._stats.waiting -= 1
+            clock.began = time.perf_counter_ns()
+            self._stats.begin(waited_s=(clock.began - clock.loaded) / 1e9)
+            finished = False
+            try:
+                yield clock
+                finished = True
+            finally:
+                clock.ended = time.perf_counter_ns()
+                runner.slots.release()
+                service_s = (clock.ended - clock.began) / 1e9
+                self._stats.end(service_s=service_s, model=call.entry.name, finished=finished)
+        finally:
+            runner.leave()
 
     async def _text(self, call: Call) -> str:
         if call.entry.fixed_reply is not None:
@@ -191,7 +199,7 @@ class Engine:
 
 
 async def _stall() -> None:
-    """Wait until the client leaves, which cancels the call."""
+    """Wait until the client closes the connection, which cancels the call."""
     await asyncio.Event().wait()
 
 
@@ -206,10 +214,19 @@ async def _or_api_error(work: Awaitable[Result]) -> Result:
         raise ApiError(500, f"an error was encountered while running the model: {error}") from error
 
 
-async def _spread(tokens: Sequence[str], write: Write, *, over_s: float, before: float) -> None:
-    """Hand out `tokens` evenly over `over_s` seconds, after the share of it that reading the prompt takes.
+def _truncate(vector: list[float], dimensions: int) -> list[float]:
+    """Return the first `dimensions` numbers scaled to length one (Matryoshka truncation)."""
+    if not 0 < dimensions < len(vector):
+        return vector
+    head = vector[:dimensions]
+    norm = max(sum(x * x for x in head) ** 0.5, 1e-12)
+    return [x / norm for x in head]
 
-    `before` is that share's weight, where each token weighs 1; tokens that are due together go out together.
+
+async def _stream(tokens: Sequence[str], write: Write, *, over_s: float, before: float) -> None:
+    """Write `tokens` evenly over `over_s` seconds, after the share of it that reading the prompt takes.
+
+    `before` is the weight of that share, where each token weighs 1; tokens that are due together are written together.
     """
     if over_s <= 0:
         write(tokens)

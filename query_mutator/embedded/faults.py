@@ -1,6 +1,6 @@
-"""Scripted faults: which calls fail, and how, as a function of the request and how often it came.
+"""Scripted faults: which calls fail, and how, as a function of the request and its attempt.
 
-Kinds, by where they strike:
+Kinds, by when they happen:
 
     before the model works   500         an error reply
                              503         "server busy"
@@ -20,20 +20,22 @@ from collections.abc import Sequence
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
+__all__ = ["KINDS", "FaultPlan"]
+
 KINDS = ("500", "503", "reset", "stall", "cut", "empty", "incomplete")
 
 
 class FaultPlan:
-    """Lets a seeded `share` of all calls fail, with the `kinds` equally often.
+    """Makes a seeded `share` of all calls fail, each of the `kinds` equally often.
 
-    The draw depends on the seed, the request's bytes and which attempt it is, on nothing else: the order in which calls
-    arrive does not matter, and a repeated request may succeed. A client that sends X-Stainless-Retry-Count says itself
-    which attempt it makes, so that faults outlive its end; for another it is how often the bytes came before.
+    The draw depends only on the seed, the request's bytes and the attempt: the order of calls does not matter, and a
+    retried request may succeed. The attempt is the header X-Stainless-Retry-Count, so that a client that restarts gets
+    the same faults; without the header it is the number of times the same bytes came before.
     """
 
     def __init__(self, share: float, *, kinds: Sequence[str] = KINDS, seed: int = 0) -> None:
         if not 0 <= share <= 1:
-            raise UsageError(f"the share of faults must be between 0 and 1, not {share}")
+            raise UsageError(f"faults={share} is out of range; the share of failing calls must be between 0 and 1")
         for kind in kinds:
             if kind not in KINDS:
                 near = nearest(kind, KINDS)
@@ -47,7 +49,7 @@ class FaultPlan:
         self._attempts: Counter[bytes] = Counter()
 
     def pick(self, body: bytes, *, attempt: int | None = None) -> str | None:
-        """Return the kind of fault for the request that just came, or None; counts attempts that are not told."""
+        """Return the kind of fault for a request, or None; without `attempt`, count the request's attempts here."""
         key = hashlib.blake2b(body, digest_size=16).digest()
         if attempt is None:
             attempt = self._attempts[key]

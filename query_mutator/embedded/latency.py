@@ -1,6 +1,6 @@
-"""How long a call to the embedded server takes in all, so that it can stand in for a model of any speed.
+"""How long a call to the embedded server takes, so that it can simulate a model of any speed.
 
-Log-normal around a mean: with sigma s the factor is exp(s z - s^2 / 2), whose mean is 1 whatever s is.
+Log-normal around a mean: with sigma s the factor is exp(s z - s^2 / 2), which has mean 1 for every s.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from statistics import NormalDist
 
 from query_mutator.errors import UsageError
 
+__all__ = ["Latency"]
+
 #: Seconds one call takes at running speed 1.
 RUNNING_SPEED_ONE_S = 16.0
 
@@ -20,7 +22,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """The total time of one call in its slot, computing included: the same for the same prompt and seed."""
+    """The total time of one call in its slot, computation included; equal prompts and seeds take equal time."""
 
     mean_s: float = 0.0
     sigma: float = 0.0
@@ -28,20 +30,20 @@ class Latency:
 
     @classmethod
     def from_settings(cls, *, latency_ms: float, sigma: float, running_speed: float, seed: int = 0) -> Latency:
-        """Return the latency of `--latency-ms`, or of `--running-speed` X: 16 s / X a call; 0 is none.
+        """Return the latency of `--latency-ms`, or of `--running-speed` X: 16 s / X per call; 0 adds none.
 
-        Raises UsageError for a setting below 0, and for both at once.
+        Raises UsageError for a negative setting, and for both at once.
         """
         if latency_ms and running_speed:
-            raise UsageError("give latency_ms or running_speed, not both: each sets how long a call takes")
+            raise UsageError("latency_ms and running_speed both set how long a call takes; give one of them")
         for name, value in (("latency_ms", latency_ms), ("latency_sigma", sigma), ("running_speed", running_speed)):
             if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{name} must be a number of at least 0, not {value}")
+                raise UsageError(f"{name}={value} is out of range; it must be 0 or more")
         mean_s = RUNNING_SPEED_ONE_S / running_speed if running_speed else latency_ms / 1000
         return cls(mean_s=mean_s, sigma=sigma, seed=seed)
 
     def total_s(self, prompt: str) -> float:
-        """Return how many seconds a call with this prompt takes."""
+        """Return the seconds a call with this prompt takes."""
         if self.mean_s == 0 or self.sigma == 0:
             return self.mean_s
         z = _NORMAL.inv_cdf(_uniform(f"{self.seed}\0{prompt}"))
@@ -49,6 +51,6 @@ class Latency:
 
 
 def _uniform(key: str) -> float:
-    """Return a number strictly between 0 and 1 that depends on `key` alone."""
+    """Return a number strictly between 0 and 1, a hash of `key`."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from query_mutator import __version__
-from query_mutator.embedded.catalogue import CONTEXT_LENGTH, Catalogue, Entry
-from query_mutator.embedded.durations import now_stamp, parse_keep_alive, stamp, stamp_in
-from query_mutator.embedded.embedding import texts_of, vectors_of
-from query_mutator.embedded.engine import Call, Engine, Reply
+from query_mutator.embedded.catalogue import CONTEXT_LENGTH, DETAILS, Catalogue, Entry
+from query_mutator.embedded.engine import Call, Embeddings, Engine, Reply
 from query_mutator.embedded.http import TEXT_TYPE, Response
-from query_mutator.embedded.options import call_options
-from query_mutator.embedded.routing import Exchange, Routes
 from query_mutator.embedded.runners import Runners
 from query_mutator.embedded.wire import (
     ApiError,
+    Exchange,
+    call_options,
     dumps,
     field,
     json_response,
-    maybe_cut,
     model_name,
-    read_body,
+    parse_keep_alive,
+    stamp,
+    stamp_in,
+    texts_of,
     wrong_type,
 )
+
+__all__ = ["OllamaRoutes", "Route", "last_user_text"]
 
 VERSION = f"{__version__}+embedded"
 NDJSON_TYPE = "application/x-ndjson"
 EMBED_MISSING = 'model "{}" not found, try pulling it first'
 
-Part = Callable[[str], dict[str, Any]]  # a piece of text -> the field that carries it
-
-
-def error_reply(error: ApiError) -> Response:
-    """Return Ollama's form of an error."""
-    return json_response({"error": str(error)}, status=error.status)
+Route = Callable[[Exchange], Awaitable[Response | None]]
+Part = Callable[[str], dict[str, Any]]  # a piece of text -> the field that has it
 
 
 class OllamaRoutes:
@@ -45,24 +45,22 @@ class OllamaRoutes:
         self._runners = runners
         self._engine = engine
 
-    def routes(self) -> Routes:
-        """Return the table of routes."""
-        handlers = {
-            ("GET", "/"): self.root,
-            ("GET", "/api/version"): self.version,
-            ("GET", "/api/tags"): self.tags,
-            ("POST", "/api/show"): self.show,
-            ("GET", "/api/ps"): self.running,
-            ("POST", "/api/generate"): self.generate,
-            ("POST", "/api/chat"): self.chat,
-            ("POST", "/api/embed"): self.embed,
-            ("POST", "/api/embeddings"): self.embeddings,
+    def routes(self) -> dict[str, dict[str, Route]]:
+        """Return the handlers by path and method."""
+        return {
+            "/": {"GET": self.root},
+            "/api/version": {"GET": self.version},
+            "/api/tags": {"GET": self.tags},
+            "/api/show": {"POST": self.show},
+            "/api/ps": {"GET": self.running},
+            "/api/generate": {"POST": self.generate},
+            "/api/chat": {"POST": self.chat},
+            "/api/embed": {"POST": self.embed},
+            "/api/embeddings": {"POST": self.embeddings},
         }
-        struck = frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"})
-        return Routes(handlers=handlers, error_reply=error_reply, struck=struck)
 
     async def root(self, exchange: Exchange) -> Response:
-        """Say that the server runs."""
+        """Answer the health check."""
         return Response(200, b"Ollama is running", TEXT_TYPE)
 
     async def version(self, exchange: Exchange) -> Response:
@@ -71,12 +69,27 @@ class OllamaRoutes:
 
     async def tags(self, exchange: Exchange) -> Response:
         """List the models."""
-        return json_response({"models": [_listed(entry) for entry in self._catalogue.entries.values()]})
+        models = [
+            _summary(entry) | {"modified_at": stamp(entry.modified_at)} for entry in self._catalogue.entries.values()
+        ]
+        return json_response({"models": models})
+
+    async def running(self, exchange: Exchange) -> Response:
+        """List the loaded models."""
+        models = [
+            _summary(runner.entry)
+            | {"expires_at": stamp_in(runner.expires_in_s), "size_vram": 0, "context_length": runner.options["num_ctx"]}
+            for runner in self._runners.loaded()
+        ]
+        return json_response({"models": models})
 
     async def show(self, exchange: Exchange) -> Response:
         """Describe one model."""
-        entry = self._catalogue.find(model_name(read_body(exchange.request.body)))
-        info: dict[str, Any] = {"general.architecture": "query-mutator", "query-mutator.context_length": CONTEXT_LENGTH}
+        entry = self._catalogue.find(model_name(exchange.payload))
+        info: dict[str, Any] = {
+            "general.architecture": "query-mutator",
+            "query-mutator.context_length": CONTEXT_LENGTH,
+        }
         if entry.dim:
             info["query-mutator.embedding_length"] = entry.dim
         if entry.operators:
@@ -86,79 +99,51 @@ class OllamaRoutes:
                 "modelfile": f"# Part of Query Mutator's embedded server\nFROM {entry.tagged}\n",
                 "parameters": "",
                 "template": "{{ .Prompt }}",
-                "details": entry.details(),
+                "details": DETAILS,
                 "model_info": info,
                 "capabilities": entry.capabilities,
                 "modified_at": stamp(entry.modified_at),
             }
         )
 
-    async def running(self, exchange: Exchange) -> Response:
-        """List the loaded models."""
-        models = [
-            {
-                "name": runner.entry.tagged,
-                "model": runner.entry.tagged,
-                "size": 0,
-                "digest": runner.entry.digest,
-                "details": runner.entry.details(),
-                "expires_at": stamp_in(runner.expires_in_s),
-                "size_vram": 0,
-                "context_length": runner.options["num_ctx"],
-            }
-            for runner in self._runners.loaded()
-        ]
-        return json_response({"models": models})
-
     async def generate(self, exchange: Exchange) -> Response | None:
         """Answer `prompt`."""
-        payload = read_body(exchange.request.body)
+        payload = exchange.payload
         entry = self._text_model(payload, "generate")
         if field(payload, "suffix", str, ""):
             raise ApiError(400, f"{entry.tagged} does not support insert")
         prompt = field(payload, "prompt", str, "")
-        return await self._reply(exchange, payload, entry, prompt, lambda text: {"response": text})
+        return await self._reply(exchange, _call(exchange, entry, prompt=prompt), lambda text: {"response": text})
 
     async def chat(self, exchange: Exchange) -> Response | None:
         """Answer the last user message."""
-        payload = read_body(exchange.request.body)
+        payload = exchange.payload
         entry = self._text_model(payload, "chat")
         if field(payload, "tools", list):
             raise ApiError(400, f"{entry.tagged} does not support tools")
         prompt = last_user_text(field(payload, "messages", list, []))
-        return await self._reply(exchange, payload, entry, prompt, _as_message)
+        return await self._reply(exchange, _call(exchange, entry, prompt=prompt), _as_message)
 
     async def embed(self, exchange: Exchange) -> Response:
         """Return a vector for each text of `input`."""
-        payload = read_body(exchange.request.body)
-        entry = self._catalogue.find(model_name(payload), missing=EMBED_MISSING)
-        texts = texts_of(payload.get("input"))
-        options, keep_alive_s = field(payload, "options", dict, {}), _keep_alive(payload)
-        dimensions = field(payload, "dimensions", int, 0)
-        done = await vectors_of(
-            self._engine,
-            entry,
-            texts,
-            options,
-            keep_alive_s=keep_alive_s,
-            dimensions=dimensions,
-            fault=exchange.fault,
-        )
+        texts = texts_of(exchange.payload.get("input"))
+        done = await self._embed(exchange, texts, dimensions=field(exchange.payload, "dimensions", int, 0))
         timing = {"total_duration": done.total_ns, "load_duration": done.load_ns, "prompt_eval_count": done.tokens}
-        told = {"model": payload["model"], "embeddings": done.vectors, **(timing if texts else {})}
-        return maybe_cut(json_response(told), exchange.fault)
+        return json_response(
+            {"model": model_name(exchange.payload), "embeddings": done.vectors, **(timing if texts else {})}
+        )
 
     async def embeddings(self, exchange: Exchange) -> Response:
         """Return one vector for `prompt`: the older form of `/api/embed`."""
-        payload = read_body(exchange.request.body)
-        entry = self._catalogue.find(model_name(payload), missing=EMBED_MISSING)
-        texts = texts_of(field(payload, "prompt", str, ""))
-        options, keep_alive_s = field(payload, "options", dict, {}), _keep_alive(payload)
-        done = await vectors_of(self._engine, entry, texts, options, keep_alive_s=keep_alive_s, fault=exchange.fault)
-        return maybe_cut(json_response({"embedding": done.vectors[0] if texts else []}), exchange.fault)
+        done = await self._embed(exchange, texts_of(field(exchange.payload, "prompt", str, "")))
+        return json_response({"embedding": done.vectors[0] if done.vectors else []})
+
+    async def _embed(self, exchange: Exchange, texts: Sequence[str], *, dimensions: int = 0) -> Embeddings:
+        entry = self._catalogue.find(model_name(exchange.payload), missing=EMBED_MISSING)
+        return await self._engine.embed(_call(exchange, entry, texts=texts, dimensions=dimensions))
 
     def _text_model(self, payload: Mapping[str, Any], verb: str) -> Entry:
-        name = model_name(dict(payload))
+        name = model_name(payload)
         entry = self._catalogue.find(name)
         if entry.replies is None:
             raise ApiError(400, f'"{name}" does not support {verb}')
@@ -166,30 +151,20 @@ class OllamaRoutes:
             raise ApiError(400, f'"{name}" does not support thinking')
         return entry
 
-    async def _reply(
-        self, exchange: Exchange, payload: dict[str, Any], entry: Entry, prompt: str, part: Part
-    ) -> Response | None:
-        options, keep_alive_s = field(payload, "options", dict, {}), _keep_alive(payload)
-        limits = call_options(options)
-        if not prompt:
-            reason = await self._engine.load(entry, options, keep_alive_s=keep_alive_s)
-            return json_response(_line(payload["model"], part(""), done=True) | {"done_reason": reason})
-        call = Call(
-            entry=entry,
-            prompt=prompt,
-            format=_format(payload),
-            options=options,
-            keep_alive_s=keep_alive_s,
-            fault=exchange.fault,
-            **limits,
-        )
-        if field(payload, "stream", bool, True):
-            await self._stream(exchange, call, payload["model"], part)
+    async def _reply(self, exchange: Exchange, call: Call, part: Part) -> Response | None:
+        model = model_name(exchange.payload)
+        if not call.prompt:
+            reason = await self._engine.load(call)
+            return json_response(_line(model, part(""), done=True) | {"done_reason": reason})
+        call = replace(call, format=_format(exchange.payload))
+        if field(exchange.payload, "stream", bool, True):
+            await self._stream(exchange, call, part)
             return None
         reply = await self._engine.complete(call)
-        return maybe_cut(json_response(_last(payload["model"], part(reply.text), reply)), call.fault)
+        return json_response(_last(model, part(reply.text), reply))
 
-    async def _stream(self, exchange: Exchange, call: Call, model: str, part: Part) -> None:
+    async def _stream(self, exchange: Exchange, call: Call, part: Part) -> None:
+        model = model_name(exchange.payload)
         stream = exchange.connection.stream(exchange.request, NDJSON_TYPE)
 
         def write(tokens: Sequence[str]) -> None:
@@ -202,9 +177,9 @@ class OllamaRoutes:
 
 
 def last_user_text(messages: list[Any]) -> str:
-    """Return the text of the last user message, or of the last message when none is a user's.
+    """Return the text of the last user message, or of the last message if no user wrote one.
 
-    Raises ApiError 400 for messages that are no objects with text.
+    Raises ApiError 400 for messages that are not objects with text.
     """
     texts: dict[str, str] = {}
     for message in messages:
@@ -215,31 +190,31 @@ def last_user_text(messages: list[Any]) -> str:
     return texts.get("user", texts.get("last", ""))
 
 
+def _call(exchange: Exchange, entry: Entry, **work: Any) -> Call:
+    options = field(exchange.payload, "options", dict, {})
+    keep_alive_s = _keep_alive_s(exchange.payload.get("keep_alive"))
+    limits = call_options(options)
+    return Call(entry=entry, options=options, keep_alive_s=keep_alive_s, fault=exchange.fault, **limits, **work)
+
+
 def _as_message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
 def _line(model: str, part: dict[str, Any], *, done: bool) -> dict[str, Any]:
-    return {"model": model, "created_at": now_stamp(), **part, "done": done}
+    return {"model": model, "created_at": stamp(datetime.now(UTC)), **part, "done": done}
 
 
 def _last(model: str, part: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    line = _line(model, part, done=reply.done)
-    return line | {"done_reason": reply.done_reason} | reply.durations() if reply.done else line | reply.durations()
+    reason = {"done_reason": reply.done_reason} if reply.done else {}
+    return _line(model, part, done=reply.done) | reason | reply.durations()
 
 
-def _listed(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": entry.tagged,
-        "model": entry.tagged,
-        "modified_at": stamp(entry.modified_at),
-        "size": 0,
-        "digest": entry.digest,
-        "details": entry.details(),
-    }
+def _summary(entry: Entry) -> dict[str, Any]:
+    return {"name": entry.tagged, "model": entry.tagged, "size": 0, "digest": entry.digest, "details": DETAILS}
 
 
-def _format(payload: dict[str, Any]) -> str | Mapping[str, Any] | None:
+def _format(payload: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
     """Return "json", a schema or None; raises ApiError 400 for anything else."""
     format = payload.get("format")
     if format is None or format in ("", "json") or isinstance(format, dict):
@@ -247,8 +222,7 @@ def _format(payload: dict[str, Any]) -> str | Mapping[str, Any] | None:
     raise ApiError(400, f'invalid format: {dumps(format).decode()}; expected "json" or a valid JSON Schema object')
 
 
-def _keep_alive(payload: dict[str, Any]) -> float | None:
-    value = payload.get("keep_alive")
+def _keep_alive_s(value: Any) -> float | None:
     if isinstance(value, (bool, list, dict)):
         raise wrong_type("keep_alive", value, "api.Duration")
     try:

@@ -6,28 +6,36 @@ import base64
 import itertools
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from query_mutator.embedded.catalogue import Catalogue, Entry
-from query_mutator.embedded.embedding import texts_of, vectors_of
 from query_mutator.embedded.engine import Call, Engine, Reply
 from query_mutator.embedded.http import Response
-from query_mutator.embedded.options import call_options
-from query_mutator.embedded.routes_ollama import last_user_text
-from query_mutator.embedded.routing import Exchange, Routes
-from query_mutator.embedded.wire import ApiError, dumps, field, json_response, maybe_cut, model_name, read_body
+from query_mutator.embedded.routes_ollama import Route, last_user_text
+from query_mutator.embedded.wire import (
+    ApiError,
+    Exchange,
+    call_options,
+    dumps,
+    field,
+    json_response,
+    model_name,
+    texts_of,
+)
+
+__all__ = ["OpenAIRoutes", "openai_error"]
 
 SSE_TYPE = "text/event-stream"
+CODINGS = ("float", "base64")  # of embeddings
 
 _ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
 
 
-def error_reply(error: ApiError) -> Response:
-    """Return OpenAI's form of an error."""
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """Return OpenAI's body of an error."""
     kind = _ERROR_TYPES.get(error.status, "api_error")
-    about = {"message": str(error), "type": kind, "param": None, "code": None}
-    return json_response({"error": about}, status=error.status)
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": None}}
 
 
 class OpenAIRoutes:
@@ -38,17 +46,14 @@ class OpenAIRoutes:
         self._engine = engine
         self._numbers = itertools.count(1)
 
-    def routes(self) -> Routes:
-        """Return the table of routes."""
-        handlers = {
-            ("GET", "/v1/models"): self.models,
-            ("GET", "/v1/models/*"): self.model,
-            ("POST", "/v1/chat/completions"): self.chat,
-            ("POST", "/v1/embeddings"): self.embeddings,
+    def routes(self) -> dict[str, dict[str, Route]]:
+        """Return the handlers by path and method."""
+        return {
+            "/v1/models": {"GET": self.models},
+            "/v1/models/*": {"GET": self.model},
+            "/v1/chat/completions": {"POST": self.chat},
+            "/v1/embeddings": {"POST": self.embeddings},
         }
-        return Routes(
-            handlers=handlers, error_reply=error_reply, struck=frozenset({"/v1/chat/completions", "/v1/embeddings"})
-        )
 
     async def models(self, exchange: Exchange) -> Response:
         """List the models."""
@@ -60,13 +65,12 @@ class OpenAIRoutes:
 
     async def chat(self, exchange: Exchange) -> Response | None:
         """Answer the last user message."""
-        payload = read_body(exchange.request.body)
+        payload = exchange.payload
         messages = field(payload, "messages", list, [])
         if not messages:
             raise ApiError(400, "[] is too short - 'messages'")
-        name = model_name(payload)
         call = Call(
-            entry=self._text_model(name, payload),
+            entry=self._text_model(payload),
             prompt=last_user_text([_plain(message) for message in messages]),
             format=_format(payload),
             fault=exchange.fault,
@@ -75,7 +79,7 @@ class OpenAIRoutes:
         about = {
             "id": f"chatcmpl-{next(self._numbers)}",
             "created": int(time.time()),
-            "model": name,
+            "model": model_name(payload),
             "system_fingerprint": "fp_query_mutator",
         }
         if field(payload, "stream", bool, False):
@@ -85,10 +89,30 @@ class OpenAIRoutes:
         reply = await self._engine.complete(call)
         message = {"role": "assistant", "content": reply.text}
         choice = {"index": 0, "message": message, "finish_reason": reply.done_reason if reply.done else None}
-        told = {"object": "chat.completion", **about, "choices": [choice], "usage": _usage(reply)}
-        return maybe_cut(json_response(told), call.fault)
+        return json_response({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(reply)})
 
-    def _text_model(self, name: str, payload: dict[str, Any]) -> Entry:
+    async def embeddings(self, exchange: Exchange) -> Response:
+        """Return a vector for each text of `input`, as numbers or in base64."""
+        payload = exchange.payload
+        name = model_name(payload)
+        entry = self._catalogue.find(name)
+        coding = field(payload, "encoding_format", str, "float").lower()
+        if coding not in CODINGS:
+            raise ApiError(400, f"Invalid value for 'encoding_format' = {coding}. Supported values: {list(CODINGS)}.")
+        texts = [""] if payload.get("input") == "" else texts_of(payload.get("input"))
+        if not texts:
+            raise ApiError(400, "invalid input")
+        dimensions = field(payload, "dimensions", int, 0)
+        done = await self._engine.embed(Call(entry=entry, texts=texts, dimensions=dimensions, fault=exchange.fault))
+        data = [
+            {"object": "embedding", "embedding": _base64(vector) if coding == "base64" else vector, "index": i}
+            for i, vector in enumerate(done.vectors)
+        ]
+        usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
+        return json_response({"object": "list", "data": data, "model": name, "usage": usage})
+
+    def _text_model(self, payload: Mapping[str, Any]) -> Entry:
+        name = model_name(payload)
         entry = self._catalogue.find(name)
         if entry.replies is None:
             raise ApiError(400, f'"{name}" does not support chat')
@@ -112,29 +136,6 @@ class OpenAIRoutes:
             stream.write(last[: len(last) // 2] if call.fault == "cut" else last + b"data: [DONE]\n\n")
         stream.close()
 
-    async def embeddings(self, exchange: Exchange) -> Response:
-        """Return a vector for each text of `input`, as numbers or in base64."""
-        payload = read_body(exchange.request.body)
-        name = model_name(payload)
-        entry = self._catalogue.find(name)
-        coding = field(payload, "encoding_format", str, "float").lower()
-        if coding not in ("float", "base64"):
-            raise ApiError(
-                400, f"Invalid value for 'encoding_format' = {coding}. Supported values: ['float', 'base64']."
-            )
-        texts = [""] if payload.get("input") == "" else texts_of(payload.get("input"))
-        if not texts:
-            raise ApiError(400, "invalid input")
-        dimensions = field(payload, "dimensions", int, 0)
-        done = await vectors_of(self._engine, entry, texts, {}, dimensions=dimensions, fault=exchange.fault)
-        data = [
-            {"object": "embedding", "embedding": _base64(vector) if coding == "base64" else vector, "index": i}
-            for i, vector in enumerate(done.vectors)
-        ]
-        usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
-        told = {"object": "list", "data": data, "model": name, "usage": usage}
-        return maybe_cut(json_response(told), exchange.fault)
-
 
 def _listed(entry: Entry) -> dict[str, Any]:
     created = int(entry.modified_at.timestamp())
@@ -151,7 +152,7 @@ def _plain(message: Any) -> Any:
     return message | {"content": "\n".join(part["text"] for part in parts)}
 
 
-def _options(payload: dict[str, Any]) -> dict[str, Any]:
+def _options(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return Ollama's options for OpenAI's fields."""
     stop = payload.get("stop")
     names = {"max_tokens": "num_predict", "max_completion_tokens": "num_predict"}
@@ -160,7 +161,7 @@ def _options(payload: dict[str, Any]) -> dict[str, Any]:
     return options | {"stop": [stop] if isinstance(stop, str) else stop or []}
 
 
-def _format(payload: dict[str, Any]) -> Any:
+def _format(payload: Mapping[str, Any]) -> Any:
     wanted = field(payload, "response_format", dict, {})
     if wanted.get("type") == "json_object":
         return "json"
@@ -174,12 +175,8 @@ def _delta(text: str, finish_reason: str | None) -> dict[str, Any]:
 
 
 def _usage(reply: Reply) -> dict[str, int]:
-    total = reply.prompt_tokens + reply.reply_tokens
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.reply_tokens,
-        "total_tokens": total,
-    }
+    prompt, completion = reply.prompt_tokens, reply.reply_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _base64(vector: list[float]) -> str:

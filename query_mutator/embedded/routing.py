@@ -1,88 +1,78 @@
-"""From a path and a method to its handler; unknown paths, wrong methods and failures get Ollama's replies."""
+"""From a path and a method to its handler; errors get the body of the interface they belong to."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.http import TEXT_TYPE, Connection, Request, Response
+from query_mutator.embedded.routes_ollama import OllamaRoutes
+from query_mutator.embedded.routes_openai import OpenAIRoutes, openai_error
 from query_mutator.embedded.runners import BUSY
 from query_mutator.embedded.stats import Stats
-from query_mutator.embedded.wire import ApiError
+from query_mutator.embedded.wire import ApiError, Exchange, json_response
 
+__all__ = ["Router"]
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A request, the connection it came on, and the kind of fault its reply is to suffer."""
-
-    request: Request
-    connection: Connection
-    fault: str | None = None
-
-
-Route = Callable[[Exchange], Awaitable[Response | None]]
-ErrorReply = Callable[[ApiError], Response]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """One family of routes: `(method, path) -> handler`, how its errors look, and which of them faults may strike.
-
-    A path that ends in "/*" stands for everything below it.
-    """
-
-    handlers: Mapping[tuple[str, str], Route]
-    error_reply: ErrorReply
-    struck: frozenset[str] = frozenset()
+#: Routes that call a model; faults strike only these.
+MODEL_ROUTES = frozenset(
+    {"/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/v1/chat/completions", "/v1/embeddings"}
+)
 
 
 class Router:
     """The server's handler of requests."""
 
-    def __init__(self, *families: Routes, stats: Stats, faults: FaultPlan | None) -> None:
+    def __init__(self, ollama: OllamaRoutes, openai: OpenAIRoutes, *, stats: Stats, faults: FaultPlan | None) -> None:
         self._stats = stats
         self._faults = faults
-        self._table: dict[str, dict[str, tuple[Route, Routes]]] = {}
-        for family in families:
-            for (method, path), route in family.handlers.items():
-                self._table.setdefault(path, {})[method] = (route, family)
-        self._patterns = [path for path in self._table if path.endswith("/*")]
+        debug = {"/debug/stats": {"GET": self.show_stats, "DELETE": self.clear_stats}}
+        self._routes = ollama.routes() | openai.routes() | debug  # a path that ends in "/*" matches all below it
+        self._patterns = [path for path in self._routes if path.endswith("/*")]
 
     async def __call__(self, request: Request, connection: Connection) -> Response | None:
-        """Return the reply to `request`, or None when its route wrote it."""
-        path, methods = self._methods(request.path)
-        if not methods:
+        """Return the reply to `request`, or None if its route wrote it."""
+        path = self._match(request.path)
+        methods = self._routes.get(path)
+        if methods is None:
             return self._counted(path, Response(404, b"404 page not found", TEXT_TYPE))
-        found = methods.get(request.method) or (methods.get("GET") if request.method == "HEAD" else None)
-        if found is None:
+        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
             return self._counted(path, Response(405, b"405 method not allowed", TEXT_TYPE))
-        route, family = found
         try:
-            fault = self._strike(request, connection) if path in family.struck else None
+            fault = self._strike(request, connection) if path in MODEL_ROUTES else None
             response = None if fault == "reset" else await route(Exchange(request, connection, fault))
+            if fault == "cut" and response is not None:
+                response = response._replace(body=response.body[: len(response.body) // 2])
         except ApiError as error:
-            response = family.error_reply(error)
+            body = openai_error(error) if path.startswith("/v1/") else {"error": str(error)}
+            response = json_response(body, status=error.status)
         except asyncio.CancelledError:
             self._stats.cancelled += 1
             raise
         return self._counted(path, response)
 
-    def _methods(self, path: str) -> tuple[str, dict[str, tuple[Route, Routes]]]:
-        if path in self._table:
-            return path, self._table[path]
-        for pattern in self._patterns:
-            if path.startswith(pattern[:-1]):
-                return pattern, self._table[pattern]
-        return "other", {}
+    async def show_stats(self, exchange: Exchange) -> Response:
+        """Return all counters."""
+        return json_response(self._stats.snapshot())
+
+    async def clear_stats(self, exchange: Exchange) -> Response:
+        """Return all counters and reset them."""
+        counted = self._stats.snapshot()
+        self._stats.clear()
+        return json_response(counted)
+
+    def _match(self, path: str) -> str:
+        if path in self._routes:
+            return path
+        return next((pattern for pattern in self._patterns if path.startswith(pattern[:-1])), "other")
 
     def _strike(self, request: Request, connection: Connection) -> str | None:
-        """Return the fault that the rest of the call is to suffer; those that end it here are carried out."""
+        """Return the fault for the rest of the call, or inject it here if it ends the call."""
         if self._faults is None:
             return None
-        told = request.headers.get("x-stainless-retry-count", "")
-        fault = self._faults.pick(request.body, attempt=int(told) if told.isdecimal() else None)
+        attempt = request.headers.get("x-stainless-retry-count", "")
+        fault = self._faults.pick(request.body, attempt=int(attempt) if attempt.isdecimal() else None)
         if fault is None:
             return None
         self._stats.faults[fault] += 1

@@ -1,7 +1,7 @@
-"""Which models are loaded, with which options, and what waits while one loads: Ollama's scheduler in small.
+"""Which models are loaded, with which options, and which calls wait for a load: Ollama's scheduler in small.
 
-A loaded model has its own slots, and any number of calls may wait for them. Only a load has a bounded queue in front of
-it: while one is pending every other request waits behind it, and beyond `max_queue` of them the answer is 503.
+A loaded model has its own slots, and any number of calls may wait for them. Only a load has a bounded queue: while one
+is pending every other request waits behind it, and requests beyond `max_queue` get status 503.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from query_mutator.embedded.catalogue import CONTEXT_LENGTH, Entry
-from query_mutator.embedded.durations import DEFAULT_KEEP_ALIVE_S
-from query_mutator.embedded.slots import Slots
 from query_mutator.embedded.stats import Stats
-from query_mutator.embedded.wire import ApiError
+from query_mutator.embedded.wire import DEFAULT_KEEP_ALIVE_S, ApiError
 
-#: Options that belong to the loaded model and not to one call, with their defaults; another value means a reload.
+__all__ = ["BUSY", "Runner", "Runners"]
+
+#: Options of the loaded model rather than of one call, with their defaults; another value means a reload.
 RUNNER_OPTIONS: Mapping[str, Any] = {
     "num_ctx": CONTEXT_LENGTH,
     "num_batch": 512,
@@ -29,18 +29,13 @@ RUNNER_OPTIONS: Mapping[str, Any] = {
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
-def runner_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the runner options of a request, defaults filled in."""
-    return {name: options.get(name, default) for name, default in RUNNER_OPTIONS.items()}
-
-
 class Runner:
-    """One loaded model: its options, its slots, and how many calls use it."""
+    """One loaded model: its options, its slots (first come, first served), and how many calls use it."""
 
     def __init__(self, entry: Entry, options: dict[str, Any], *, num_parallel: int) -> None:
         self.entry = entry
         self.options = options
-        self.slots = Slots(num_parallel)
+        self.slots = asyncio.Semaphore(num_parallel)
         self.users = 0
         self.keep_alive_s = DEFAULT_KEEP_ALIVE_S
         self.idle = asyncio.Event()
@@ -48,23 +43,23 @@ class Runner:
 
     @property
     def expires_in_s(self) -> float:
-        """Return for how long the model stays loaded if no call comes."""
+        """Return for how long the model stays loaded without further calls."""
         idle_s = 0.0 if self.users else time.monotonic() - self._idle_since_s
         return self.keep_alive_s - idle_s
 
+    @property
+    def expired(self) -> bool:
+        """Return whether the model's keep-alive has passed."""
+        return not self.users and self.expires_in_s <= 0
+
     def fits(self, options: dict[str, Any]) -> bool:
-        """Return whether a call with these options can use the model as it is loaded; a negative num_gpu always can."""
+        """Return whether a call with these options can use the model as loaded; a negative num_gpu always can."""
         if options["num_gpu"] is not None and options["num_gpu"] < 0:
             options = options | {"num_gpu": self.options["num_gpu"]}
         return options == self.options
 
-    def enter(self) -> None:
-        """Count a call that uses the model."""
-        self.users += 1
-        self.idle.clear()
-
     def leave(self) -> None:
-        """Count a call that is done with the model."""
+        """Count a call that has finished with the model."""
         self.users -= 1
         if self.users == 0:
             self._idle_since_s = time.monotonic()
@@ -80,49 +75,48 @@ class Runners:
         self._load_s = load_s
         self._stats = stats
         self._loaded: dict[str, Runner] = {}
-        self._door = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
 
     async def enter(self, entry: Entry, options: Mapping[str, Any], *, keep_alive_s: float | None) -> Runner:
-        """Return the loaded model, counted as used; loads it first if need be.
+        """Return the loaded model with this call counted as a user; load the model first if necessary.
 
-        Raises ApiError 503 when a load is pending and the queue behind it is full.
+        Raises ApiError 503 when a load is pending and its queue is full.
         """
-        wanted = runner_options(options)
-        runner = None if self._door.locked() else self._usable(entry, wanted)
+        wanted = {name: options.get(name, default) for name, default in RUNNER_OPTIONS.items()}
+        runner = None if self._load_lock.locked() else self._usable(entry, wanted)
         if runner is None:
-            runner = await self._enter_by_door(entry, wanted)
-        runner.enter()
+            runner = await self._wait_for_load(entry, wanted)
+        runner.users += 1
+        runner.idle.clear()
         if keep_alive_s is not None:
             runner.keep_alive_s = keep_alive_s
         return runner
 
     def loaded(self) -> list[Runner]:
-        """Return what is loaded, the one that stays longest first."""
-        self._drop_expired()
+        """Return the loaded models, the one that stays longest first."""
+        self._loaded = {name: runner for name, runner in self._loaded.items() if not runner.expired}
         return sorted(self._loaded.values(), key=lambda runner: runner.expires_in_s, reverse=True)
 
     def unload(self, entry: Entry) -> None:
-        """Let the model go as soon as no call uses it."""
+        """Unload the model as soon as no call uses it."""
         runner = self._loaded.get(entry.name)
         if runner is not None:
             runner.keep_alive_s = 0.0
 
-    async def _enter_by_door(self, entry: Entry, wanted: dict[str, Any]) -> Runner:
-        # One request is at the door, so all but one of those pending wait behind it.
+    async def _wait_for_load(self, entry: Entry, wanted: dict[str, Any]) -> Runner:
+        # One of the pending requests holds the lock, so the queue behind it is one shorter.
         if self._stats.pending_loads > self._max_queue:
             raise ApiError(503, BUSY)
         self._stats.pending_loads += 1
         try:
-            async with self._door:
+            async with self._load_lock:
                 return self._usable(entry, wanted) or await self._load(entry, wanted)
         finally:
             self._stats.pending_loads -= 1
 
     def _usable(self, entry: Entry, wanted: dict[str, Any]) -> Runner | None:
         runner = self._loaded.get(entry.name)
-        if runner is None or (runner.expires_in_s <= 0 and not runner.users):
-            return None
-        return runner if runner.fits(wanted) else None
+        return runner if runner is not None and not runner.expired and runner.fits(wanted) else None
 
     async def _load(self, entry: Entry, wanted: dict[str, Any]) -> Runner:
         before = self._loaded.get(entry.name)
@@ -134,8 +128,3 @@ class Runners:
         self._stats.loads += 1
         runner = self._loaded[entry.name] = Runner(entry, wanted, num_parallel=self._num_parallel)
         return runner
-
-    def _drop_expired(self) -> None:
-        gone = [name for name, runner in self._loaded.items() if not runner.users and runner.expires_in_s <= 0]
-        for name in gone:
-            del self._loaded[name]

@@ -1,8 +1,8 @@
-"""The embedded server: an event loop in a thread of its own behind a loopback port, speaking Ollama and OpenAI.
+"""The embedded server: an event loop in its own thread behind a loopback port, with Ollama's and OpenAI's interface.
 
-    connection -> Router -> OllamaRoutes | OpenAIRoutes | DebugRoutes -> Engine -> Runners -> BatchWorker of the model
+    connection -> Router -> OllamaRoutes | OpenAIRoutes -> Engine -> Runners -> BatchWorker of the model
 
-Everything but a model's work runs on the one event loop, so no state here needs a lock.
+Everything except a model's work runs on the one event loop, so no state here needs a lock.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import asyncio
 import errno
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from query_mutator.embedded.catalogue import Catalogue
+from query_mutator.embedded.catalogue import Catalogue, Entry
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.http import Connection
 from query_mutator.embedded.latency import Latency
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.routes_debug import DebugRoutes
+from query_mutator.embedded.models import Echo, EmbeddedModel
 from query_mutator.embedded.routes_ollama import OllamaRoutes
 from query_mutator.embedded.routes_openai import OpenAIRoutes
 from query_mutator.embedded.routing import Router
@@ -30,48 +30,64 @@ from query_mutator.errors import UsageError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from query_mutator.embedded.models import EmbeddedModel
     from query_mutator.encoder import Encoder
 
-_BACKLOG = 2048  # more clients than this connecting within one turn of the loop have to try again
+__all__ = ["EmbeddedServer", "ServerSettings", "start_server"]
+
+_BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How a server answers; raises UsageError for a setting out of range."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0 takes a free one
+    num_parallel: int = 1  # slots of each model
+    max_queue: int = 512  # requests that may wait for a load
+    load_ms: float = 0.0
+    latency_ms: float = 0.0
+    latency_sigma: float = 0.0
+    running_speed: float = 0.0
+    seed: int = 0  # of latencies
+
+    def __post_init__(self) -> None:
+        for name in ("num_parallel", "max_queue"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} is out of range; it must be at least 1")
+
+    def latency(self) -> Latency:
+        """Return the time a call takes in its slot."""
+        return Latency.from_settings(
+            latency_ms=self.latency_ms, sigma=self.latency_sigma, running_speed=self.running_speed, seed=self.seed
+        )
 
 
 class EmbeddedServer:
     """A running server; `url` and `port` say where, `close()` stops it and leaves no thread and no socket."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        *,
-        host: str,
-        port: int,
-        num_parallel: int,
-        max_queue: int,
-        load_s: float,
-        latency: Latency,
-        faults: FaultPlan | None,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, settings: ServerSettings, faults: FaultPlan | None = None) -> None:
         self._catalogue = catalogue
-        self._stats = Stats()
+        self._stats = stats = Stats()
         self._connections: set[Connection] = set()
-        self._loop = asyncio.new_event_loop()
         self._closing = threading.Lock()
-        runners = Runners(num_parallel=num_parallel, max_queue=max_queue, load_s=load_s, stats=self._stats)
-        engine = Engine(runners, latency=latency, stats=self._stats)
-        router = Router(
-            OllamaRoutes(catalogue, runners, engine).routes(),
-            OpenAIRoutes(catalogue, engine).routes(),
-            DebugRoutes(self._stats).routes(),
-            stats=self._stats,
-            faults=faults,
+        runners = Runners(
+            num_parallel=settings.num_parallel,
+            max_queue=settings.max_queue,
+            load_s=settings.load_ms / 1000,
+            stats=stats,
         )
+        engine = Engine(runners, latency=settings.latency(), stats=stats)
+        ollama, openai = OllamaRoutes(catalogue, runners, engine), OpenAIRoutes(catalogue, engine)
+        router = Router(ollama, openai, stats=stats, faults=faults)
+        self._loop = asyncio.new_event_loop()
         try:
-            self._listener = self._loop.run_until_complete(self._listen(router, host, port))
+            self._listener = self._loop.run_until_complete(self._listen(router, settings.host, settings.port))
         except (OSError, OverflowError) as error:
             self._loop.close()
-            raise UsageError(_why_not_listening(host, port, error)) from error
+            raise UsageError(_why_not_listening(settings.host, settings.port, error)) from error
         self.port: int = self._listener.sockets[0].getsockname()[1]
-        self.url = f"http://{_in_url(host)}:{self.port}"
+        self.url = f"http://{_in_url(settings.host)}:{self.port}"
         self._thread = threading.Thread(target=self._run, name="embedded-server", daemon=True)
         self._thread.start()
 
@@ -84,16 +100,16 @@ class EmbeddedServer:
         self.close()
 
     def stats(self) -> dict[str, Any]:
-        """Return what `GET /debug/stats` shows."""
+        """Return the counters of `GET /debug/stats`."""
         return self._stats.snapshot()
 
     @property
     def open_connections(self) -> int:
-        """Return how many clients are connected."""
+        """Return the number of connected clients."""
         return len(self._connections)
 
     def close(self) -> None:
-        """Cancel all calls, close all sockets and join all threads; a second call does nothing."""
+        """Cancel all calls, close all sockets and join all threads; idempotent."""
         with self._closing:
             if self._loop.is_closed():
                 return
@@ -122,44 +138,27 @@ class EmbeddedServer:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._loop.shutdown_default_executor()  # it looked up the host's address
+        await self._loop.shutdown_default_executor()  # it resolved the host's address
 
 
 def start_server(
     models: Mapping[str, EmbeddedModel] | Iterable[EmbeddedModel],
     *,
     encoder: Encoder | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    num_parallel: int = 1,
-    max_queue: int = 512,
-    load_ms: float = 0.0,
-    latency_ms: float = 0.0,
-    latency_sigma: float = 0.0,
-    running_speed: float = 0.0,
-    seed: int = 0,
     faults: FaultPlan | None = None,
+    **settings: Any,
 ) -> EmbeddedServer:
-    """Start a server with these models and `echo`; `encoder` serves `all-minilm`; port 0 takes a free one.
+    """Start a server with these models and `echo`; `encoder` serves `all-minilm`, `settings` are ServerSettings.
 
-    Raises UsageError for a setting out of range or a port that cannot be had.
+    Raises UsageError for a setting out of range or a port that is not available.
     """
-    if num_parallel < 1:
-        raise UsageError(f"num_parallel must be at least 1, not {num_parallel}")
-    if max_queue < 1:
-        raise UsageError(f"max_queue must be at least 1, not {max_queue}")
+    checked = ServerSettings(**settings)
     named = dict(models) if isinstance(models, Mapping) else {model.name: model for model in models}
-    latency = Latency.from_settings(latency_ms=latency_ms, sigma=latency_sigma, running_speed=running_speed, seed=seed)
-    return EmbeddedServer(
-        Catalogue.of(named | {"echo": named.get("echo") or Echo()}, encoder),
-        host=host,
-        port=port,
-        num_parallel=num_parallel,
-        max_queue=max_queue,
-        load_s=load_ms / 1000,
-        latency=latency,
-        faults=faults,
-    )
+    named.setdefault(Echo.name, Echo())
+    entries = [Entry.of_text_model(name, model) for name, model in named.items()]
+    if encoder is not None:
+        entries.append(Entry.of_encoder(encoder))
+    return EmbeddedServer(Catalogue(entries), checked, faults)
 
 
 def _in_url(host: str) -> str:

@@ -1,31 +1,37 @@
-"""From a model's text to the reply that was asked for: `format`, then `stop`, then `num_predict`."""
+"""From a model's text to the reply that was requested: `format`, then `stop`, then `num_predict`.
+
+For a JSON schema the answer goes into the first string field and the other fields are as small as the schema allows.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from query_mutator.embedded.structured import in_format
+__all__ = ["in_format", "shape", "tokens_of"]
 
-# A token is a word of up to eight letters or one sign, with the space before it; joined they give the text back.
+# A token is a word of up to eight letters or one other character, with the whitespace before it.
 _TOKEN = re.compile(r"\s*\w{1,8}|\s*[^\w\s]|\s+")
+_MAX_DEPTH = 16  # a schema may refer to itself
+_SMALLEST = {"boolean": False, "null": None}
 
 
 @lru_cache(maxsize=1024)
 def tokens_of(text: str) -> tuple[str, ...]:
-    """Return the pieces of `text` that count as tokens; joined they are the text."""
+    """Return the tokens of `text`; joined they are the text."""
     return tuple(_TOKEN.findall(text))
 
 
 def shape(
     text: str, *, format: str | Mapping[str, Any] | None, stop: Sequence[str], max_tokens: int | None
 ) -> tuple[Sequence[str], str]:
-    """Return the tokens of the shaped reply and its `done_reason` ("stop" or "length").
+    """Return the tokens of the reply and its `done_reason` ("stop" or "length").
 
-    The order is a model's own: it writes the format, ends at a stop text, and is cut at `max_tokens` (None or below 1
-    is without limit), if need be in the middle of its JSON.
+    As in a language model the format is written first, ends at a stop text, and is truncated to `max_tokens` (None or
+    below 1 is no limit), if necessary in the middle of its JSON.
     """
     if format:
         text = in_format(text, format)
@@ -34,3 +40,89 @@ def shape(
     if max_tokens is not None and 0 < max_tokens < len(tokens):
         return tokens[:max_tokens], "length"
     return tokens, "stop"
+
+
+def in_format(text: str, format: str | Mapping[str, Any]) -> str:
+    """Return `text` as JSON: under "response" for "json", in the schema's first string field for a schema."""
+    value = {"response": text} if isinstance(format, str) else _SchemaFiller(text, root=format).fill(format)
+    return json.dumps(value, ensure_ascii=False)
+
+
+class _SchemaFiller:
+    """Builds the smallest value for a schema and places the text in it once."""
+
+    def __init__(self, text: str, *, root: Mapping[str, Any]) -> None:
+        self._text: str | None = text
+        self._root = root
+
+    def fill(self, schema: Any, depth: int = 0) -> Any:
+        """Return the smallest value that fits `schema`, with the text in the first free string."""
+        schema = self._resolve(schema)
+        if depth > _MAX_DEPTH:
+            return None
+        if "const" in schema:
+            return schema["const"]
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            fits = self._text is not None and self._text in schema["enum"]
+            return self._take() if fits else schema["enum"][0]
+        kind = _kind(schema)
+        if kind == "object":
+            return self._object(schema, depth)
+        if kind == "array":
+            wanted = schema.get("minItems")
+            count = max(wanted if isinstance(wanted, int) else 0, 1 if self._text is not None else 0)
+            return [self.fill(schema.get("items"), depth + 1) for _ in range(count)]
+        if kind in ("integer", "number"):
+            return schema.get("minimum", 0)
+        return _SMALLEST[kind] if kind in _SMALLEST else self._take()
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        # A string of this object is preferred to one in an object inside it.
+        order = sorted(properties, key=lambda name: not self._is_free_string(properties[name]))
+        values = {name: self.fill(properties[name], depth + 1) for name in order}
+        filled = {name: values[name] for name in properties}
+        for name in schema.get("required") or ():
+            if name not in filled:
+                filled[name] = self._take()
+        return filled or {"response": self._take()}
+
+    def _is_free_string(self, schema: Any) -> bool:
+        schema = self._resolve(schema)
+        return _kind(schema) == "string" and "enum" not in schema and "const" not in schema
+
+    def _take(self) -> str:
+        text, self._text = self._text, None
+        return text or ""
+
+    def _resolve(self, schema: Any) -> Mapping[str, Any]:
+        """Follow `$ref` into `$defs`, and the first branch of `anyOf` that is not null, as pydantic writes them."""
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(schema, dict):
+                return {}
+            target = self._lookup(schema["$ref"]) if isinstance(schema.get("$ref"), str) else _branch(schema)
+            if target is None:
+                return schema
+            schema = target
+        return {}
+
+    def _lookup(self, reference: str) -> Any:
+        target: Any = self._root
+        for key in reference.removeprefix("#").strip("/").split("/"):
+            target = target.get(key) if isinstance(target, dict) else None
+        return target
+
+
+def _branch(schema: Mapping[str, Any]) -> Any:
+    branches = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf") or ()
+    return next((each for each in branches if isinstance(each, dict) and each.get("type") != "null"), None)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((each for each in kind if each != "null"), "null")
+    if kind is None:
+        kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
+    return str(kind)

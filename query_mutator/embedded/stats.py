@@ -1,4 +1,4 @@
-"""What the embedded server counts for benchmarks; `GET /debug/stats` shows it, `DELETE /debug/stats` starts anew.
+"""Counters of the embedded server: `GET /debug/stats` returns them, `DELETE /debug/stats` also resets them.
 
 pending_loads -> waiting (for a slot) -> in_service -> calls (done), or cancelled at any point
 """
@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from typing import Any
 
+__all__ = ["Stats"]
+
 
 class Stats:
-    """Counters of one server; `service_s` is time spent in a slot, latency included, queue wait not.
+    """Counters of one server; `service_s` is time in a slot, with latency and without queue wait.
 
-    `span_s` is the time from the first call's coming to the last one's end.
+    `span_s` is the time from the arrival of the first call to the end of the last one.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class Stats:
         self.clear()
 
     def clear(self) -> None:
-        """Start counting from zero; what is under way stays counted as such."""
+        """Reset all counters except those of calls in flight."""
         self.routes: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
@@ -33,23 +35,23 @@ class Stats:
         self.service_s = 0.0
         self.queue_wait_s = 0.0
         self.max_in_service = self.in_service
-        self.first_s: float | None = None  # time.monotonic() at which the first call came, and the last one left
+        self.first_s: float | None = None  # time.monotonic() at the first arrival and the last end
         self.last_s = 0.0
 
-    def came(self) -> None:
-        """Count a call that asks for a slot."""
+    def arrive(self) -> None:
+        """Count a call that waits for a slot."""
         self.waiting += 1
         if self.first_s is None:
             self.first_s = time.monotonic()
 
     def begin(self, *, waited_s: float) -> None:
-        """Count a call that got its slot."""
+        """Count a call that has got its slot."""
         self.queue_wait_s += waited_s
         self.in_service += 1
         self.max_in_service = max(self.max_in_service, self.in_service)
 
     def end(self, *, service_s: float, model: str, finished: bool) -> None:
-        """Count a call that leaves its slot; `finished` is False when its client left first."""
+        """Count a call that has left its slot; `finished` is False if its client closed the connection."""
         self.in_service -= 1
         self.service_s += service_s
         self.last_s = time.monotonic()

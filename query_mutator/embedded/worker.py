@@ -1,4 +1,4 @@
-"""A model's worker thread: takes everything that waits at once, so that a model encodes many prompts in one go."""
+"""A model's worker thread: processes all waiting items as one batch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+__all__ = ["BatchWorker"]
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class BatchWorker(Generic[Item, Result]):
-    """Runs `work(items) -> results` (same length and order) in one thread, on all items that wait when it is free.
+    """Runs `work(items) -> results` (same length and order) in one thread, on all items waiting when it is free.
 
-    The thread starts with the first item. If a batch of several fails, each item is tried alone, so that only the one
-    at fault gets the exception.
+    The thread starts with the first item. If a batch fails, each item is tried alone, so that only the item at fault
+    gets the exception.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Sequence[Result]], *, name: str) -> None:
@@ -26,7 +28,7 @@ class BatchWorker(Generic[Item, Result]):
         self._thread: threading.Thread | None = None
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
-        """Return a future of the result; cancelling it before its batch begins saves the work."""
+        """Return a future of the result; cancel it before its batch begins to skip the work."""
         loop = asyncio.get_running_loop()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
@@ -36,7 +38,7 @@ class BatchWorker(Generic[Item, Result]):
         return future
 
     def close(self) -> None:
-        """Let the batch in progress end and join the thread."""
+        """Finish the batch in progress and join the thread."""
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -69,7 +71,7 @@ class BatchWorker(Generic[Item, Result]):
 
 def _deliver(futures: Sequence[asyncio.Future[Result]], outcomes: Sequence[Result | Exception]) -> None:
     for future, outcome in zip(futures, outcomes, strict=True):
-        if future.done():  # its client left meanwhile
+        if future.done():  # its client has left
             continue
         if isinstance(outcome, Exception):
             future.set_exception(outcome)

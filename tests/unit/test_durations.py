@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from query_mutator.embedded.durations import FOREVER_S, parse_keep_alive, stamp, stamp_in
+from query_mutator.embedded.wire import FOREVER_S, parse_keep_alive, stamp, stamp_in
 
 
 @pytest.mark.parametrize(

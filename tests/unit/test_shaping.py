@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query_mutator.embedded.shaping import shape, tokens_of
-from query_mutator.embedded.structured import in_format
+from query_mutator.embedded.shaping import in_format, shape, tokens_of
 
 STRING = {"type": "string"}
 
