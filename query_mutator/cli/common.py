@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +13,7 @@ from query_mutator.cli.console import progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.files import encode, write_json
 
-__all__ = ["JsonFlags", "check_at_least", "parse_edges", "rows_of", "show", "with_bar"]
+__all__ = ["JsonFlags", "check_at_least", "check_values", "parse_edges", "rows_of", "show", "with_bar"]
 
 T = TypeVar("T")
 
@@ -59,3 +61,22 @@ def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *
     """Return what `work` returns; it is given a function to call after every one of `total` things."""
     with progress(name, total, unit=unit) as bar:
         return work(bar.update)
+
+
+def check_values(
+    flags: Any, names: str, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf
+) -> None:
+    """Raise a ValueError for the first of the fields whose value is outside `low` to `high`, or not `above`.
+
+    `names` are separated by spaces; None passes, infinity and NaN do not.
+    """
+    for name in names.split():
+        value = getattr(flags, name)
+        if value is None or (math.isfinite(value) and low <= value <= high and value > above):
+            continue
+        wanted = (
+            f"between {low} and {high}" if high < math.inf else f"at least {low}" if low > above else f"above {above}"
+        )
+        default = next(field.default for field in dataclasses.fields(flags) if field.name == name)
+        hint = "" if default in (None, dataclasses.MISSING) else f"; the default is {default}"
+        raise ValueError(f"{name}={value} must be {wanted}{hint}")

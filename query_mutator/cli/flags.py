@@ -267,7 +267,7 @@ def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everyth
             fields.append((title, dataclasses.make_dataclass(title, _fields(cls, names), kw_only=True)))
     description = inspect.getdoc(cls) or ""
     if not everything and hasattr(cls, "FIRST"):
-        description += f"\n\n--help-all shows all {len(flags)} flags."
+        description += f"\n--help-all shows all {len(flags)} flags."
     view = dataclasses.make_dataclass("Help", fields, kw_only=True)
     tyro.cli(view, args=["--help"], prog=prog, description=description, config=(OmitArgPrefixes,))
     raise SystemExit(0)
@@ -276,8 +276,12 @@ def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everyth
 def _fields(cls: type[Any], names: Sequence[str]) -> list[Any]:
     """Return fields of a dataclass for `make_dataclass`, each with its docstring."""
     hints, declared = get_type_hints(cls, include_extras=True), cls.__dataclass_fields__
-    docs = {name: arg(help=get_field_docstring(cls, name, ())) for name in names}
-    return [(name, Annotated[hints[name], docs[name]], field(default=declared[name].default)) for name in names]
+    fields = []
+    for name in names:
+        default, text = declared[name].default, get_field_docstring(cls, name, ())
+        shown = arg(help=text, help_behavior_hint="") if default in (None, "", ()) else arg(help=text)
+        fields.append((name, Annotated[hints[name], shown], field(default=default)))
+    return fields
 
 
 def _owner(cls: type[Any], name: str) -> type[Any]:

@@ -1,6 +1,6 @@
 """Implicit quantile networks: an off-policy learner that uses every transition many times.
 
-    config.py      OffPolicyFlags: every knob, checked; IQNConfig: those and what a learner shares with PPO
+    config.py      IQNFlags, CollectorFlags, BanditFlags: the flags; IQNConfig: settings of a learner
     network.py     QuantileNetwork (torch, learns) and FrozenQuantiles (numpy, acts)
     loss.py        quantile_huber_loss, one figure a sample
     nstep.py       NStep: steps of each environment -> n-step transitions

@@ -1,83 +1,59 @@
-"""Every knob of the off-policy learners in frozen records: the flags, and what an IQN learner is made from."""
+"""Settings of the off-policy learners: the trainer's flags, and the record an IQN learner is built from."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import arg
 
-_AT_LEAST_ONE = {
-    "train_batch_size": 512,
-    "replay_size": 100_000,
-    "learning_starts": 256,
-    "sync_every": 1,
-    "n_step": 3,
-    "num_quantiles": 8,
-    "num_eval_quantiles": 32,
-    "num_cosines": 64,
-}
-_SHARES = {
-    "target_tau": 0.02,
-    "per_alpha": 0.5,
-    "per_beta": 0.4,
-    "epsilon_start": 1.0,
-    "epsilon_end": 0.05,
-    "epsilon_fraction": 1.0,
-}
+from query_mutator.cli.common import check_values
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayFlags:
-    """What learning from a replay takes; a value that cannot work is a ValueError that says what would."""
+class IQNFlags:
+    """Settings of IQN and its replay buffer; an invalid value is a ValueError that says what is valid."""
 
     train_batch_size: int = 512
-    """Transitions in one gradient step of the off-policy learner; has nothing to do with --batch-size, which is the
-    number of model calls in flight."""
+    """Transitions in one gradient step; --batch-size is the number of model calls in flight."""
     replay_ratio: float = 64.0
-    """Times a transition is learned from on average; what was really achieved is logged beside it."""
+    """Times that a transition is learned from on average; the achieved ratio is logged."""
     replay_size: int = 100_000
-    """Transitions kept; the oldest make room for new ones."""
+    """Transitions in the replay buffer; new ones replace the oldest."""
     learning_starts: int = 256
-    """Transitions to gather before the first gradient step."""
+    """Transitions to collect before the first gradient step."""
     sync_every: int = 1
-    """Gradient steps between two hand-overs of weights to the collectors."""
+    """Gradient steps after which the collectors get the new weights."""
     n_step: int = 3
-    """Rewards summed before a transition looks at the value of the state it led to."""
+    """Steps of the n-step return."""
     target_tau: float = 0.02
-    """Share of the online weights that the target network takes over at each gradient step."""
+    """Share of the online weights in each update of the target network (Polyak)."""
     per_alpha: float = 0.5
-    """How strongly replay prefers transitions with large errors; 0 draws evenly."""
+    """Priority exponent of the replay; 0 samples uniformly."""
     per_beta: float = 0.4
-    """Importance weights' exponent at the start, 1 at the end of the run."""
+    """Exponent of the importance weights at the start of the run; 1 at its end."""
     epsilon_start: float = 1.0
-    """Share of actions drawn at random (among those open) at the start."""
+    """Share of random actions (among the allowed ones) at the start."""
     epsilon_end: float = 0.05
-    """The same from --epsilon-fraction of the run on."""
+    """Share of random actions from --epsilon-fraction of the run on."""
     epsilon_fraction: float = 1.0
-    """Share of the run over which it falls, linearly."""
+    """Share of the run in which it falls linearly."""
     num_quantiles: int = 8
-    """Quantiles drawn for each sample of a gradient step, of the prediction and of its target."""
+    """Quantiles drawn per sample in a gradient step, for the prediction and for its target."""
     num_eval_quantiles: int = 32
-    """Quantiles that a value is the mean of when actions are chosen."""
+    """Quantiles averaged for a value when actions are chosen."""
     num_cosines: int = 64
-    """Cosine features a quantile is embedded by."""
+    """Cosine features in the embedding of a quantile."""
     kappa: float = 1.0
-    """Error up to which the quantile Huber loss is quadratic."""
+    """Error below which the quantile Huber loss is quadratic."""
 
     def __post_init__(self) -> None:
-        for name, usual in _AT_LEAST_ONE.items():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; the usual value is {usual}")
-        for name, share in _SHARES.items():
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1; the usual value is {share}")
+        check_values(self, "train_batch_size replay_size learning_starts sync_every n_step", low=1)
+        check_values(self, "num_quantiles num_eval_quantiles num_cosines", low=1)
+        check_values(self, "target_tau per_alpha per_beta epsilon_start epsilon_end epsilon_fraction", low=0, high=1)
+        check_values(self, "replay_ratio kappa target_tau", above=0)
         if self.num_quantiles % 2:
             raise ValueError(f"num_quantiles={self.num_quantiles} must be even, they are drawn in pairs; try 8")
-        for name in ("replay_ratio", "kappa", "target_tau"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
         if self.learning_starts > self.replay_size:
             raise ValueError(
                 f"learning_starts={self.learning_starts} is more than replay_size={self.replay_size} holds; "
@@ -86,42 +62,42 @@ class ReplayFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyFlags(ReplayFlags):
-    """What the trainer's off-policy learners take besides: collectors, and the bandit's two knobs."""
+class CollectorFlags:
+    """Threads that collect for an off-policy learner."""
 
     num_collectors: int = 8
-    """Threads that collect for the one off-policy learner; they share the environments evenly, and are no more than
-    those."""
+    """Threads that collect; they share the environments evenly and are at most as many."""
     max_pending_updates: Annotated[int, arg(aliases=["--max-update-debt"])] = 8
-    """Gradient steps the learner may be behind before collectors wait for it; large numbers let the achieved
-    replay ratio fall below the one asked for."""
-    ucb_alpha: float = 0.3
-    """Bandit: standard errors added to an action's estimated reward while learning; 0 never explores."""
-    ridge: float = 1.0
-    """Bandit: pull of all coefficients towards 0."""
+    """Gradient steps that may be due before collectors wait for the learner; large numbers let the achieved replay
+    ratio fall below --replay-ratio."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_collectors < 1:
-            raise ValueError(f"num_collectors={self.num_collectors} must be at least 1; the usual value is 8")
-        if self.max_pending_updates < 0:
-            raise ValueError(
-                f"max_pending_updates={self.max_pending_updates} must not be negative; 0 learns before collecting more"
-            )
-        if not 0 < self.ridge < math.inf:
-            raise ValueError(f"ridge={self.ridge} must be above 0; the usual value is 1")
-        if not 0 <= self.ucb_alpha < math.inf:
-            raise ValueError(f"ucb_alpha={self.ucb_alpha} must not be negative; 0 never explores")
+        check_values(self, "num_collectors", low=1)
+        check_values(self, "max_pending_updates", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IQNConfig(ReplayFlags):
-    """What an IQN learner is made from: its own knobs and those it shares with PPO."""
+class BanditFlags:
+    """The contextual bandit, LinUCB."""
+
+    ucb_alpha: float = 0.3
+    """Standard errors added to an action's estimated reward while learning; 0 never explores."""
+    ridge: float = 1.0
+    """L2 penalty of all coefficients."""
+
+    def __post_init__(self) -> None:
+        check_values(self, "ridge", above=0)
+        check_values(self, "ucb_alpha", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQNConfig(IQNFlags):
+    """Settings of an IQN learner: its own and those it shares with PPO."""
 
     total_steps: Annotated[int, arg(aliases=["--num-env-steps", "--total-timesteps"])] = 10_000
-    """Environment steps of the run: schedules end there."""
+    """Environment steps of the run; schedules end there."""
     num_processes: Annotated[int, arg(aliases=["--num-envs"])] = 8
-    """Environments; each has a random stream of its own."""
+    """Environments; each has its own random stream."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 1e-3
     """Adam's step size at the start."""
     use_linear_lr_decay: Annotated[bool, arg(aliases=["--anneal-lr"])] = True
@@ -129,25 +105,19 @@ class IQNConfig(ReplayFlags):
     gamma: float = 0.99
     """Discount of a reward one step later."""
     max_grad_norm: float = 10.0
-    """Norm the gradient of all parameters together is clipped to."""
+    """Largest norm of the gradient of all parameters; a larger one is clipped."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the layers that read an observation."""
+    """Widths of the layers that encode an observation."""
     seed: int = 1
-    """Seed of the initial weights, of replay and (with the environment's number) of each environment's actions."""
+    """Seed of the initial weights, the replay and, with the environment's number, each environment's actions."""
     device: str = "cpu"
-    """Where gradient steps run, as torch names it; acting is always on the CPU."""
+    """Torch device of gradient steps; acting is always on the CPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("total_steps", "num_processes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lr", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma={self.gamma} must be between 0 and 1; try 0.99")
+        check_values(self, "total_steps num_processes", low=1)
+        check_values(self, "lr max_grad_norm", above=0)
+        check_values(self, "gamma", low=0, high=1)
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise ValueError(f"hidden_sizes={self.hidden_sizes} needs at least one width of 1 or more; try 64 64")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
+        check_values(self, "seed", low=0)
