@@ -1,4 +1,4 @@
-"""Sample ids kept as bytes: a million take a few megabytes in memory, far less on disk, and are decoded on use."""
+"""Sample ids stored as bytes: a million take a few MB in memory, far less on disk, and are decoded on use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from query_mutator.batching.arrays import IndexArray, offsets_of
 from query_mutator.batching.files import BatchFileError, sha256_of
 from query_mutator.errors import UsageError
 
-_PROBE_BYTES = 1 << 16  # how much is compressed to find out whether compression pays
-_MAX_KEY_BYTES = 64  # ids longer than this are compared one by one
+_PROBE_BYTES = 1 << 16  # compressed first, to find out whether compression pays
+_MAX_KEY_BYTES = 64  # longer ids are compared as Python strings
 
 
 class IdTable:
@@ -28,11 +28,11 @@ class IdTable:
         self._blob = blob  # uint8 [total bytes], None for a range
         self._lengths = lengths  # int32 [n], bytes per id
         self._count = count
-        self.first = first  # what a range begins at, 0 otherwise
+        self.first = first  # first number of a range, 0 otherwise
 
     @classmethod
     def range(cls, count: int, first: int = 0) -> IdTable:
-        """Return the ids "first".."first+count-1": positions in a data set, or in the part of it that begins there."""
+        """Return the ids "first".."first+count-1": positions in a data set, or in a part of it."""
         return cls(None, None, count, first)
 
     @classmethod
@@ -45,7 +45,7 @@ class IdTable:
 
     @property
     def is_range(self) -> bool:
-        """Whether the ids are just positions."""
+        """Whether the ids are positions."""
         return self._blob is None
 
     @cached_property
@@ -71,7 +71,7 @@ class IdTable:
         return self.take([position])[0]
 
     def take(self, positions: Sequence[int] | NDArray[Any]) -> list[str]:
-        """Return the ids at these positions; one outside the table is an IndexError."""
+        """Return the ids at these positions; raise IndexError for a position outside the table."""
         index = np.asarray(positions, np.int64)
         if index.size and not 0 <= int(index.min()) <= int(index.max()) < self._count:
             raise IndexError(f"id position outside 0..{self._count - 1}")
@@ -92,14 +92,14 @@ class IdTable:
         return [data[begin:end].decode() for begin, end in pairwise(offsets)]
 
     def positions(self, ids: Sequence[str]) -> IndexArray:
-        """Return where these ids stand; an unknown id is a UsageError that names it."""
+        """Return the positions of these ids; raise UsageError for an unknown id."""
         try:
             return np.fromiter((self._position_of[one] for one in ids), np.int64, len(ids))
         except KeyError as error:
             raise UsageError(f"unknown sample id {error.args[0]!r}") from None
 
     def has_duplicates(self) -> bool:
-        """Say whether an id occurs twice."""
+        """Return whether an id occurs twice."""
         return self._blob is not None and len(self._position_of) != self._count
 
     def reordered(self, order: IndexArray) -> IdTable:
@@ -108,61 +108,39 @@ class IdTable:
         return IdTable.from_list([ids[position] for position in order.tolist()])
 
     def canonical_order(self) -> IndexArray | None:
-        """Return the order of the ids by length, then bytes, or None when they stand in it already.
+        """Return the order of the ids by length, then bytes, or None if they are in this order.
 
-        Ids counted up ("s0".."s11", padded with zeros or not) are in this order as they come.
+        Ids counted up ("s0".."s11", padded with zeros or not) are in canonical order.
         """
         if self._lengths is None or self._count < 2:
             return None
-        if self._is_canonical():
-            return None
-        if int(self._lengths.max()) > _MAX_KEY_BYTES:
+        lengths = self._lengths
+        if int(lengths.max()) > _MAX_KEY_BYTES:
             ids = self.to_list()
             order = sorted(range(self._count), key=lambda position: (len(ids[position].encode()), ids[position]))
             return np.array(order, np.int64)
-        return np.lexsort(self._columns()[::-1]).astype(np.int64)
+        rows = self._matrix().view(f"S{max(int(lengths.max()), 1)}")[:, 0]  # equal lengths compare by their bytes
+        falls = (lengths[1:] == lengths[:-1]) & (rows[1:] < rows[:-1])
+        if not falls.any() and np.all(lengths[1:] >= lengths[:-1]):
+            return None
+        return np.lexsort((rows, lengths)).astype(np.int64)
 
-    def _is_canonical(self) -> bool:
-        """Say whether the ids stand in canonical order, without building sort keys."""
-        assert self._blob is not None
-        assert self._lengths is not None
-        if np.any(self._lengths[:-1] > self._lengths[1:]):
-            return False
-        sizes, counts = np.unique(self._lengths, return_counts=True)
-        begin = 0
-        for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-            end = begin + size * count
-            rows = self._blob[begin:end].view(f"S{size}") if size else self._blob[:0]
-            if np.any(rows[:-1] > rows[1:]):
-                return False
-            begin = end
-        return True
-
-    def _columns(self) -> list[NDArray[Any]]:
-        """Return the sort keys, most significant first: byte lengths, then the bytes eight at a time."""
-        assert self._lengths is not None
-        matrix = self._matrix(multiple=8)
-        words = matrix.view(">u8").astype(np.uint64)  # [n, width/8]
-        return [self._lengths, *(np.ascontiguousarray(words[:, column]) for column in range(words.shape[1]))]
-
-    def _matrix(self, *, multiple: int = 1) -> NDArray[np.uint8]:
+    def _matrix(self) -> NDArray[np.uint8]:
         """Return the ids as rows of bytes [n, width], padded with zeros."""
         assert self._blob is not None
         assert self._lengths is not None
-        longest = int(self._lengths.max(initial=1))
-        width = -(-max(longest, 1) // multiple) * multiple
+        width = max(int(self._lengths.max(initial=1)), 1)
+        if int(self._lengths.min(initial=width)) == width:
+            return self._blob.reshape(self._count, width)
         matrix = np.zeros((self._count, width), np.uint8)
-        if int(self._lengths.min(initial=longest)) == longest:
-            matrix[:, :longest] = self._blob.reshape(self._count, longest)
-        else:
-            matrix[np.arange(width) < self._lengths[:, None]] = self._blob
+        matrix[np.arange(width) < self._lengths[:, None]] = self._blob
         return matrix
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return arrays for a file; ids that resemble their neighbours shrink to almost nothing."""
+        """Return arrays for a file; ids that resemble their neighbors compress to almost nothing."""
         if self._blob is None or self._lengths is None:
             return {}
-        # byte planes (all first characters, all second ones ..) of similar ids are long runs, which deflate eats
+        # Byte planes (all first characters, all second ones, ...) of similar ids are long runs, which compress well.
         planes = self._lengths.max(initial=0) <= _MAX_KEY_BYTES
         body = np.ascontiguousarray(self._matrix().T).tobytes() if planes else self._blob.tobytes()
         return {
@@ -175,7 +153,7 @@ class IdTable:
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], *, count: int, first: int = 0, path: object = "the file"
     ) -> IdTable:
-        """Return the table of `to_arrays`; arrays that do not fit together are a BatchFileError that names `path`."""
+        """Return the table of `to_arrays`; raise BatchFileError with `path` for arrays that do not fit together."""
         if "id_bytes" not in arrays:
             return cls.range(count, first)
         try:
@@ -194,7 +172,7 @@ class IdTable:
 
 
 def _deflate(data: bytes) -> NDArray[np.uint8]:
-    """Compress fast, or keep as it is when its beginning says that it would not pay; the first byte says which."""
+    """Return the data compressed, or unchanged if its beginning does not compress; the first byte says which."""
     probe = data[:_PROBE_BYTES]
     pays = len(zlib.compress(probe, 1)) < 0.9 * len(probe) if probe else False
     return np.frombuffer(b"\x01" + zlib.compress(data, 1) if pays else b"\x00" + data, np.uint8)

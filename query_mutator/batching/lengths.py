@@ -1,4 +1,4 @@
-"""How long every sample is: what planning, packing and analysis start from."""
+"""Lengths of samples in tokens: the input of planning, packing and analysis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LengthArray = NDArray[np.int32]
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """Anything that knows ids and lengths as arrays, such as a LengthCache."""
+    """Anything with ids and lengths as arrays, such as a LengthCache."""
 
     @property
     def ids(self) -> IdTable: ...
@@ -55,8 +55,8 @@ LengthSource = Mapping[str, int] | Sequence[int] | NDArray[Any] | HasLengths
 def as_lengths(source: LengthSource) -> LengthTable:
     """Return ids and lengths from a mapping, a list or array of lengths (ids are positions), or a length cache.
 
-    Ids are put into canonical order, so that the order in which a mapping was filled does not matter. A length
-    below 1 or beyond int32 is a UsageError that names the sample.
+    Ids are put into canonical order, so that the order in which a mapping was filled does not matter. Raises
+    UsageError with the sample's id for a length below 1 or beyond int32.
     """
     if isinstance(source, LengthTable):
         return source
@@ -76,15 +76,15 @@ def as_lengths(source: LengthSource) -> LengthTable:
 
 
 def _whole(values: Collection[int] | NDArray[Any]) -> NDArray[Any]:
-    """Return whole numbers as an array [n]; anything else is a UsageError."""
+    """Return integers as an array [n]; raise UsageError for anything else."""
     try:
         whole = values if isinstance(values, np.ndarray) else np.fromiter(values, np.int64, len(values))
-        # the fast way into an array cuts fractions off without a word; then the sums differ
+        # np.fromiter truncates fractions without an error; then the sums differ.
         fractions = whole is not values and sum(values) != int(whole.sum())
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"whole numbers are needed, one per sample: {error}") from error
+        raise UsageError(f"lengths must be integers, one per sample: {error}") from error
     if fractions or whole.ndim != 1 or whole.dtype.kind not in "iu":
-        raise UsageError("whole numbers are needed, one per sample")
+        raise UsageError("lengths must be integers, one per sample")
     return whole
 
 
@@ -92,11 +92,11 @@ def _check_range(ids: IdTable, values: NDArray[Any]) -> None:
     bad = np.flatnonzero((values < 1) | (values > np.iinfo(np.int32).max))
     if bad.size:
         first = int(bad[0])
-        raise UsageError(f"sample {ids[first]!r} has length {values[first]}; every sample needs at least one token")
+        raise UsageError(f"sample {ids[first]!r} has length {values[first]}; it must be from 1 to 2^31 - 1")
 
 
 def as_values(source: Mapping[str, int] | Sequence[int] | NDArray[Any], table: LengthTable, what: str) -> NDArray[Any]:
-    """Return one whole number per sample of the table, from a mapping by id or a list in the table's order."""
+    """Return one integer per sample of the table, from a mapping by id or a list in the table's order."""
     if isinstance(source, Mapping):
         missing = [one for one in table.ids.to_list() if one not in source]
         if missing:
