@@ -1,9 +1,9 @@
-"""The environment: an episode rewrites one question, step by step, until the answer to it is submitted.
+"""The environment: an episode rewrites one question, step by step, until its answer is submitted.
 
-    reset   draw a question, ask the target as it stands
+    reset   draw a question, ask the target the original
     step    an operator: the mutator rewrites the present question, the target answers it
-            undo:        back to the question as first put
-            submit:      the episode ends (terminated); after `max_episode_steps` it is cut off (truncated)
+            undo:        return to the original question
+            submit:      the episode terminates; after `max_episode_steps` steps it is truncated
     reward  change of the score of what would be submitted now, minus a cost for steps that call a model;
             so the return is final score - baseline score - costs
 
@@ -45,11 +45,11 @@ FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
 
 RESET_TRIES_PER_QUESTION = 3
-RESET_QUESTIONS = 5  # different questions whose first answer may fail before the server is given up
+RESET_QUESTIONS = 5  # questions whose first answer may fail before the run stops
 
 
 def register() -> None:
-    """Register `QueryMutation-v0` with gymnasium; also the `gymnasium.envs` entry point, so it may run twice."""
+    """Register `QueryMutation-v0` with gymnasium; as it is also the `gymnasium.envs` entry point, it may run twice."""
     if "QueryMutation-v0" not in gym.registry:
         gym.register(
             id="QueryMutation-v0",
@@ -62,7 +62,7 @@ register()
 
 
 class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
-    """One question at a time; calls are made one after the other in the calling thread."""
+    """One environment; `reset` and `step` make calls one by one in the calling thread."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium's own declaration
 
@@ -93,7 +93,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.invalid_steps = 0
         self._order: list[int] = []
         self._timing: dict[str, float] = {}  # seconds of the present step, for its record
-        self._drawn: tuple[Attempt, FloatArray] | None = None  # the attempt last seen, and what is seen of it
+        self._observed: tuple[Attempt, FloatArray] | None = (
+            None  # the last observed attempt and its part of the observation
+        )
 
     # --- gymnasium's interface -------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return result
 
     def step(self, action: SupportsInt) -> StepResult:
-        """Carry out one action and return observation [O], reward, terminated, truncated, info."""
+        """Take one action and return observation [O], reward, terminated, truncated, info."""
         result: StepResult = self._run(self.step_flow(int(action)))
         return result
 
@@ -118,7 +120,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return f"{first.text}\n  {actions}\n{current.text}\n  {current.answer}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this environment needs to go on exactly here: plain types and tensors."""
+        """Return the whole state as plain types and tensors."""
         return {
             "rng": self.np_random.bit_generator.state,
             "order": list(self._order),
@@ -129,7 +131,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> FloatArray | None:
-        """Go on where `state_dict` was taken; return the observation [O], None before the first reset."""
+        """Restore `state_dict`; return the observation [O], None before the first reset."""
         self.np_random.bit_generator.state = state["rng"]
         self._order = list(state["order"])
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
@@ -138,7 +140,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return self._observe() if self.episode is not None else None
 
     def close(self) -> None:
-        """Give back what was made for this environment; idempotent."""
+        """Release what was created for this environment; idempotent."""
         if self.on_close is not None:
             self.on_close()
             self.on_close = None
@@ -167,7 +169,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                     assert self.episode is not None
                     score = self.episode.first.reward.score
                     return self._observe(), {"question_id": self.task.questions[index].id, "baseline_score": score}
-        raise BackendError(f"no question could be put to {self.task.calls.target_model}: {error}")
+        raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 
     def step_flow(self, action: int) -> Flow:
         """Yield the calls of one step; return gymnasium's five."""
@@ -301,17 +303,17 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _observe(self) -> FloatArray:
         assert self.episode is not None
         episode = self.episode
-        if self._drawn is None or self._drawn[0] is not episode.current:
-            self._drawn = (episode.current, self._draw_attempt(episode.current, episode.first))
+        if self._observed is None or self._observed[0] is not episode.current:
+            self._observed = (episode.current, self._features_of(episode.current, episode.first))
         features = StepFeatures(
             best_fit=episode.best.fit,
             step_fraction=episode.steps / self.task.max_episode_steps,
             used=episode.used,
             action_mask=episode.action_mask(),
         )
-        return self.task.observer(self._drawn[1], features)
+        return self.task.observer(self._observed[1], features)
 
-    def _draw_attempt(self, current: Attempt, first: Attempt) -> FloatArray:
+    def _features_of(self, current: Attempt, first: Attempt) -> FloatArray:
         features = TextFeatures(
             original=first.text,
             current=current.text,
@@ -386,7 +388,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 
 
 class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):
-    """N environments in step; each goes rewrite -> answer -> score on its own, with `batch_size` calls in flight.
+    """N environments, each of which goes rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
 
     `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`).
     """
@@ -411,7 +413,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
 
     @property
     def batch_size(self) -> int:
-        """Return the bound on calls in flight."""
+        """Return the limit of calls in flight."""
         return self._scheduler.batch_size
 
     def reset(
@@ -441,27 +443,27 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         return self._gather(results, every)  # type: ignore[arg-type]
 
     def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
-        """Begin a step in each of `env_ids`; it goes on while the caller does something else."""
+        """Start a step in each of `env_ids`; it runs while the caller continues."""
         for action, index in zip(actions, env_ids, strict=True):
             env = self.envs[index]
             self._scheduler.start(int(index), _step_and_reset(env, int(action)), done=env.total_steps)
 
     def places(self, env_ids: Iterable[SupportsInt]) -> list[tuple[int, int]]:
-        """Return where environments are: the number each has in the run, and the steps it has taken."""
+        """Return each environment's number in the run and the steps it has taken."""
         return [(env.env_id, env.total_steps) for env in (self.envs[int(index)] for index in env_ids)]
 
     def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
-        """Begin a reset in every environment; `recv` returns it as a step without reward, `infos["reset"]` says so."""
+        """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
         for index, env_seed in enumerate(_seeds(seed, self.num_envs)):
             self._scheduler.start(index, _reset(self.envs[index], env_seed))
 
     def recv(
         self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None
     ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Return gymnasium's five for the environments that are ready [n], which are in `infos["env_id"]`.
+        """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
 
-        Waits for at least `min_envs` of those under way; after `timeout_s` seconds it returns what is there. `max_envs`
-        bounds how many come at once: the others stay ready for the next call.
+        Waits for at least `min_envs` of those in flight; after `timeout_s` seconds it returns those that are ready.
+        At most `max_envs` are returned; the others stay ready for the next call.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         results: dict[int, StepResult] = {}
@@ -500,7 +502,7 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         return [env.state_dict() for env in self.envs]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
-        """Go on where `state_dict` was taken; return the observations [N, O], None before the first reset."""
+        """Restore `state_dict`; return the observations [N, O], None before the first reset."""
         for index, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             obs = env.load_state_dict(state)
             if obs is None:
@@ -509,14 +511,14 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         return self._observations.copy()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the workers and the environments; `close()` calls this once."""
+        """Stop the workers and close the environments; called once by `close()`."""
         self._scheduler.close()
         for env in self.envs:
             env.close()
 
 
 def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
-    """Yield the calls of a step and, when the episode ends in it, those of the next question's first answer."""
+    """Yield the calls of a step and, if the episode ends, those of the next reset."""
     obs, reward, terminated, truncated, info = yield from env.step_flow(action)
     if terminated or truncated:
         next_obs, next_info = yield from env.reset_flow()
@@ -525,7 +527,7 @@ def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
 
 
 def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
-    """Yield the calls of a reset and return it in the form of a step."""
+    """Yield the calls of a reset; return it in the form of a step."""
     obs, info = yield from env.reset_flow(seed=seed)
     return obs, 0.0, False, False, {"reset": True, **info}
 
@@ -558,7 +560,7 @@ def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> NDArray[np.boo
 
 # --- gymnasium.make ---------------------------------------------------------------------------------------------------
 
-_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make`, and how many use each
+_shared: dict[SystemSettings, tuple[System, int]] = {}  # running systems of `gymnasium.make` and their number of users
 
 
 def _share(settings: SystemSettings) -> System:

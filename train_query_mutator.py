@@ -258,7 +258,7 @@ class Trainer:
             self.run_dir.metrics.write(row, step=self.env_steps, wall_s=self.runlog.wall_s)
             self.runlog.next_row(self.learner)
         if self.journal is not None:
-            self.journal.begin(self.env_steps)
+            self.journal.start(self.env_steps)
         self.latest = self._snapshot()
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The tree of errors.
 
     QueryMutatorError
     ├── UsageError (also a ValueError)   something a user typed or a file they gave        exit code 2
@@ -12,7 +12,7 @@
     ├── DiskError                        a file of the run could not be written            exit code 2
     └── TooManyFailuresError             calls failed more often than allowed              exit code 3
 
-A single failed call is not in this tree: it is data (`types.ErrorInfo`), because a run goes on after it.
+A single failed call is not in this tree: it is data (`types.ErrorInfo`), because the run continues.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ EXIT_TERMINATED = 143
 
 
 class QueryMutatorError(Exception):
-    """Base of all errors; `str(error)` is one line that says what to do, `exit_code` what a CLI returns."""
+    """Base of all errors; `str(error)` is one line that says what to do, `exit_code` is for command lines."""
 
     exit_code = EXIT_USAGE
 
 
 class UsageError(QueryMutatorError, ValueError):
-    """Something a user typed cannot be used as it stands."""
+    """A flag, argument or file of the user is invalid."""
 
 
 class DatasetError(UsageError):
-    """A row of a question file is broken; the message begins with `file:line:`."""
+    """A row of a question file is invalid; the message starts with `file:line:`."""
 
 
 class CheckpointError(UsageError):
-    """A checkpoint cannot be read, or belongs to other settings."""
+    """A checkpoint cannot be read, or was made for other settings."""
 
 
 class EncoderError(UsageError):

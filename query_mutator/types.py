@@ -1,4 +1,4 @@
-"""The records that travel through the product; wire formats become one of these at the edge.
+"""The records that travel through the product; wire formats are converted to them at the edge.
 
     Question -> (operator) -> ChatRequest -> (client) -> Completion -> (reward) -> Reward -> StepRecord
 
@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
-#: What an episode submits: the answer that best fits the question that got it, the one closest to the question as first
-#: put, or the last.
+#: What an episode submits: the answer that best fits its own question, the one closest to the original question, or the
+#: last.
 AnswerRule = Literal["best", "closest", "last"]
 
 #: Every way one call can fail; `ErrorInfo.kind` is one of them.
@@ -29,7 +29,7 @@ ERROR_KINDS = (
     "malformed",  # truncated or unreadable reply
     "empty",  # a reply without text
     "incomplete",  # done: false, or done_reason "load"
-    "cancelled",  # we closed the call ourselves
+    "cancelled",  # by us
 )
 
 NANOSECONDS = 1e-9
@@ -69,7 +69,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One call to a model; `options` are the server's runner options beside those named here."""
+    """One call to a model; `options` are further runner options of the server."""
 
     model: str
     messages: tuple[Message, ...]
@@ -78,9 +78,9 @@ class ChatRequest:
     temperature: float = 0.0
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    sample: int | None = None  # which of several random replies to one request is meant; None: any
-    attempt: int = 1  # from 1; above it the request is a repeated one, and the server is told
-    known_key: str = field(default="", init=False, repr=False, compare=False)  # llm.keys.request_key, once it was asked
+    sample: int | None = None  # which of several random replies to the same request; None: any
+    attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
+    known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.keys.request_key
 
     @classmethod
     def user(cls, text: str, **fields: Any) -> ChatRequest:
@@ -90,23 +90,23 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A model's reply, or the error in its place; `queue_wait_s` is the time the server held it back."""
+    """A model's reply, or the error in its place; `queue_wait_s` is the time the request waited for a slot."""
 
     text: str = ""
     model: str = ""
     error: ErrorInfo | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    total_s: float = 0.0  # the server's own account
+    total_s: float = 0.0  # as the server reports it
     load_s: float = 0.0
     prompt_eval_s: float = 0.0
     eval_s: float = 0.0
-    latency_s: float = 0.0  # what the client waited
+    latency_s: float = 0.0  # as the client measured it
     attempts: int = 1
 
     @property
     def ok(self) -> bool:
-        """True when the reply is an answer."""
+        """Return whether the reply is an answer."""
         return self.error is None
 
     @property
@@ -124,7 +124,7 @@ class Completion:
     def from_ollama(cls, payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
         """Return the record of one final `/api/chat` or `/api/generate` object (durations in ns).
 
-        Replies that are no answers (an `error` key, `done` false, `done_reason` "load", no text) carry an error.
+        A reply that is not an answer (an `error` key, `done` false, `done_reason` "load", no text) carries an error.
         """
         message = payload.get("message") or {}
         text = str(message.get("content") or payload.get("response") or "").strip()
@@ -151,7 +151,7 @@ class Completion:
         )
 
     def after(self, *, latency_s: float) -> Completion:
-        """Return the same completion with the time the client waited."""
+        """Return the completion with the time the client waited."""
         return replace(self, latency_s=latency_s)
 
 
@@ -161,7 +161,7 @@ def _seconds(payload: Mapping[str, Any], key: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A score in [0, 1] and the named parts it was made of."""
+    """A score in [0, 1] and its named parts."""
 
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -169,15 +169,15 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One environment step as it stands in `transcripts.jsonl`; all that depends on the clock is in `timing`."""
+    """One environment step, a row of `transcripts.jsonl`; everything that depends on the clock is in `timing`."""
 
     env: int
     step: int  # counts this environment's steps in the run, from 0
     episode: int  # counts this environment's episodes, from 0
     question_id: str
     operator: str
-    question: str  # as first put
-    rewrite: str  # as it stands after this step
+    question: str  # the original
+    rewrite: str  # the question after this step
     answer: str
     baseline_score: float
     score: float  # of what would be submitted now
@@ -185,9 +185,9 @@ class StepRecord:
     reward: float
     valid: bool = True
     error: ErrorInfo | None = None
-    timing: Mapping[str, float] = field(default_factory=dict)
+    timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        values = {name: getattr(self, name) for name in self.__slots__}  # `asdict` takes thirty times as long
+        values = {name: getattr(self, name) for name in self.__slots__}  # thirty times as fast as `asdict`
         return values | {"error": asdict(self.error) if self.error is not None else None}

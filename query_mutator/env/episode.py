@@ -1,6 +1,6 @@
-"""What has happened in one episode: the attempts at a question, and which of them would be submitted.
+"""One episode: the attempts at a question, and which of them would be submitted.
 
-Episodes go into checkpoints as plain types and tensors, so that a run can go on in the middle of them.
+Episodes are saved in checkpoints as plain types and tensors, so that a run resumes in the middle of them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A question text, the target's answer to it, and what they are worth; vectors are [D]."""
+    """A question text, the target's answer to it, and its score; vectors are [D]."""
 
     text: str
     answer: str
     text_vector: FloatArray
     answer_vector: FloatArray
     fit: float  # cosine of this text and the answer to it
-    closeness: float  # cosine of the question as first put and the answer
+    closeness: float  # cosine of the original question and the answer
     reward: Reward
 
     def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
-        """Return what the rules compare, no gold in it: an answer beats "not sure" beats a refusal, then a cosine."""
+        """Return the sort key of a rule, without gold: an answer beats "not sure" beats a refusal, then a cosine."""
         cosine = self.closeness if rule == "closest" else self.fit
         return not is_refusal(self.answer), not is_not_sure(self.answer), cosine
 
@@ -52,7 +52,7 @@ class Attempt:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Attempt:
-        """Return the attempt that `to_state` was taken of."""
+        """Return the attempt saved by `to_state`."""
         return cls(
             text=state["text"],
             answer=state["answer"],
@@ -66,13 +66,13 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """What has happened since the question was drawn."""
+    """The state since the question was drawn."""
 
     index: int  # of the question in the task
     first: Attempt
     current: Attempt
     best: Attempt
-    known: dict[str, Attempt]  # every text asked in this episode: it is not asked again
+    known: dict[str, Attempt]  # every text asked in this episode, which is not asked again
     used: list[bool]
     tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the operators applied to them
     steps: int = 0
@@ -104,7 +104,7 @@ class Episode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
-        """Return the episode that `to_state` was taken of."""
+        """Return the episode saved by `to_state`."""
         known = {attempt["text"]: Attempt.from_state(attempt) for attempt in state["known"]}
         return cls(
             index=state["index"],

@@ -2,16 +2,16 @@
 
 K projected embedding dimensions, A operators
 slice        size  content
-question     K     embedding of the question as it stands, projected and whitened, times 0.4
+question     K     embedding of the present question, projected and whitened, times 0.4
 answer       K     embedding of the target's answer to it, likewise
 similarity   3     cosines: original question ~ answer, present question ~ answer, best of the latter so far;
-                   each less 0.5 and times 5, so that they vary as much as the rest
+                   each minus 0.5 and times 5, so that they vary as much as the rest
 drift        1     1 - cosine of original and present question, times 5
 verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
 words        4     share of unknown words, log length, sentences, question marks
 progress     2     share of the episode's steps used, present question is the original
 used         A     operators used in this episode
-closed       A+2   actions that lead nowhere: operators tried on the present question, undo at the original
+closed       A+2   1 for masked actions: operators tried on the present question, undo at the original
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 
-#: What an embedding says about an answer's worth is little beside the cosines, whose spread is a tenth of its own.
+#: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
 _EMBEDDING_SCALE, _COSINE_SCALE = 0.4, 5.0
 
-REMEMBERED_TEXTS = 4096  # of which the words are counted: questions come back episode after episode
+CACHED_TEXTS = 4096  # word counts: the same questions return in many episodes
 
 _WORD = re.compile(r"[a-z][a-z']*")
 _SCALARS = (("similarity", 3), ("drift", 1), ("verdicts", 4), ("words", 4), ("progress", 2))
@@ -68,7 +68,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFeatures:
-    """An attempt at a question, as far as the policy may see it."""
+    """Features of an attempt at a question, without gold."""
 
     original: str
     current: str
@@ -85,7 +85,7 @@ class TextFeatures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFeatures:
-    """What changes about an episode while the attempt stays."""
+    """Features of an episode that change while the attempt stays the same."""
 
     best_fit: float
     step_fraction: float
@@ -94,7 +94,7 @@ class StepFeatures:
 
 
 class Observer:
-    """Builds observations; holds what is frozen for a run: the projection and the known words."""
+    """Builds observations from the projection and the known words, which are frozen for a run."""
 
     def __init__(self, *, projection: Projection, known_words: Collection[str], num_operators: int) -> None:
         self.projection = projection
@@ -102,11 +102,11 @@ class Observer:
         self.slices = _slices(projection.dims, num_operators)
         self.size = max(piece.stop for piece in self.slices.values())
         self._scalars = slice(self.slices["similarity"].start, self.slices["progress"].stop)
-        self._count_words = lru_cache(maxsize=REMEMBERED_TEXTS)(self._words_of)
+        self._count_words = lru_cache(maxsize=CACHED_TEXTS)(self._words_of)
         self._best = self.slices["similarity"].stop - 1
 
     def draw(self, features: TextFeatures) -> FloatArray:
-        """Return an observation [O] with zeros for what a `StepFeatures` says; an attempt is seen several times."""
+        """Return an observation [O] with zeros in place of StepFeatures; several steps may share it."""
         obs = np.zeros(self.size, dtype=np.float32)
         put = self.slices
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(features.current_vector)
@@ -114,7 +114,7 @@ class Observer:
         similarity = (_COSINE_SCALE * (features.closeness - 0.5), _COSINE_SCALE * (features.fit - 0.5), 0.0)
         verdicts = (features.refused, features.not_sure, features.first_refused, features.first_not_sure)
         words, progress = self._count_words(features.current), (0.0, features.current == features.original)
-        # In the order of `_SCALARS`, which stand side by side.
+        # In the order of `_SCALARS`, whose columns are adjacent.
         obs[self._scalars] = (*similarity, _COSINE_SCALE * features.drift, *verdicts, *words, *progress)
         return obs
 

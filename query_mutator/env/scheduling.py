@@ -32,7 +32,7 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
 
-ENCODE_WORKERS = 2  # a pass keeps one core busy, and while calls are waited for most cores have nothing to do
+ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
 
 
 class Scheduler(Protocol):
@@ -42,15 +42,15 @@ class Scheduler(Protocol):
 
     @property
     def in_progress(self) -> int:
-        """Return how many flows were started and not yet returned by `finished`."""
+        """Return the number of flows started and not yet returned by `finished`."""
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Begin a flow under a key of the caller's; `done` says how far it is: the lowest has precedence."""
+        """Start a flow under a key; `done` is its progress: the lowest has priority."""
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Return key and result of the next flow that ends; what a flow raises is raised here.
+        """Return key and result of the next flow that finishes; errors of flows are raised here.
 
-        `deadline_s` is a time of `time.monotonic()` after which it is a TimeoutError (0: only what is there already).
+        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
         """
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Scheduler(Protocol):
 def run_flow(
     flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: CallJournal | None = None
 ) -> Any:
-    """Run one flow to its end in the calling thread, one call at a time, and return its result."""
+    """Run one flow in the calling thread, one call at a time, and return its result."""
     result: Any = None
     while True:
         try:
@@ -76,7 +76,7 @@ def run_flow(
 
 
 class _Tries:
-    """One call from its first attempt to its last, and what the journal has of it."""
+    """The attempts at one call, and those recorded in the journal."""
 
     __slots__ = ("_attempts", "_call", "_journal")
 
@@ -86,7 +86,7 @@ class _Tries:
         self._attempts = Attempts(retry_policy, call.request.messages[-1].content)
 
     def next(self) -> tuple[ChatRequest, CallOutcome | None]:
-        """Begin another attempt; return its request, and its outcome if it was made before."""
+        """Start another attempt; return its request, and its outcome if the journal has it."""
         number = self._attempts.next()
         request = self._call.request
         if number > 1:
@@ -97,7 +97,7 @@ class _Tries:
         return request, self._journal.find(self._call.site, number, request)
 
     def ended(self, request: ChatRequest, completion: Completion) -> CallOutcome:
-        """Return the outcome of the present attempt, which is in the journal when this returns."""
+        """Return the outcome of the present attempt after writing it to the journal."""
         outcome = CallOutcome(completion, self._attempts.elapsed_s)
         if self._journal is not None:
             assert self._call.site is not None
@@ -105,7 +105,7 @@ class _Tries:
         return outcome
 
     def delay_s(self, outcome: CallOutcome) -> float | None:
-        """Return the seconds until the next attempt, None when there is none; 0 when that was made before."""
+        """Return the seconds until the next attempt, None for no retry; 0 when the journal has it."""
         delay_s = self._attempts.delay_s(outcome.completion.error, elapsed_s=outcome.elapsed_s)
         if delay_s is not None and self._journal is not None:
             assert self._call.site is not None
@@ -128,7 +128,7 @@ def _call_with_retries(tries: _Tries, client: Client) -> Completion:
 
 
 class SequentialScheduler:
-    """One call at a time, in the order of `start`: what `--no-batching` uses."""
+    """One call at a time, in the order of `start` (`--no-batching`)."""
 
     batch_size = 1
 
@@ -141,32 +141,32 @@ class SequentialScheduler:
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Put a flow at the end of the line."""
+        """Add a flow to the queue."""
         self._waiting.append((key, flow))
 
     @property
     def in_progress(self) -> int:
-        """Return how many flows wait in line."""
+        """Return the number of queued flows."""
         return len(self._waiting)
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Run the first flow in line and return its key and result; nothing is ever there already."""
+        """Run the first queued flow and return its key and result; no flow has finished before this call."""
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise TimeoutError
         key, flow = self._waiting.popleft()
         return key, self._run(flow)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no workers."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A flow on its way, and its present call."""
+    """A flow in progress and its present call."""
 
     key: Hashable
     flow: Flow
-    done: int = 0  # how far it is: the lowest has precedence
+    done: int = 0  # its progress: the lowest has priority
     tries: _Tries | None = None
 
 
@@ -174,7 +174,7 @@ _Event = tuple[Sequence[_Running | None], Any]  # flows; a CallOutcome, embeddin
 
 
 class PooledScheduler:
-    """At most `batch_size` calls in flight; every flow goes on as soon as its own result is there."""
+    """At most `batch_size` calls in flight; every flow continues as soon as its own result arrives."""
 
     def __init__(
         self,
@@ -197,38 +197,38 @@ class PooledScheduler:
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
         self._call_ids = itertools.count()  # among calls of equal priority the first comes first
         is_local = isinstance(encoder, CachedEncoder) and not encoder.is_remote
-        self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server is asked for a batch at a time
+        self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server gets one batch at a time
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
-        self._prepares = is_local  # to a server it would be one more call
-        self._encoding = 0  # batches of texts under way
+        self._prepares = is_local  # for a server it would be one more call
+        self._encoding = 0  # batches of texts in flight
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
         self._done: deque[tuple[Hashable, Any]] = deque()
         self._in_progress = 0
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Begin a flow; it advances up to its first need at once."""
+        """Start a flow; it advances to its first need at once."""
         self._in_progress += 1
         self._advance(_Running(key, flow, done), None)
 
     @property
     def in_progress(self) -> int:
-        """Return how many flows are under way or ended and not yet fetched."""
+        """Return the number of flows in progress, or finished and not yet returned."""
         return self._in_progress + len(self._done)
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Return the next flow that ends, advancing the others meanwhile; IndexError when none is under way."""
+        """Return the next flow that finishes, advancing the others meanwhile; IndexError when there is none."""
         while not self._done:
             if not self._in_progress:
-                raise IndexError("no flow is under way")
+                raise IndexError("no flow is in progress")
             if not self._handle_event(deadline_s) and deadline_s is not None and time.monotonic() >= deadline_s:
                 raise TimeoutError
         return self._done.popleft()
 
     def close(self) -> None:
-        """Drop what waits and end the workers; calls in flight must have been cancelled through the client."""
+        """Drop waiting calls and stop the workers; calls in flight must have been cancelled through the client."""
         self._callers.shutdown(wait=True, cancel_futures=True)
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
@@ -244,7 +244,7 @@ class PooledScheduler:
                 running.tries = _Tries(need, self._retry_policy, self._journal)
                 self._call(running)
                 return
-            result = _remembered(self._encoder, need.texts)
+            result = _cached(self._encoder, need.texts)
             if isinstance(need, Prepare):
                 if result is None and self._prepares:
                     self._to_prepare.append((None, need.texts))
@@ -256,7 +256,7 @@ class PooledScheduler:
                 return
 
     def _call(self, running: _Running) -> None:
-        """Begin the next attempt; a worker is taken only if there is a call to make."""
+        """Start the next attempt; a worker is used only if there is a call to make."""
         tries = running.tries
         assert tries is not None
         request, outcome = tries.next()
@@ -281,7 +281,7 @@ class PooledScheduler:
             self._events.put(((), error))
 
     def _encode_pending(self) -> None:
-        """Hand all waiting texts to an encoder worker, unless all are busy: then they gather for the next round."""
+        """Submit all waiting texts to an encoder worker; while all workers are busy, texts gather."""
         if self._encoding == self._encode_workers or not (self._to_encode or self._to_prepare):
             return
         self._encoding += 1
@@ -294,7 +294,7 @@ class PooledScheduler:
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
     def _handle_event(self, deadline_s: float | None) -> bool:
-        """Take one event and advance the flows it concerns; False when none came before a timer or the deadline."""
+        """Handle one event and advance its flows; return False if none came before a timer or the deadline."""
         if self._timers:
             self._fire_timers()
         try:
@@ -334,13 +334,13 @@ class PooledScheduler:
 
 
 def _outcome(future: Future[Any]) -> Any:
-    if future.cancelled():  # dropped by `close`; asking it for more would raise in the callback
+    if future.cancelled():  # by `close`; asking for its result would raise in the callback
         return CancelledError()
     return future.exception() or future.result()
 
 
-def _remembered(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
-    """Return the rows [n, D] of texts that were all encoded before, else None."""
+def _cached(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
+    """Return the rows [n, D] of texts if all are cached, else None."""
     return encoder.get(texts) if isinstance(encoder, CachedEncoder) else None
 
 
@@ -355,5 +355,5 @@ def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[F
 def _encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
     try:
         return encoder.encode(texts)
-    except BackendError as error:  # only an encoder behind a server raises it, after its own retries
+    except BackendError as error:  # raised only by an encoder on a server, after its retries
         return ErrorInfo(kind="server", message=str(error))

@@ -1,10 +1,11 @@
-"""What all environments of a run share, frozen: questions with their embeddings, operators, reward, observer."""
+"""The task of a run, shared by its environments and frozen: questions, embeddings, operators, reward, observer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.operators import Operator, OperatorContext
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import AnswerRule, ChatRequest, Question
+from query_mutator.types import AnswerRule, ChatRequest, Purpose, Question
 
 FloatArray = NDArray[np.float32]
 
@@ -24,7 +25,7 @@ PYTHON_DOMAIN = "Python's standard library"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """How the two models are asked; one seed per run, so that equal requests are equal calls."""
+    """Settings of calls to both models; one seed per run, so that equal requests are equal calls."""
 
     target_model: str
     mutator_model: str
@@ -34,25 +35,16 @@ class CallSettings:
     seed: int | None = 0
 
     def target(self, text: str) -> ChatRequest:
-        """Return the request that puts a question to the target."""
-        return ChatRequest.user(
-            text,
-            model=self.target_model,
-            purpose="target",
-            max_tokens=self.target_max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-        )
+        """Return the request that asks the target a question."""
+        return self._request(text, self.target_model, "target", self.target_max_tokens)
 
     def mutator(self, prompt: str) -> ChatRequest:
-        """Return the request that has a rewrite carried out."""
+        """Return the request for a rewrite."""
+        return self._request(prompt, self.mutator_model, "mutate", self.mutator_max_tokens)
+
+    def _request(self, text: str, model: str, purpose: Purpose, max_tokens: int) -> ChatRequest:
         return ChatRequest.user(
-            prompt,
-            model=self.mutator_model,
-            purpose="mutate",
-            max_tokens=self.mutator_max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
+            text, model=model, purpose=purpose, max_tokens=max_tokens, temperature=self.temperature, seed=self.seed
         )
 
 
@@ -82,11 +74,11 @@ class Task:
         return (*(operator.name for operator in self.operators), UNDO, SUBMIT)
 
     def context(self, index: int) -> OperatorContext:
-        """Return what an operator may know about question `index` beside its text."""
+        """Return what an operator may know about question `index` in addition to its text."""
         return OperatorContext(domain=self.domain, neighbour=self.neighbours[index])
 
     def on(self, questions: Sequence[Question]) -> Task:
-        """Return the same task on other (held-out) questions; projection and neighbours stay the training set's."""
+        """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""
         vectors, references, neighbours = _embed(
             questions, self.encoder, train=self.train_questions, train_vectors=self.train_vectors
         )
@@ -108,13 +100,12 @@ def build_task(
     known_words: Collection[str],
     embedding_dims: int = 6,
     projection: Projection | None = None,
-    reward: WeightedReward | None = None,
-    domain: str = PYTHON_DOMAIN,
-    max_episode_steps: int = 5,
-    answer: AnswerRule = "best",
-    step_cost: float = 0.01,
+    **rules: Any,
 ) -> Task:
-    """Return the task on training questions; without `projection` a PCA is fitted on their texts (no gold in it)."""
+    """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
+
+    `rules` are the fields of Task from `reward` on.
+    """
     train = tuple(questions)
     train_vectors = encoder.encode([question.text for question in train])
     if projection is None:
@@ -131,11 +122,7 @@ def build_task(
         neighbours=neighbours,
         train_questions=train,
         train_vectors=train_vectors,
-        reward=reward or WeightedReward(),
-        domain=domain,
-        max_episode_steps=max_episode_steps,
-        answer=answer,
-        step_cost=step_cost,
+        **rules,
     )
 
 

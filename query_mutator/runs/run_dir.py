@@ -1,4 +1,4 @@
-"""The folder of one run: `<save_dir>/<time>-<name>/`, never an existing one; `<save_dir>/latest` points to it.
+"""The folder of one run: `<save_dir>/<time>-<name>/`, always a new one; `<save_dir>/latest` links to it.
 
 config.json          flags, versions, commit, hardware, command line, who answered, which encoder
 metrics.jsonl        {"step", "wall_s", "<key>": number} a row
@@ -6,7 +6,7 @@ tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
 checkpoints/         step_<n>.pt
 journal/             calls and actions since the last two checkpoints (journal.py)
-summary.json         the evaluation and what the run cost
+summary.json         the evaluation and the cost of the run
 learning_curve.png
 """
 
@@ -33,7 +33,7 @@ _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 
 
 class RunDir:
-    """A run folder that is being written; files that are replaced are replaced whole, by rename."""
+    """A run folder that is being written."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class RunDir:
         transcripts_bytes: int | None = None,
         metrics_bytes: int | None = None,
     ) -> None:
-        """Open a folder's files; to go on in it, say where and to which lengths its row files are cut back."""
+        """Open the files of a folder. On resume, truncate the row files to these lengths."""
         self.path = path
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
@@ -51,7 +51,7 @@ class RunDir:
 
     @classmethod
     def create(cls, save_dir: str | Path, name: str) -> Self:
-        """Make a new folder and point `latest` to it; DiskError when it cannot be made."""
+        """Create a new folder and point `latest` to it; DiskError when it cannot be created."""
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
         with disk_errors(save_dir):
             Path(save_dir).mkdir(parents=True, exist_ok=True)
@@ -62,44 +62,44 @@ class RunDir:
 
     @property
     def config_path(self) -> Path:
-        """Where the run's settings are."""
+        """Return the path of the run's settings."""
         return self.path / "config.json"
 
     @property
     def summary_path(self) -> Path:
-        """Where the results are."""
+        """Return the path of the results."""
         return self.path / SUMMARY
 
     @property
     def metrics_path(self) -> Path:
-        """Where the rows of metrics are."""
+        """Return the path of the rows of metrics."""
         return self.path / "metrics.jsonl"
 
     @property
     def curve_path(self) -> Path:
-        """Where the picture is."""
+        """Return the path of the plot."""
         return self.path / "learning_curve.png"
 
     def checkpoint_path(self, env_steps: int) -> Path:
-        """Return where the checkpoint after so many environment steps belongs."""
+        """Return the path of the checkpoint after this many environment steps."""
         return self.path / "checkpoints" / f"step_{env_steps}.pt"
 
     @property
     def journal_path(self) -> Path:
-        """Where calls are written down before they are used."""
+        """Return the folder of the journal."""
         return self.path / "journal"
 
     def add_record(self, record: StepRecord) -> None:
-        """Take one step for the transcript; `write_records` writes those taken."""
+        """Buffer one step of the transcript until `write_records`."""
         self._records.append(record)
 
     def write_records(self) -> None:
-        """Append the steps taken to the transcript; they are with the operating system when this returns."""
+        """Append the buffered steps to the transcript and flush them."""
         records, self._records = self._records, []
         self.transcripts.append(*(record.to_json() for record in records))
 
     def write_config(self, config: Mapping[str, Any], *, resumed_at: int = 0) -> None:
-        """Write config.json; that of a run gone on with keeps where and how that was done."""
+        """Write config.json; a resumed run adds an entry under `resumed`."""
         before: dict[str, Any] = {}
         if self.config_path.exists():
             before = json.loads(self.config_path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ class RunDir:
         write_json(path, data)
 
     def sync(self) -> None:
-        """Have all rows on the disk itself."""
+        """Sync all rows to disk."""
         self.transcripts.sync()
         self.metrics.rows.sync()
 
@@ -144,7 +144,7 @@ def _now() -> str:
 
 
 def _make_new(folder: Path, stem: str) -> Path:
-    """Make `stem`, or `stem-2`, `stem-3`, ... when runs begin within the same second."""
+    """Create `stem`, or `stem-2`, `stem-3`, ... when runs start within the same second."""
     number = 1
     while True:
         path = folder / (stem if number == 1 else f"{stem}-{number}")
@@ -156,7 +156,7 @@ def _make_new(folder: Path, stem: str) -> Path:
 
 
 def _point_latest_to(path: Path) -> None:
-    """Replace the link by rename; a file system without links, or something else of that name, costs only the link."""
+    """Replace the link atomically; without one (no links, or something else has the name) only warn."""
     link = path.parent / LATEST
     partial = path.parent / f".{LATEST}.{os.getpid()}"
     try:

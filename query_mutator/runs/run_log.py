@@ -1,4 +1,4 @@
-"""What happened since the last row of metrics: episodes, steps, calls; and the progress bar that shows it."""
+"""Statistics since the last row of metrics (episodes, steps, calls), and the progress bar that shows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Learner(Protocol):
 
 
 class RunLog:
-    """Collects figures between two rows; `wall_s` goes on from where an earlier part of the run stopped."""
+    """Collects statistics between two rows; `wall_s` continues from an earlier part of the run."""
 
     def __init__(self, calls: ClientStack, *, wall_s: float = 0.0) -> None:
         self._calls = calls
@@ -52,7 +52,7 @@ class RunLog:
         return time.perf_counter() - self._began
 
     def add_steps(self, infos: Mapping[str, Any], ended: NDArray[np.bool_]) -> None:
-        """Count one step of every environment; of those that `ended` [N] the episode is in `infos["final_info"]`."""
+        """Count finished steps; episodes of those that `ended` [n] are in `infos["final_info"]`."""
         self._steps += len(ended)
         if ended.any():
             final = infos["final_info"]
@@ -70,11 +70,11 @@ class RunLog:
 
     @property
     def calls(self) -> CallTotals:
-        """Return what the calls for training cost since this process began."""
+        """Return the totals of calls for training since this process started."""
         return self._calls.counted.totals - self._calls_at_start
 
     def show(self) -> None:
-        """Bring the bar's figures up to date."""
+        """Update the figures of the progress bar."""
         if self._bar is None:
             return
         episodes, calls = self._episode_means(), self._calls_since()
@@ -112,12 +112,12 @@ class RunLog:
         }
 
     def next_row(self, learner: Learner) -> None:
-        """Begin the next row."""
+        """Start the next row."""
         self._episodes, self._steps, self._learned_then = [], 0, learner.samples_learned
         self._mark()
 
     def close(self) -> None:
-        """Take the bar away; idempotent."""
+        """Close the bar; idempotent."""
         if self._bar is not None:
             self._bar.close()
 

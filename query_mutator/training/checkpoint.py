@@ -1,4 +1,4 @@
-"""What a training run leaves behind to be used or gone on with: tensors and plain types, so loading runs no code."""
+"""Checkpoints of training runs: tensors and plain types only, so loading one runs no code from it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come, and how long its files were then."""
+    """The progress of a run, and the lengths of its row files."""
 
     env_steps: int = 0
     wall_s: float = 0.0
     llm_calls: int = 0
     invalid_steps: int = 0
     tokens: int = 0
-    best_success: float = 0.0  # of the looks at held-out questions
+    best_success: float = 0.0  # of the periodic evaluations
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
     transcripts_bytes: int = 0
     metrics_bytes: int = 0
@@ -38,7 +38,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One saved state; `learner` is what its `state_dict` gave, with the policy's weights under `policy`."""
+    """One saved state; `learner` is its `state_dict`, with the policy's weights under `policy`."""
 
     learner: Mapping[str, Any]
     actions: tuple[str, ...]
@@ -48,12 +48,12 @@ class Checkpoint:
     flags: Mapping[str, Any]
     versions: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
-    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments, where they were between two steps
+    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
     plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
     path: Path | None = None
 
     def save(self, path: Path) -> Path:
-        """Write the checkpoint by rename; DiskError when it cannot be written."""
+        """Write the checkpoint atomically; DiskError when it cannot be written."""
         from ppo.checkpoint import save_checkpoint
 
         with disk_errors(path):
@@ -80,7 +80,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Return the checkpoint in a `.pt` file; one that cannot be used is a CheckpointError of one line."""
+        """Return the checkpoint in a `.pt` file; CheckpointError for one that cannot be used."""
         state = _load(path)
         try:
             return cls(
@@ -101,7 +101,7 @@ class Checkpoint:
 
     @property
     def algo(self) -> str:
-        """Return who learned: ppo, iqn or bandit."""
+        """Return the name of the learner."""
         return str(self.flags.get("algo", "ppo"))
 
     def load_plugins(self) -> None:
@@ -110,7 +110,7 @@ class Checkpoint:
         warn_of_changes(self.plugins)
 
     def check_actions(self, actions: Sequence[str]) -> None:
-        """Raise a CheckpointError with the difference unless the policy was made for exactly these actions."""
+        """Raise a CheckpointError with the difference unless the policy has exactly these actions."""
         if tuple(actions) == self.actions:
             return
         missing = [name for name in self.actions if name not in actions]
@@ -133,7 +133,7 @@ def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settled(system: System) -> SystemSettings:
-    """Return the settings of a running system with every choice it made filled in, so that it can be had again."""
+    """Return the settings of a running system with its choices filled in, so that it can be started again."""
     return replace(
         system.settings,
         backend=system.choice.kind,
@@ -150,7 +150,7 @@ def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the checkpoint in a `.pt`, or the newest readable one of a run folder; none is a CheckpointError."""
+    """Return the checkpoint in a `.pt`, or the newest readable one of a run folder; CheckpointError without one."""
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
@@ -163,7 +163,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         try:
             return Checkpoint.read(candidate)
         except CheckpointError as error:
-            logger.warning("%s; going back to the one before", error)
+            logger.warning("%s; using the previous one", error)
     return Checkpoint.read(candidates[-1])
 
 
@@ -174,7 +174,7 @@ def _load(path: Path) -> dict[str, Any]:
         return load_checkpoint(path)
     except ValueError as error:
         reason = str(error)
-    except Exception as error:  # damaged bytes fail in as many ways as there are readers of them
+    except Exception as error:  # damaged bytes fail in many ways
         reason = f"cannot read the checkpoint {path}: {error}"
     raise CheckpointError(f"{reason}; give a run folder or another .pt")
 

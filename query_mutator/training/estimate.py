@@ -1,4 +1,4 @@
-"""What a run will cost, estimated from its flags alone: nothing is started and no server is asked."""
+"""Estimate the cost of a run from its flags alone; nothing is started and no server is asked."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from query_mutator.embedded.latency import Latency
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.learners import LEARNERS
 
-EMBEDDED_CALL_S = 0.003  # what the embedded assistant computes for one call, on one core
-MODEL_CALL_S = 2.0  # a model of some 3 B parameters on a desktop GPU
+EMBEDDED_CALL_S = 0.003  # computing time of the embedded assistant for one call, on one core
+MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # embedding, scoring, policy and update, for one environment step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The size of a run; calls and times are estimates for a policy that chooses evenly among `num_actions`."""
+    """The size of a run; calls and times assume a policy that chooses uniformly among `num_actions`."""
 
     config: TrainConfig
     num_actions: int
@@ -25,13 +25,13 @@ class Plan:
 
     @property
     def episode_steps(self) -> float:
-        """Return the mean length of an episode: it ends with chance 1/A at every step, or at the limit."""
+        """Return the mean length of an episode, which ends with probability 1/A at each step, or at the limit."""
         stays = 1 - 1 / self.num_actions
         return sum(stays**step for step in range(self.config.max_episode_steps))
 
     @property
     def calls(self) -> int:
-        """Return the calls for training: two a rewrite, and the first answer of every episode."""
+        """Return the calls for training: two per rewrite, and the first answer of every episode."""
         rewrites = (self.num_actions - 2) / self.num_actions
         episodes = self.config.total_steps / self.episode_steps + self.config.num_processes
         return math.ceil(2 * rewrites * self.config.total_steps + episodes)
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Return the time training takes: calls side by side, everything else one after the other."""
+        """Return the time training takes: calls in parallel, everything else in sequence."""
         return self.calls * self.call_s / self.config.calls_in_flight + self.config.total_steps * STEP_S
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""When so many calls fail for good that going on makes no sense."""
+"""Stop a run when too many calls fail for good."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WINDOW_STEPS = 100
 
 
 class FailureWindow:
-    """Watches the last `size` steps; more than `max_rate` of them invalid is a TooManyFailuresError.
+    """Counts invalid steps among the last `size`; raises TooManyFailuresError above `max_rate`.
 
-    `why` is asked for what failed most, for the message.
+    `why` returns the most common failure for the message.
     """
 
     def __init__(self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str) -> None:
@@ -25,11 +25,11 @@ class FailureWindow:
         self._why = why
 
     def add(self, valid: NDArray[np.bool_]) -> None:
-        """Note which of some steps [n] were carried out."""
+        """Count steps; `valid` [n] is False for those whose calls failed."""
         self._failed.extend((~valid).tolist())
         failed, size = sum(self._failed), self._failed.maxlen or 0
         if len(self._failed) == size and failed > self._max_rate * size:
             raise TooManyFailuresError(
-                f"calls failed for good in {failed} of the last {size} steps{self._why()}; see to the server, "
+                f"calls failed for good in {failed} of the last {size} steps{self._why()}; check the server, "
                 f"or allow more with --max-failure-rate"
             )

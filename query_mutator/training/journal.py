@@ -1,11 +1,11 @@
-"""Every completed call of a run on disk before it is used, so that a killed run goes on without paying twice.
+"""The journal: every completed call is on disk before it is used, so a resumed run never repeats one.
 
-    journal/step_<n>.jsonl     what was done after the update at which the run had taken n environment steps
+    journal/step_<n>.jsonl     entries after the update at which the run had taken n environment steps
 
-A line is a call (who made it, the sha256 of the request, the outcome, failures included), the action of a step, or the
-embedding of a text that a server made. It is
-appended with one write, so it survives the death of the process; a torn last line (a power cut) is passed over. A run
-that goes on starts from a checkpoint's environments and takes from the journal every action and outcome found there.
+A line is a call (its site, the sha256 of the request, the outcome, failures included), the action of a step, or the
+embedding of a text made by a server. Each is appended with one write, so it survives the death of the process; a torn
+last line (a power cut) is skipped. A resumed run starts from a checkpoint's environments and takes every action and
+outcome it finds in the journal.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _DEFAULTS = tuple(asdict(Completion()).items())
 
 
 class Journal:
-    """The journal of one run folder, going on from `since` environment steps; safe to write from many threads.
+    """The journal of one run folder from `since` environment steps on; thread-safe.
 
-    `on_replay` hears of each call that was made before and is taken from the journal. DiskError when it cannot be
-    written.
+    `on_replay` is called with each completion taken from the journal. Raises DiskError when it cannot be written.
     """
 
     def __init__(
@@ -64,14 +63,11 @@ class Journal:
         return len(self._outcomes)
 
     def action(self, env: int, step: int) -> int | None:
-        """Return the action that an environment took at a step before the run was ended, None for an unknown one."""
+        """Return the recorded action of an environment's step, None for an unknown one."""
         return self._actions.pop((env, step), None)
 
     def settle(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the actions [n] of steps (environment, step): those taken before the run was ended, else `chosen` [n].
-
-        What was not known is in the journal when this returns.
-        """
+        """Return the recorded actions [n] of steps (environment, step); record `chosen` [n] where there are none."""
         known = [self.action(*step) for step in steps]
         actions = [new if old is None else old for old, new in zip(known, chosen.tolist(), strict=True)]
         self.write_actions(
@@ -80,27 +76,27 @@ class Journal:
         return np.array(actions, dtype=np.int64)
 
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> CallOutcome | None:
-        """Return the outcome written for a call, None when there is none or it answered another request."""
+        """Return the recorded outcome of a call, None when there is none or it answered another request."""
         if not self._outcomes:
             return None
         sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
         if outcome is None:
             return None
         if sha256 != request_key(request):
-            logger.warning("%s: %s asked something else then; it is asked again", self._folder, site)
+            logger.warning("%s: %s was another request then; the call is repeated", self._folder, site)
             return None
         if outcome.completion.attempts:  # 0: a shared or remembered reply
             self._on_replay(outcome.completion)
         return outcome
 
     def holds(self, site: CallSite, attempt: int) -> bool:
-        """Return whether an attempt at a call was written."""
+        """Return whether an attempt at a call is recorded."""
         return (site.env, site.step, site.phase, attempt) in self._outcomes
 
     def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: CallOutcome) -> None:
-        """Append a completed call; it is with the operating system when this returns.
+        """Append a completed call and hand it to the operating system.
 
-        One that was ended from our side is left out, to be made again: the run is ending, nothing came of it.
+        Cancelled calls are not journaled, so a resumed run repeats them.
         """
         if outcome.completion.error is not None and outcome.completion.error.kind == "cancelled":
             self._is_ending = True
@@ -118,7 +114,7 @@ class Journal:
         self._append(encode(entry) + b"\n")
 
     def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
-        """Append environment, step and action of steps that begin; none that follow a call which was ended by us."""
+        """Append environment, step and action of steps that start; none after a cancelled call."""
         if not self._is_ending:
             self._append(
                 "".join(
@@ -128,20 +124,20 @@ class Journal:
 
     def write_vectors(self, texts: Sequence[str], rows: FloatArray) -> None:
         """Append the embeddings [n, D] of texts."""
-        told = zip(texts, np.ascontiguousarray(rows, dtype="<f4"), strict=True)
-        lines = [encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in told]
+        pairs = zip(texts, np.ascontiguousarray(rows, dtype="<f4"), strict=True)
+        lines = [encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in pairs]
         self._append(b"".join(line + b"\n" for line in lines))
 
-    def begin(self, env_steps: int) -> None:
-        """Write what follows to a file of its own, after having the present one on the disk itself."""
+    def start(self, env_steps: int) -> None:
+        """Start the file of the next update, after syncing the present one to disk."""
         with disk_errors(self._folder):
             os.fsync(self._file)
             following = self._open(env_steps)
-            os.dup2(following, self._file, inheritable=False)  # in one go: nobody who writes has to wait
+            os.dup2(following, self._file, inheritable=False)  # atomic: no writer has to wait
             os.close(following)
 
     def drop_before(self, env_steps: int) -> None:
-        """Remove what happened before a checkpoint that is no longer needed to go on from."""
+        """Remove the entries from before the oldest checkpoint that may be resumed."""
         with disk_errors(self._folder):
             for step in self._steps():
                 if step < env_steps:
@@ -165,7 +161,7 @@ class Journal:
 
     def _append(self, left: bytes) -> None:
         try:
-            while left and self._file >= 0:  # below: the run is ending, nobody will use what came
+            while left and self._file >= 0:  # below 0: the run is ending, no result will be used
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             with disk_errors(self._folder):
@@ -185,20 +181,20 @@ class Journal:
 
 def _to_json(completion: Completion) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
-    told = {name: value for name, default in _DEFAULTS if (value := getattr(completion, name)) != default}
-    return told | {"error": asdict(completion.error)} if completion.error is not None else told
+    fields_set = {name: value for name, default in _DEFAULTS if (value := getattr(completion, name)) != default}
+    return fields_set | {"error": asdict(completion.error)} if completion.error is not None else fields_set
 
 
-def _from_json(told: dict[str, Any]) -> Completion:
+def _from_json(row: dict[str, Any]) -> Completion:
     known = {field.name for field in fields(Completion)}
-    values = {name: value for name, value in told.items() if name in known}
+    values = {name: value for name, value in row.items() if name in known}
     if values.get("error") is not None:
         values["error"] = ErrorInfo(**values["error"])
     return Completion(**values)
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a file's entries and cut it back to the last whole one, so that what is appended begins a line."""
+    """Yield a file's entries and truncate it after the last whole one, so that appending starts a line."""
     whole = 0
     with path.open("rb") as file:
         for line in file:
@@ -207,7 +203,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 entry = None
             if entry is None:
-                logger.warning("%s: torn after %d bytes; what follows is asked again", path, whole)
+                logger.warning("%s: torn after %d bytes; calls from there on are repeated", path, whole)
                 break
             whole += len(line)
             yield entry

@@ -1,4 +1,4 @@
-"""What may change when a run goes on in its folder: how it reaches its models, what it writes; not what it learns."""
+"""Flags that may change when a run resumes in its folder: they affect speed and files, not what is learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from query_mutator.runs.run_dir import SUMMARY
 from query_mutator.training.checkpoint import Checkpoint
 from query_mutator.training.config import TrainConfig
 
-#: Flags that decide how fast, how patiently and where to; all others decide what is learned.
+#: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
     {
         *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "allow_mixed", "keep_alive"),
@@ -25,29 +25,29 @@ FREE = frozenset(
 
 
 def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
-    """Raise a UsageError unless a run can go on from its checkpoint with these flags.
+    """Raise a UsageError unless a run can resume from its checkpoint with these flags.
 
-    A run folder takes the flags it was begun with, but for those that change nothing it learns; a file may be gone on
-    from in another way, in a folder of its own.
+    In its folder a run keeps the flags it was started with, except those that do not change what it learns. A
+    checkpoint file starts a new folder, with any flags.
     """
     in_folder = Path(config.resume or "").is_dir()
     if in_folder and (found := differences(config, checkpoint.flags)):
         raise CheckpointError(
-            f"{config.resume} was begun with other settings ({'; '.join(found)}); leave them out, "
-            f"or begin a new folder from its checkpoint with --resume {checkpoint.path}"
+            f"{config.resume} was started with other settings ({'; '.join(found)}); leave them out, "
+            f"or start a new folder from its checkpoint with --resume {checkpoint.path}"
         )
     if checkpoint.learner["updates_done"] < config.num_updates:
         return
     if in_folder and not (Path(config.resume or "") / SUMMARY).exists():
-        return  # it was ended after its last step, before its results were written
-    steps, longer = checkpoint.progress.env_steps, "give a larger --num-env-steps to go on"
+        return  # it was stopped after its last step, before its results were written
+    steps, longer = checkpoint.progress.env_steps, "give a larger --num-env-steps to continue"
     if in_folder and config.use_linear_lr_decay:
         longer = f"give a larger --num-env-steps and, as the step size has fallen to 0, --resume {checkpoint.path}"
     raise UsageError(f"{checkpoint.path} has taken its {steps} steps; {longer}")
 
 
 def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
-    """Return the settings that decide what is learned and are not as they were, as "name: then x, now y"."""
+    """Return the changed settings that decide what is learned, as "name: then x, now y"."""
     now = dataclasses.asdict(config)
     found = [
         f"{name}: then {before[name]}, now {value}"
@@ -59,7 +59,7 @@ def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     if updates != config.num_updates and config.use_linear_lr_decay:
         found.append(
             f"num_env_steps: then {steps}, now {config.num_env_steps}, towards which the step size falls unless "
-            "a run is begun with --no-use-linear-lr-decay"
+            "a run is started with --no-use-linear-lr-decay"
         )
     return found
 

@@ -1,6 +1,6 @@
-"""Puts a running system together: server, client, encoder, questions, task, environments.
+"""Start what a run needs: server, client, encoder; then its questions and task.
 
-The command lines use it, and so does `gymnasium.make("QueryMutation-v0")`.
+Used by the command lines and by `gymnasium.make("QueryMutation-v0")`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUNDLED_DATASET = "python_docs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSettings:
-    """What decides which models answer and how calls reach them."""
+    """Which models answer and how calls reach them."""
 
     backend: BackendName = "auto"
     ollama_url: str | tuple[str, ...] | None = None
@@ -64,10 +64,10 @@ class SystemSettings:
 
 
 class System:
-    """The models of a run behind one client, and the encoder; a context manager that ends what it began."""
+    """The models of a run behind one client, and the encoder; a context manager that stops what it started."""
 
     def __init__(self, settings: SystemSettings, *, rewriter: str | None = None) -> None:
-        """Start everything; `rewriter` is a model in this process that is asked beside the mutator."""
+        """Start everything; `rewriter` is a model in this process that is used in addition to the mutator."""
         self.settings = settings
         self._rewriter = rewriter
         self._stack = ExitStack()
@@ -86,7 +86,7 @@ class System:
 
     @property
     def embedded(self) -> bool:
-        """Return whether the embedded assistant answers, in this process or behind an address."""
+        """Return whether the embedded assistant answers, in this process or at an address."""
         return self.choice.is_embedded
 
     def describe(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class System:
         return encoder
 
     def _start_embedded(self, corpus: Corpus) -> str:
-        """Start the embedded server in this process, sharing the encoder and its memory of texts."""
+        """Start the embedded server in this process; it shares the encoder and its cache."""
         from query_mutator.embedded.default_models import default_models
         from query_mutator.embedded.server import start_server
 
@@ -190,7 +190,7 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """What decides which questions are asked and what an episode may do."""
+    """Which questions are asked and the rules of an episode."""
 
     dataset: str = BUNDLED_DATASET
     question_column: str | None = None
@@ -209,7 +209,7 @@ class TaskSettings:
 
 
 def load_dataset(settings: TaskSettings) -> list[Question]:
-    """Return the questions of `settings.dataset`: the bundled set's name, or a file."""
+    """Return the questions of `settings.dataset`, the bundled set's name or a file."""
     if settings.dataset == BUNDLED_DATASET and not Path(settings.dataset).exists():
         return python_docs()
     return load_questions(
@@ -236,7 +236,7 @@ def make_task(
         known_words=system.known_words,
         embedding_dims=settings.embedding_dims,
         projection=projection,
-        reward=WeightedReward.parse(settings.reward) if settings.reward else None,
+        reward=WeightedReward.parse(settings.reward) if settings.reward else WeightedReward(),
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,

@@ -59,7 +59,7 @@ def test_answer_to_another_request_is_not_taken(folder: Path, caplog: pytest.Log
     written(folder).close()
     journal = Journal(folder)
     assert journal.find(SITE, 2, ChatRequest.user("how?", model="m")) is None
-    assert "asked something else" in caplog.text
+    assert "was another request then" in caplog.text
     journal.close()
 
 
@@ -81,9 +81,9 @@ def test_torn_end_is_passed_over_and_written_behind(
 
 def test_files_before_a_checkpoint_are_left_out_and_dropped(folder: Path) -> None:
     journal = written(folder)
-    journal.begin(32)
+    journal.start(32)
     journal.write_actions([(0, 8, 1)])
-    journal.begin(64)
+    journal.start(64)
     journal.close()
     later = Journal(folder, since=32)
     assert (len(later), later.action(0, 8)) == (0, 1)

@@ -154,7 +154,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     run_dir.checkpoint_path(16).write_bytes(b"torn")
     assert read_checkpoint(run_dir.path).progress.env_steps == 8
     assert "step_16.pt" in caplog.text
-    assert "going back" in caplog.text
+    assert "using the previous one" in caplog.text
 
 
 @pytest.mark.parametrize(
