@@ -1,6 +1,6 @@
-"""A server of puzzle gyms: any text environment, behind telnet, plain TCP and WebSocket on one port.
+"""A server of puzzle gyms: any text environment over telnet, plain TCP and WebSocket on one port.
 
-What is said over the line is in `gym_session`.
+The protocol of the lines is in `session`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Game", "GymServer", "GymnasiumTextEnv", "StepOutcome", "TextEnv"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 0.3  # how long a new client may take to say that it is a WebSocket
+PATIENCE_S = 0.3  # within which a WebSocket client sends its request
 
 
 class GymnasiumTextEnv:
     """A gymnasium environment with discrete actions as a TextEnv: actions by name or number, `render()` as the text.
 
-    `solved(info, total_reward)` says whether an episode that ended is a success (default: a total above 0).
+    `solved(info, total_reward)` returns whether an episode that ended is a success (default: a total above 0).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class GymnasiumTextEnv:
         solved: Callable[[Mapping[str, Any], float], bool] = lambda info, total: total > 0,
     ) -> None:
         if len(actions) != env.action_space.n:
-            raise UsageError(f"{len(actions)} action names for {env.action_space.n} actions")
+            raise UsageError(f"{len(actions)} action names for {env.action_space.n} actions; name each action once")
         self.env = env
         self.actions = list(actions)
         self._text = text or (lambda env, info: str(env.render()))
@@ -53,16 +53,16 @@ class GymnasiumTextEnv:
         self._total = 0.0
 
     def reset(self, *, seed: int, difficulty: str) -> str:
-        """Begin an episode; the environment has one difficulty."""
+        """Start an episode; the environment has one difficulty."""
         self._total = 0.0
         _, info = self.env.reset(seed=seed)
         return self._text(self.env, info)
 
     def step(self, action: str) -> StepOutcome:
-        """Carry out an action by its name or number."""
+        """Take an action by its name or number."""
         index = self._index(action)
         if index is None:
-            return StepOutcome(f"no action {action!r}; there are: {', '.join(self.actions)}", valid=False)
+            return StepOutcome(f"unknown action {action!r}; use one of {', '.join(self.actions)}", valid=False)
         _, reward, terminated, truncated, info = self.env.step(index)
         self._total += float(reward)
         over = bool(terminated or truncated)
@@ -81,7 +81,7 @@ class GymnasiumTextEnv:
         return names.index(action.lower()) if action.lower() in names else None
 
     def hint(self) -> str | None:
-        """Return what the given `hint` proposes."""
+        """Return the action that the given `hint` proposes."""
         return self._hint(self.env) if self._hint else None
 
     def help(self) -> str:
@@ -94,16 +94,16 @@ class GymnasiumTextEnv:
 
 
 class GymServer:
-    """Serves games to many clients at a time in a thread of its own; `port` 0 takes a free one.
+    """Serve games to many clients from a background thread; `port` 0 takes a free one.
 
-    Environments run in a pool of `max_workers` threads, so one that waits for a model does not hold up the others.
+    Environments run in a pool of `max_workers` threads, so one that waits for a model does not block the others.
     """
 
     def __init__(
         self, games: Sequence[Game], *, host: str = "127.0.0.1", port: int = 8023, seed: int = 42, max_workers: int = 8
     ) -> None:
         if not games:
-            raise UsageError("a gym server needs at least one game")
+            raise UsageError("a gym server without games; pass at least one")
         self.games = list(games)
         self.host = host
         self.port = port
@@ -117,22 +117,24 @@ class GymServer:
         self._thread = threading.Thread(target=self._run, name="gym-server", daemon=True)
 
     def start(self) -> Self:
-        """Listen; an address that cannot be had is a UsageError."""
+        """Start listening; raise UsageError if the address is not available."""
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
-            raise UsageError(f"cannot listen on {self.host}:{self.port}: {self._failure.strerror or self._failure}")
+            raise UsageError(
+                f"cannot listen on {self.host}:{self.port}: {self._failure.strerror or self._failure}; use another port"
+            )
         return self
 
     def wait(self) -> None:
-        """Wait until the server is closed (a keyboard interrupt comes through)."""
+        """Wait until the server is closed; a keyboard interrupt is raised here."""
         while self._thread.is_alive():
             self._thread.join(timeout=0.2)
 
     def close(self) -> None:
         """Close all connections and stop; idempotent."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread.ident is not None:
             self._thread.join()
@@ -194,7 +196,7 @@ class GymServer:
             await connection.send_lines(*await self._answer(session, line))
 
     async def _answer(self, session: Session, line: str) -> list[str]:
-        """Answer in a thread; an environment that fails ends its puzzle, not the connection."""
+        """Answer in a thread. An environment that fails ends its puzzle, not the connection."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._pool, session.answer, line)

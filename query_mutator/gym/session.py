@@ -1,10 +1,10 @@
-"""One client of a puzzle gym: lines in, lines out, no socket.
+"""One client of a puzzle gym: lines in, lines out, without a socket.
 
     menu    NAME|NUMBER [easy|medium|hard] [SEED], help, mode NAME, quit
     puzzle  show, hint, stats, check, reset, seed, help, mode NAME, menu, quit - anything else is an action
 
-It speaks the puzzle arcade's protocol, so clients of the one play the other. In JSON mode every reply is one object a
-line; results carry `reward`, `terminated` and `truncated` beside `success`, `code` and `message`.
+It speaks the puzzle arcade's protocol, so clients of one can play the other. In JSON mode every reply is one object
+per line; results have `reward`, `terminated` and `truncated` in addition to `success`, `code` and `message`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 
 from query_mutator.batching.streaming.gym_types import GymOutputMode, PuzzleDifficulty
 
+__all__ = ["Game", "Play", "Session", "StepOutcome", "TextEnv"]
+
 RULER = "=" * 50
 MAX_SEED = 2**31
 
 
 class StepOutcome(NamedTuple):
-    """What an action led to; `valid` False when the environment does not know it, and then nothing has changed."""
+    """The result of an action; `valid` is False if the environment does not know it, and then nothing has changed."""
 
     text: str
     reward: float = 0.0
@@ -35,14 +37,14 @@ class StepOutcome(NamedTuple):
 
 
 class TextEnv(Protocol):
-    """A puzzle in words. One is made for each connection; its methods run in a thread of the server's pool."""
+    """A puzzle in words. Each connection has its own; its methods run in a thread of the server's pool."""
 
     def reset(self, *, seed: int, difficulty: str) -> str:
-        """Begin and return what there is to see."""
+        """Start an episode and return the observation."""
         ...
 
     def step(self, action: str) -> StepOutcome:
-        """Carry out an action in words."""
+        """Take an action in words."""
         ...
 
     def hint(self) -> str | None:
@@ -54,7 +56,7 @@ class TextEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release resources."""
         ...
 
 
@@ -70,36 +72,31 @@ class Game(NamedTuple):
 class Play:
     """A puzzle being played."""
 
-    title: str
     env: TextEnv
+    over: bool = False
+    # what JSON clients see
+    game: str
     difficulty: str
     seed: int
-    text: str
     moves: int = 0
     invalid_moves: int = 0
     hints_used: int = 0
     total_reward: float = 0.0
-    over: bool = False
-    solved: bool = False
+    is_complete: bool = False
+    text: str
+
+    def counts(self) -> dict[str, Any]:
+        """Return the state without its text, as JSON clients see it."""
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("env", "over", "text")}
 
     def state(self) -> dict[str, Any]:
         """Return the state as JSON clients see it."""
-        return {
-            "game": self.title,
-            "difficulty": self.difficulty,
-            "seed": self.seed,
-            "moves": self.moves,
-            "invalid_moves": self.invalid_moves,
-            "hints_used": self.hints_used,
-            "total_reward": self.total_reward,
-            "is_complete": self.solved,
-            "text": self.text,
-        }
+        return {**self.counts(), "text": self.text}
 
 
 @dataclass(slots=True)
 class Session:
-    """One client: the mode it reads, the puzzle it plays. `answer` is all of the protocol, without a socket."""
+    """One client: its output mode and the puzzle it plays. `answer` is the whole protocol."""
 
     games: Sequence[Game]
     rng: np.random.Generator
@@ -137,19 +134,21 @@ class Session:
         if play is not None:
             play.env.close()
 
+    def _say(self, value: Mapping[str, Any], *lines: str) -> None:
+        """Reply with `value` in JSON mode, otherwise with `lines`."""
+        if self.mode is GymOutputMode.JSON:
+            lines = (json.dumps(value, separators=(",", ":"), ensure_ascii=False),)
+        self._lines += lines
+
     # --- menu ------------------------------------------------------------------------------------------------------
 
     def _set_mode(self, name: str) -> None:
-        known = name in set(GymOutputMode)
-        if known:
+        if name in set(GymOutputMode):
             self.mode = GymOutputMode(name)
-        if self.mode is GymOutputMode.JSON:
-            reply = {"type": "mode", "success": True} if known else {"type": "error", "code": "INVALID_MODE"}
-            self._json({**reply, "mode": name})
-        elif known:
-            self._lines.append(f"Output mode set to: {name}")
+            self._say({"type": "mode", "success": True, "mode": name}, f"Output mode set to: {name}")
         else:
-            self._lines.append(f"Invalid mode '{name}'. Choose: {', '.join(GymOutputMode)}")
+            reply = {"type": "error", "code": "INVALID_MODE", "mode": name}
+            self._say(reply, f"Invalid mode '{name}'. Choose: {', '.join(GymOutputMode)}")
 
     def _in_menu(self, verb: str, rest: Sequence[str]) -> None:
         if verb in ("help", "h", "menu"):
@@ -174,7 +173,7 @@ class Session:
         except BaseException:
             env.close()
             raise
-        self.play = Play(title=game.title, env=env, difficulty=difficulty, seed=seed, text=text)
+        self.play = Play(env=env, game=game.title, difficulty=difficulty, seed=seed, text=text)
         self._show(self.play)
 
     # --- puzzle ----------------------------------------------------------------------------------------------------
@@ -207,77 +206,63 @@ class Session:
             return
         play.moves += 1
         play.total_reward += outcome.reward
-        play.text, play.over, play.solved = outcome.text, outcome.terminated or outcome.truncated, outcome.success
+        play.text, play.over, play.is_complete = outcome.text, outcome.terminated or outcome.truncated, outcome.success
         self._result(play, outcome, code="OK")
         self._show(play)
         if play.over:
             self._complete(play)
 
     def _result(self, play: Play, outcome: StepOutcome, *, code: str) -> None:
-        if self.mode is not GymOutputMode.JSON:
-            said = f"Reward: {outcome.reward:g}" if outcome.valid else f"Invalid: {outcome.text}"
-            self._lines.append(said)
-            return
-        self._json(
-            {
-                "type": "result",
-                "success": outcome.valid,
-                "code": code,
-                "message": "" if outcome.valid else outcome.text,
-                "reward": outcome.reward,
-                "terminated": outcome.terminated,
-                "truncated": outcome.truncated,
-                "state": play.state(),
-                **({"info": dict(outcome.info)} if outcome.info else {}),
-            }
-        )
+        reply = {
+            "type": "result",
+            "success": outcome.valid,
+            "code": code,
+            "message": "" if outcome.valid else outcome.text,
+            "reward": outcome.reward,
+            "terminated": outcome.terminated,
+            "truncated": outcome.truncated,
+            "state": play.state(),
+            **({"info": dict(outcome.info)} if outcome.info else {}),
+        }
+        self._say(reply, f"Reward: {outcome.reward:g}" if outcome.valid else f"Invalid: {outcome.text}")
 
     def _show(self, play: Play) -> None:
-        if self.mode is GymOutputMode.JSON:
-            self._json({"type": "observation", **play.state()})
-        elif self.mode is GymOutputMode.AGENT:
-            about = [f"GAME: {play.title}", f"DIFFICULTY: {play.difficulty}", f"MOVES: {play.moves}"]
-            grid = ["---GRID-START---", *play.text.splitlines(), "---GRID-END---"]
-            self._lines += ["---GAME-START---", *about, *grid, "---GAME-END---"]
-        else:
-            self._lines += [RULER, *play.text.splitlines(), f"Moves: {play.moves} | Seed: {play.seed}", RULER]
+        grid = play.text.splitlines()
+        lines = [RULER, *grid, f"Moves: {play.moves} | Seed: {play.seed}", RULER]
+        if self.mode is GymOutputMode.AGENT:
+            about = [f"GAME: {play.game}", f"DIFFICULTY: {play.difficulty}", f"MOVES: {play.moves}"]
+            lines = ["---GAME-START---", *about, "---GRID-START---", *grid, "---GRID-END---", "---GAME-END---"]
+        self._say({"type": "observation", **play.state()}, *lines)
 
     def _hint(self, play: Play) -> None:
         action = play.env.hint()
-        play.hints_used += action is not None
-        if self.mode is GymOutputMode.JSON:
-            if action is None:
-                self._json({"type": "result", "success": False, "code": "HINT_NONE", "message": "There is no hint."})
-            else:
-                self._json({"type": "hint", "success": True, "action": action, "message": f"Try `{action}`"})
+        if action is None:
+            self._fail("HINT_NONE", "There is no hint.")
         else:
-            self._lines.append("There is no hint." if action is None else f"Hint: Try `{action}`")
+            play.hints_used += 1
+            hint = f"Try `{action}`"
+            self._say({"type": "hint", "success": True, "action": action, "message": hint}, f"Hint: {hint}")
+
+    def _fail(self, code: str, message: str) -> None:
+        self._say({"type": "result", "success": False, "code": code, "message": message}, message)
 
     def _stats(self, play: Play) -> None:
-        state = {name: value for name, value in play.state().items() if name != "text"}
-        if self.mode is GymOutputMode.JSON:
-            self._json({"type": "stats", **state})
-        else:
-            self._lines += [f"{name}: {value}" for name, value in state.items()]
+        counts = play.counts()
+        self._say({"type": "stats", **counts}, *(f"{name}: {value}" for name, value in counts.items()))
 
     def _check(self, play: Play) -> None:
         if play.over:
             self._complete(play)
-        elif self.mode is GymOutputMode.JSON:
-            self._json({"type": "result", "success": False, "code": "INCOMPLETE", "message": "It is not solved yet."})
         else:
-            self._lines.append("It is not solved yet.")
+            self._fail("INCOMPLETE", "It is not solved yet.")
 
     def _complete(self, play: Play) -> None:
-        if self.mode is GymOutputMode.JSON:
-            state = {name: value for name, value in play.state().items() if name != "text"}
-            self._json({"type": "complete", "success": play.solved, **state})
-        else:
-            self._lines.append("CONGRATULATIONS! YOU SOLVED IT!" if play.solved else "GAME OVER!")
+        message = "CONGRATULATIONS! YOU SOLVED IT!" if play.is_complete else "GAME OVER!"
+        self._say({"type": "complete", "success": play.is_complete, **play.counts()}, message)
 
     def _reset(self, play: Play) -> None:
         text = play.env.reset(seed=play.seed, difficulty=play.difficulty)
-        self.play = Play(title=play.title, env=play.env, difficulty=play.difficulty, seed=play.seed, text=text)
+        self.play = Play(env=play.env, game=play.game, difficulty=play.difficulty, seed=play.seed, text=text)
         self._show(self.play)
 
     def _seed(self, play: Play) -> None:
@@ -289,6 +274,3 @@ class Session:
     def _menu(self, play: Play) -> None:
         self.close()
         self._lines += self.greeting()
-
-    def _json(self, value: Mapping[str, Any]) -> None:
-        self._lines.append(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

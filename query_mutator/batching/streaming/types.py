@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
 
 __all__ = ["EpisodeStatus", "SampleSource", "StreamConfig", "StreamMetrics", "StreamSample", "StreamState", "utc_now"]
 
@@ -142,7 +142,7 @@ class StreamConfig(Record):
 
 
 class StreamMetrics(BaseModel):
-    """Counts of a stream; means are over the samples that have the value."""
+    """Counts of a stream; means are over the samples that have the value, and 0 without any."""
 
     samples_produced: int = 0
     samples_filtered: int = 0  # too short, too long, or rejected by a filter
@@ -160,40 +160,17 @@ class StreamMetrics(BaseModel):
     reward_count: int = 0
     total_time_seconds: float = 0.0  # spent inside the stream
 
+    filter_rate: ClassVar = Ratio("samples_filtered", "samples_total")
+    success_rate: ClassVar = Ratio("episodes_successful", "episodes_completed")
+    mean_length: ClassVar = Ratio("total_tokens", "samples_produced")
+    mean_difficulty: ClassVar = Ratio("difficulty_sum", "difficulty_count")
+    mean_reward: ClassVar = Ratio("reward_sum", "reward_count")
+    samples_per_second: ClassVar = Ratio("samples_produced", "total_time_seconds")
+
     @property
     def samples_total(self) -> int:
         """Samples produced and filtered."""
         return self.samples_produced + self.samples_filtered
-
-    @property
-    def filter_rate(self) -> float:
-        """Share of samples that were filtered, 0 before the first."""
-        return _share(self.samples_filtered, self.samples_total)
-
-    @property
-    def success_rate(self) -> float:
-        """Share of episodes that succeeded, 0 before the first."""
-        return _share(self.episodes_successful, self.episodes_completed)
-
-    @property
-    def mean_length(self) -> float:
-        """Mean tokens per sample."""
-        return _share(self.total_tokens, self.samples_produced)
-
-    @property
-    def mean_difficulty(self) -> float:
-        """Mean difficulty of the samples that have one."""
-        return _share(self.difficulty_sum, self.difficulty_count)
-
-    @property
-    def mean_reward(self) -> float:
-        """Mean reward of the samples that have one."""
-        return _share(self.reward_sum, self.reward_count)
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples produced per second spent inside the stream."""
-        return _share(self.samples_produced, self.total_time_seconds)
 
     def record_sample(self, sample: StreamSample) -> None:
         """Count a sample that was produced."""
@@ -233,7 +210,3 @@ class StreamMetrics(BaseModel):
         """Return counts, means and rates for a log."""
         rates = ("samples_total", "filter_rate", "success_rate", "mean_length", "mean_difficulty", "mean_reward")
         return {**self.model_dump(), **{name: getattr(self, name) for name in (*rates, "samples_per_second")}}
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
