@@ -1,13 +1,15 @@
-"""From a hint in words ("Try placing 5 at row 3, column 4") to the command that follows it (`place 3 4 5`)."""
+"""Translate a hint in words ("Try placing 5 at row 3, column 4") into a command (`place 3 4 5`)."""
 
 from __future__ import annotations
 
 import re
 
+__all__ = ["action_of_hint"]
+
 ROW_COLUMN = r"row (?P<r>\d+), column (?P<c>\d+)"
 CELL = r"\((?P<r>\d+),\s*(?P<c>\d+)\)"
 
-#: First match wins; braces are filled from the groups.
+# The first match wins; braces are filled from its groups.
 PATTERNS = [
     (re.compile(pattern, re.IGNORECASE), command)
     for pattern, command in (
@@ -39,7 +41,7 @@ PATTERNS = [
 
 
 def action_of_hint(hint: str) -> str | None:
-    """Return the command a hint means, or None when it means none that is known."""
+    """Return the command of a hint, or None if no pattern matches."""
     for pattern, command in PATTERNS:
         match = pattern.search(hint)
         if match:

@@ -1,7 +1,8 @@
-"""Who leaves a replay buffer next when the lowest priority goes first.
+"""Eviction from a replay buffer by lowest priority.
 
-Only the samples of lowest priority wait in a heap; when it runs empty, those that are lowest now are chosen anew. A
-heap of all samples would touch cold memory all the way down, for every sample added.
+Only the samples of lowest priority are in a heap; when it is empty, the lowest ones are chosen again. A heap of all
+samples would access cold memory at every level for every sample added. This is not a weighted draw, so it does not
+share the sums of `query_mutator.stats.sampling`.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ from math import inf
 
 import numpy as np
 
-WAITING = 1024  # how many are chosen at a time; more when priorities are equal
+__all__ = ["LowestFirst"]
+
+WAITING = 1024  # samples chosen at a time; more when priorities are equal
 
 
 class LowestFirst:
-    """Slots by priority, lowest first; equal priorities in the order they came.
+    """Slots by priority, lowest first; equal priorities in the order of their addition.
 
-    It looks at the buffer's own columns and asks only to be told of priorities that are new.
+    It reads the buffer's columns; `note` must be called for every new priority.
     """
 
     def __init__(self, priorities: array[float], serials: array[int], slot_of: Mapping[int, int]) -> None:
         self._priorities, self._serials, self._slot_of = priorities, serials, slot_of
-        self._heap: list[tuple[float, int]] = []  # (priority, serial); may hold some out of date
+        self._heap: list[tuple[float, int]] = []  # (priority, serial); may contain outdated ones
         self._bound = -inf  # every sample of at most this priority is in the heap
 
     def note(self, serial: int, priority: float) -> None:
-        """Take in a sample's new priority."""
+        """Register a sample's new priority."""
         if priority <= self._bound:
             heapq.heappush(self._heap, (priority, serial))
             if len(self._heap) > 2 * len(self._serials) + 64:
                 self.choose()
 
     def pop(self) -> int:
-        """Return the slot of the lowest; there must be one."""
+        """Return the slot of the lowest priority; there must be one."""
         while True:
             if not self._heap:
                 self.choose()
@@ -45,7 +48,7 @@ class LowestFirst:
                 return slot
 
     def choose(self) -> None:
-        """Look at all priorities again."""
+        """Choose the lowest priorities again, from all."""
         priorities = np.array(self._priorities)
         if not len(priorities):
             self._heap, self._bound = [], -inf

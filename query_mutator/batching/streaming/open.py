@@ -1,4 +1,4 @@
-"""From a `StreamConfig` to the stream it describes."""
+"""Build the stream that a `StreamConfig` describes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetS
 from query_mutator.batching.streaming.types import SampleSource, StreamConfig
 from query_mutator.errors import UsageError
 
+__all__ = ["open_stream"]
+
 
 def open_stream(
     config: StreamConfig, tokenizer: Tokenizer | None = None, *, policy: Policy | None = None
 ) -> AsyncOfflineDatasetStream | GymEpisodeStream | MockGymStream:
-    """Return the stream of a configuration: offline needs a `dataset_path`, the others a tokenizer.
+    """Return the stream of a configuration; offline needs a `dataset_path`, the others a tokenizer.
 
-    `filter_failures` leaves out samples of episodes that failed; `env_name` is the puzzle a gym plays.
+    `filter_failures` drops samples of failed episodes; `env_name` is the puzzle that a gym plays.
     """
     if config.source_type is SampleSource.OFFLINE:
         if config.dataset_path is None:
-            raise UsageError("an offline stream needs dataset_path")
+            raise UsageError("an offline stream needs a file; set dataset_path")
         return AsyncOfflineDatasetStream(
             config.dataset_path,
             min_length=config.min_length,
@@ -29,11 +31,11 @@ def open_stream(
             keep=(lambda sample: sample.success is not False) if config.filter_failures else None,
         )
     if tokenizer is None:
-        raise UsageError(f"a stream from {config.source_type} needs a tokenizer")
+        raise UsageError(f"a {config.source_type} stream needs a tokenizer; pass one")
     if config.source_type is SampleSource.SYNTHETIC:
         return MockGymStream(tokenizer, success_rate=1.0 if config.filter_failures else 0.7)
     if config.source_type is SampleSource.REPLAY:
-        raise UsageError("samples are drawn from a ReplayBuffer, not streamed")
+        raise UsageError("source_type=replay cannot be streamed; draw from a ReplayBuffer")
     gym = GymConfig(
         host=config.host,
         port=config.port,

@@ -1,4 +1,4 @@
-"""The records of the replay buffer: its settings, what it held at one moment, and what was drawn from it."""
+"""The records of the replay buffer: its settings, a snapshot of it, and a draw from it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pydantic import Field
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import StreamSample, utc_now
 
+__all__ = ["BufferEvictionPolicy", "BufferSnapshot", "ReplayBufferConfig", "ReplayDraw"]
+
 
 class BufferEvictionPolicy(StrEnum):
-    """Which sample makes room for a new one: the oldest, the one of lowest priority, or any."""
+    """Which sample a new one replaces: the oldest, the one of lowest priority, or a random one."""
 
     FIFO = "fifo"
     PRIORITY = "priority"
@@ -24,25 +26,25 @@ class BufferEvictionPolicy(StrEnum):
 
 
 class ReplayBufferConfig(Record):
-    """How much is kept and how it is drawn."""
+    """How many samples are kept and how they are drawn."""
 
     max_size: int = Field(default=100_000, ge=1)
     eviction_policy: BufferEvictionPolicy = BufferEvictionPolicy.FIFO
     priority_alpha: float = Field(default=0.6, ge=0.0, le=1.0)  # 0 = uniform, 1 = in proportion to priority
     seed: int = 42
     min_samples_before_sampling: int = Field(default=1, ge=1)
-    default_priority: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)  # of samples that bring none
-    importance_beta: float = Field(default=0.4, ge=0.0, le=1.0)  # 1 = draws fully corrected by the weights
-    max_staleness: int | None = Field(default=None, ge=1)  # a sample leaves after this many later ones
+    default_priority: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)  # of samples without one
+    importance_beta: float = Field(default=0.4, ge=0.0, le=1.0)  # 1 = weights fully correct the draws
+    max_staleness: int | None = Field(default=None, ge=1)  # a sample is evicted after this many later ones
     track_difficulty: bool = True
     track_success: bool = True
 
 
 class BufferSnapshot(Record):
-    """What a buffer held at one moment, in the order it was added."""
+    """The samples of a buffer at one moment, in the order of their addition."""
 
     samples: tuple[StreamSample, ...]
-    serials: tuple[int, ...] = ()  # which addition to the buffer each was, from 0
+    serials: tuple[int, ...] = ()  # number of each addition to the buffer, from 0
     timestamp: datetime = Field(default_factory=utc_now)
     total_added: int
     total_evicted: int
@@ -54,7 +56,7 @@ class BufferSnapshot(Record):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """A name for each sample: its id, and `id#2`, `id#3` for further samples of the same id."""
+        """A unique name for each sample: its id, and `id#2`, `id#3` for further samples of the same id."""
         seen: dict[str, int] = {}
         taken = {sample.sample_id for sample in self.samples}
         names = []
@@ -77,7 +79,7 @@ class BufferSnapshot(Record):
 
 
 class ReplayDraw(NamedTuple):
-    """Samples drawn by priority, what a loss is multiplied by to undo that, and where to report new priorities."""
+    """Samples drawn by priority, weights for the loss that correct for it, and serials to update priorities with."""
 
     samples: list[StreamSample]
     weights: NDArray[np.float32]  # [n], (size * probability)^-beta, scaled so that the largest is 1

@@ -1,13 +1,12 @@
-"""Batch plans over what a replay buffer holds: a window of microbatches at a time, while samples keep coming.
+"""Batch plans over the contents of a replay buffer: one window of microbatches at a time, while samples arrive.
 
-A window takes the samples that no window has taken so far and adds older ones, so that `overlap_fraction` of it has
-been seen before. What does not fit into `window_microbatches` waits for the next window. A plan follows from the
-samples, the settings and the window's number alone: equal buffers give equal fingerprints.
+A window takes the samples that no earlier window has taken and adds older ones, so that `overlap_fraction` of it was
+seen before. What does not fit into `window_microbatches` waits for the next window. A plan is a function of the
+samples, the settings and the window's number: equal buffers give equal fingerprints.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import ceil
@@ -25,16 +24,19 @@ from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.types import StreamSample, utc_now
+from query_mutator.batching.sync import to_async
 from query_mutator.errors import UsageError
 
-STREAMING = "streaming"  # stands for a tokenizer hash nobody gave
+__all__ = ["RollingBatchPlanWindow", "WindowConfig", "WindowState", "samples_digest"]
+
+STREAMING = "streaming"  # the default tokenizer hash
 
 
 class WindowConfig(Record):
     """How large a window is and how its batches are formed."""
 
     window_microbatches: int = Field(default=1000, ge=1)  # at most
-    min_samples: int = Field(default=100, ge=1)  # of a window, and in the buffer before one is built
+    min_samples: int = Field(default=100, ge=1)  # of a window, and in the buffer to build one
     overlap_fraction: float = Field(default=0.1, ge=0.0, le=0.5)  # of a window's samples, taken from earlier ones
     token_budget: int = Field(default=4096, ge=1)
     bucket_edges: tuple[int, ...] = (128, 256, 512, 1024)
@@ -48,7 +50,7 @@ class WindowConfig(Record):
         return self
 
     def to_batching_config(self, window_id: int) -> BatchingConfig:
-        """Return the settings of one window's plan; each window has a seed of its own."""
+        """Return the settings of one window's plan; each window has a different seed."""
         return BatchingConfig.throughput(
             token_budget=self.token_budget,
             bucket_edges=self.bucket_edges,
@@ -59,7 +61,7 @@ class WindowConfig(Record):
 
 
 class WindowState(Record):
-    """One window and how far it has been worked through."""
+    """One window and its progress."""
 
     window_id: int = Field(ge=1)
     created_at: datetime = Field(default_factory=utc_now)
@@ -67,24 +69,24 @@ class WindowState(Record):
     snapshot_total_added: int
     fresh_samples: int  # in no window before
     repeated_samples: int
-    overlong_samples: int  # dropped, cut or split, as `overlong` says
+    overlong_samples: int  # dropped, cut or split, see `overlong`
     plan_microbatches: int
     plan_fingerprint: str
     microbatches_consumed: int = 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Say whether every microbatch has been handed out."""
+        """Return whether every microbatch was yielded."""
         return self.microbatches_consumed >= self.plan_microbatches
 
     @property
     def progress(self) -> float:
-        """Share of the microbatches handed out."""
+        """Share of the microbatches that were yielded."""
         return self.microbatches_consumed / self.plan_microbatches if self.plan_microbatches else 1.0
 
 
 class _Window(NamedTuple):
-    """A plan over samples by key, and which addition to the buffer each was."""
+    """A plan over samples by key, and the serial of each in the buffer."""
 
     plan: BatchPlan
     samples: dict[str, StreamSample]
@@ -92,7 +94,7 @@ class _Window(NamedTuple):
 
 
 class RollingBatchPlanWindow:
-    """Builds one window after the other over a buffer and hands out each microbatch once."""
+    """Build windows over a buffer, one after another, and yield each microbatch once."""
 
     def __init__(
         self, buffer: ReplayBuffer, config: WindowConfig | None = None, *, tokenizer_hash: str = STREAMING
@@ -101,55 +103,58 @@ class RollingBatchPlanWindow:
         self.config = config or WindowConfig()
         self.tokenizer_hash = tokenizer_hash
         self.total_windows = 0
-        self.total_microbatches = 0  # handed out
+        self.total_microbatches = 0  # yielded
         self._seen: set[int] = set()  # serials that a window has taken
         self._window: _Window | None = None
         self._state: WindowState | None = None
 
-    # --- where it stands -------------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------------------
 
     @property
     def has_window(self) -> bool:
-        """Say whether a window is at hand."""
+        """Return whether there is a current window."""
         return self._window is not None
 
     @property
     def current_state(self) -> WindowState | None:
-        """The present window, as it stands now."""
+        """The current window and its progress."""
         return self._state
 
     @property
     def current_plan(self) -> BatchPlan | None:
-        """The present window's plan; its first `plan_microbatches` are the window, the rest waits."""
+        """The current window's plan; its first `plan_microbatches` are the window, the rest waits."""
         return None if self._window is None else self._window.plan
 
     @property
     def can_build_window(self) -> bool:
-        """Say whether the buffer holds `min_samples`."""
+        """Return whether the buffer holds `min_samples`."""
         return self.buffer.size >= self.config.min_samples
 
     @property
     def should_build_next(self) -> bool:
-        """Say whether the present window is worked through (or there is none) and another can be built."""
+        """Return whether the current window is exhausted (or there is none) and another can be built."""
         return (self._state is None or self._state.is_exhausted) and self.can_build_window
 
     def get_remaining_microbatches(self) -> int:
-        """Return how many microbatches of the present window are left."""
+        """Return how many microbatches of the current window are left."""
         return 0 if self._state is None else self._state.plan_microbatches - self._state.microbatches_consumed
 
     # --- building --------------------------------------------------------------------------------------------------
 
     def build_next_window_sync(self) -> WindowState:
-        """Build the next window from what the buffer holds now; too few samples are a UsageError."""
+        """Build the next window from the buffer; raise UsageError if it holds too few samples."""
         if not self.can_build_window:
             raise UsageError(f"the buffer holds {self.buffer.size} samples; a window needs {self.config.min_samples}")
+        # 1. choose samples
         snapshot = self.buffer.snapshot()
         window_id = self.total_windows + 1
         self._seen &= set(snapshot.serials)
         places = self._choose(snapshot.serials, window_id)
         samples = {snapshot.keys[place]: snapshot.samples[place] for place in places}
         serials = {snapshot.keys[place]: snapshot.serials[place] for place in places}
+        # 2. plan their batches
         window = _Window(self._plan(samples, window_id), samples, serials)
+        # 3. count what the window's microbatches contain, and mark it as seen
         taken, waiting = self._split(window.plan)
         repeated = sum(serials[key] in self._seen for key in taken)
         self._state = WindowState(
@@ -166,16 +171,14 @@ class RollingBatchPlanWindow:
         self._window, self.total_windows = window, window_id
         return self._state
 
-    async def build_next_window(self) -> WindowState:
-        """Run `build_next_window_sync` in a thread."""
-        return await asyncio.to_thread(self.build_next_window_sync)
+    build_next_window = to_async(build_next_window_sync)
 
     def _choose(self, serials: Sequence[int], window_id: int) -> list[int]:
-        """Return the places of all samples not seen so far and of as many others as overlap and minimum ask for."""
+        """Return the positions of all unseen samples, and of as many seen ones as overlap and minimum require."""
         fresh = [place for place, serial in enumerate(serials) if serial not in self._seen]
         others = [place for place, serial in enumerate(serials) if serial in self._seen]
         if not fresh:
-            return others  # nothing new: once more through everything
+            return others  # nothing new: use all samples again
         overlap = self.config.overlap_fraction
         wanted = max(ceil(len(fresh) * overlap / (1 - overlap)), self.config.min_samples - len(fresh))
         rng = np.random.default_rng([self.config.seed, window_id])
@@ -193,17 +196,17 @@ class RollingBatchPlanWindow:
         return builder.build_sync(num_epochs=1)
 
     def _split(self, plan: BatchPlan) -> tuple[set[str], set[str]]:
-        """Return the keys in the window's microbatches, and those in later ones alone."""
+        """Return the keys in the window's microbatches, and those only in later ones."""
         taken: set[str] = set()
         waiting: set[str] = set()
         for number, microbatch in enumerate(plan.iter_epoch(0)):
             (taken if number < self.config.window_microbatches else waiting).update(microbatch.samples)
         return taken, waiting - taken
 
-    # --- handing out -----------------------------------------------------------------------------------------------
+    # --- iteration -------------------------------------------------------------------------------------------------
 
     def iter_current(self) -> Iterator[MicrobatchSpec]:
-        """Yield the microbatches of the present window that are left; one handed out does not come again."""
+        """Yield the remaining microbatches of the current window; each is yielded once."""
         window = self._window
         while window is not None and self._window is window and self._state is not None:
             place = self._state.microbatches_consumed
@@ -214,21 +217,21 @@ class RollingBatchPlanWindow:
             yield window.plan.get_epoch(0)[place]
 
     def iter_current_with_samples(self) -> Iterator[tuple[MicrobatchSpec, list[StreamSample]]]:
-        """Yield what `iter_current` yields with its samples, cut where the plan cuts them."""
+        """Yield the microbatches of `iter_current` with their samples, cut where the plan cuts them."""
         window = self._window
         for microbatch in self.iter_current():
             assert window is not None
             yield microbatch, [_cut(window.samples[key], microbatch, row) for row, key in enumerate(microbatch.samples)]
 
     def discard_current(self) -> None:
-        """Forget the present window without working through it; its samples count as seen."""
+        """Drop the current window; its samples count as seen."""
         self._window, self._state = None, None
 
     # --- files -----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON types, with the present window's samples: the buffer may lose them."""
-        window = self._window
+        """Return everything as plain JSON types, with the current window's samples: the buffer may evict them."""
+        samples, serials = (self._window.samples, self._window.serials) if self._window else ({}, {})
         return {
             "config": self.config.model_dump(mode="json"),
             "tokenizer_hash": self.tokenizer_hash,
@@ -236,15 +239,13 @@ class RollingBatchPlanWindow:
             "total_microbatches": self.total_microbatches,
             "seen": sorted(self._seen),
             "state": None if self._state is None else self._state.model_dump(mode="json"),
-            "samples": {}
-            if window is None
-            else {key: one.model_dump(mode="json") for key, one in window.samples.items()},
-            "serials": {} if window is None else window.serials,
+            "samples": {key: one.model_dump(mode="json") for key, one in samples.items()},
+            "serials": serials,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], buffer: ReplayBuffer) -> Self:
-        """Return the window of `to_dict` where it stood; a plan that comes out differently is a UsageError."""
+        """Return the window of `to_dict` with its progress; raise UsageError if its plan differs."""
         config = WindowConfig.model_validate(data["config"])
         window = cls(buffer, config, tokenizer_hash=data["tokenizer_hash"])
         window.total_windows = int(data["total_windows"])
@@ -256,14 +257,14 @@ class RollingBatchPlanWindow:
         window._state = WindowState.model_validate(data["state"])
         plan = window._plan(samples, window._state.window_id)
         window._window = _Window(plan, samples, dict(data["serials"]))
-        # `created_at` is no part of a fingerprint, so equal means the same batches
+        # a fingerprint does not include `created_at`, so equal ones mean equal batches
         if plan.fingerprint != window._state.plan_fingerprint:
-            raise UsageError("the saved window does not give the plan it was saved with; it was edited")
+            raise UsageError("the saved window does not match its plan; it was edited, build a new one")
         return window
 
 
 def samples_digest(samples: Mapping[str, StreamSample]) -> str:
-    """Return the sha256 of keys, tokens and masks: the same for the same samples in any order."""
+    """Return the sha256 of keys, tokens and masks, which does not depend on the order of the samples."""
     parts: list[Any] = []
     for key in sorted(samples):
         sample = samples[key]

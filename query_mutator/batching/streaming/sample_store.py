@@ -19,6 +19,18 @@ from query_mutator.errors import UsageError
 __all__ = ["SampleStore"]
 
 
+class ColumnMean:
+    """Mean of a column over the samples held whose value is known, as an attribute; 0 without any."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+
+    def __get__(self, store: SampleStore, owner: type) -> float:
+        values = np.array(getattr(store, self._column))
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else 0.0
+
+
 class SampleStore:
     """The samples a replay buffer holds, and queries over them; methods without `_` are thread-safe."""
 
@@ -52,25 +64,10 @@ class SampleStore:
         """Return whether nothing is held."""
         return not self._samples
 
-    @property
-    def mean_difficulty(self) -> float:
-        """Mean over the samples held that have a difficulty, 0 when none has."""
-        return _mean(self._difficulties)
-
-    @property
-    def mean_reward(self) -> float:
-        """Mean over the samples held that have a reward, 0 when none has."""
-        return _mean(self._rewards)
-
-    @property
-    def mean_priority(self) -> float:
-        """Mean priority of the samples held."""
-        return _mean(self._priorities)
-
-    @property
-    def success_rate(self) -> float:
-        """Share of successes among the samples held whose outcome is known."""
-        return _mean(self._successes)
+    mean_difficulty = ColumnMean("_difficulties")
+    mean_reward = ColumnMean("_rewards")
+    mean_priority = ColumnMean("_priorities")
+    success_rate = ColumnMean("_successes")
 
     # --- queries ---------------------------------------------------------------------------------------------------
 
@@ -160,9 +157,3 @@ class SampleStore:
         self._replays.pop()
         for column in self._columns():
             column.pop()
-
-
-def _mean(column: array[float]) -> float:
-    values = np.array(column)
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else 0.0

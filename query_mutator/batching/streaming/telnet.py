@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from query_mutator.batching.streaming.gym_types import GymProtocolError
 
+__all__ = ["TelnetCodec"]
+
 IAC, DONT, DO, WONT, WILL, SB, SE = 255, 254, 253, 252, 251, 250, 240
 ECHO, SUPPRESS_GO_AHEAD = 1, 3
 CR, NUL = 13, 0
 MAX_SUBNEGOTIATION_BYTES = 4096
 
-#: What each side may have; everything else is refused. An answer is given only when it changes something, so two
-#: sides that agree fall silent.
+# Options that each side may use; all others are refused. Only changes are answered: two sides that agree fall silent.
 WANTED_FROM_OTHER = frozenset({ECHO, SUPPRESS_GO_AHEAD})
 OFFERED_BY_US = frozenset({SUPPRESS_GO_AHEAD})
 
 
 class TelnetCodec:
-    """Takes commands out of a stream of bytes, wherever it is cut, and answers them."""
+    """Remove commands from a stream of bytes, wherever it is cut, and answer them."""
 
     def __init__(self) -> None:
-        self.options_there: set[int] = set()  # what the other side does
+        self.options_there: set[int] = set()  # in use by the other side
         self.options_here: set[int] = set()
-        self._asked: set[int] = set()  # DO sent, not answered so far
+        self._asked: set[int] = set()  # DO sent, not yet answered
         self._refused: set[tuple[int, int]] = set()
-        self._command: bytearray | None = None  # a command that is not complete
+        self._command: bytearray | None = None  # an incomplete command
         self._after_return = False
 
     def ask(self, option: int) -> bytes:
@@ -46,14 +47,15 @@ class TelnetCodec:
         return bytes(text), bytes(answer)
 
     def _in_command(self, text: bytearray, answer: bytearray) -> None:
-        """Act on the command read so far, once it is complete."""
+        """Process the command received so far, if it is complete."""
         command = self._command
         assert command
         if command[0] == SB:
             if len(command) > MAX_SUBNEGOTIATION_BYTES:
-                raise GymProtocolError("a telnet subnegotiation without end")
-            # IAC IAC inside is a byte of its own: only an odd run of IAC ends it
-            if command[-1] != SE or not _odd_run_before_last(command):
+                raise GymProtocolError("a telnet subnegotiation does not end; is this a telnet server?")
+            # IAC IAC inside is one data byte: only SE after an odd run of IAC ends it
+            before = command[1:-1]
+            if command[-1] != SE or (len(before) - len(before.rstrip(b"\xff"))) % 2 == 0:
                 return
         elif command[0] in (WILL, WONT, DO, DONT):
             if len(command) < 2:
@@ -61,7 +63,7 @@ class TelnetCodec:
             answer += self._negotiate(command[0], command[1])
         elif command[0] == IAC:
             text.append(IAC)
-        self._command = None  # anything else (NOP, GA, ..) has one byte and asks for nothing
+        self._command = None  # all others (NOP, GA, ..) have one byte and need no answer
 
     def _negotiate(self, verb: int, option: int) -> bytes:
         theirs = verb in (WILL, WONT)
@@ -81,15 +83,3 @@ class TelnetCodec:
             return b"" if asked else bytes([IAC, agree, option])
         self._refused.add((verb, option))
         return bytes([IAC, refuse, option])
-
-    @staticmethod
-    def escape(text: bytes) -> bytes:
-        """Return text as it goes on the wire: a byte 255 twice."""
-        return text.replace(b"\xff", b"\xff\xff")
-
-
-def _odd_run_before_last(command: bytearray) -> bool:
-    run, place = 0, len(command) - 2
-    while place > 0 and command[place] == IAC:
-        run, place = run + 1, place - 1
-    return run % 2 == 1
