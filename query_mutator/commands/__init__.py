@@ -79,9 +79,7 @@ COMMANDS = {
     ),
     "size verify": Command("compare the estimate with real steps", "size_real:SizeVerifyFlags:verify"),
     "size calibrate": Command("fit the estimate to a card's measured memory", "size_real:SizeCalibrateFlags:calibrate"),
-    "size replay": Command(
-        "estimate the main memory of a replay buffer", ".sizing.buffers:SizeReplayFlags:size_replay"
-    ),
+    "size replay": Command("estimate the main memory of a replay buffer", "size:SizeReplayFlags:size_replay"),
     "size workers": Command(
         "measure the worker processes a data loader needs", "size_workers:SizeWorkersFlags:size_workers"
     ),

@@ -1,176 +1,230 @@
-"""`qm size`: what a training step takes, without a GPU, and the largest batch for a card."""
+"""`qm size` and `qm size replay`: memory of a training step without a GPU, of a replay buffer and of collectors."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+from tyro.conf import Positional
+
+from query_mutator.cli.common import JsonFlags, check_at_least, show
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
-from query_mutator.files import disk_errors
-from query_mutator.sizing.calibration import Calibration, read_calibration
-from query_mutator.sizing.lerobot import train_line
-from query_mutator.sizing.model_flags import ModelFlags, recipe_of, workload_of
-from query_mutator.sizing.tabled import SMOLVLA, Tabled, smolvla
+from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
+from query_mutator.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
+from query_mutator.sizing.lerobot import smolvla, train_line
+from query_mutator.sizing.model_spec import ModelSpec
 
-if TYPE_CHECKING:
-    from query_mutator.sizing.memory import MemoryEstimate
+__all__ = ["ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
 
-MIB, GIB = 2**20, 2**30
-
-#: Memory of cards in GiB, as their makers give it
-CARDS = {
-    "rtx3060": 12, "rtx3090": 24, "rtx4070": 12, "rtx4080": 16, "rtx4090": 24, "rtx5070": 12, "rtx5080": 16,
-    "rtx5090": 32, "t4": 16, "l4": 24, "a10": 24, "v100": 16, "a100": 40, "a100-80": 80, "l40s": 48, "h100": 80,
-    "h200": 141, "b200": 180,
-}  # fmt: skip
+SMOLVLA = "smolvla"
+PLAIN = "as it is"  # the variant without --what-if
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeFlags(ModelFlags):
-    """Say what memory a training step takes, without a GPU, and which batch fits a card.
+class ModelFlags:
+    """What to train, and how."""
 
-    The figures are estimates: exact for what PyTorch allocates, a guess for the CUDA context and fragmentation.
+    model: Positional[str] = "policy"
+    """A preset (a wrong name lists them), or package.module:function that returns a Workload."""
+    cameras: int | None = None
+    """Cameras of act and smolvla."""
+    resolution: str | None = None
+    """Height and width of their images, as 480x640."""
+    tokens: int | None = None
+    """Tokens of a row, for language models."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """The optimizer."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, cameras=self.cameras, tokens=self.tokens)
+        if self.resolution is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", self.resolution):
+            raise ValueError(f"--resolution {self.resolution} must be height and width, as 480x640")
+
+    def spec(self, variant: str | None = None) -> ModelSpec:
+        """Return the model in a variant, with the sizes that were given."""
+        height_width = tuple(map(int, self.resolution.split("x"))) if self.resolution else None
+        given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
+        sizes = {name: value for name, value in given.items() if value is not None}
+        return ModelSpec(model=self.model, sizes=sizes, optimizer=self.optimizer, variant=variant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFlags(ModelFlags, JsonFlags):
+    """Estimate the memory of a training step without a GPU, and the batch that fits a card.
+
+    The figures are exact for what PyTorch allocates, and a guess for the CUDA context and fragmentation.
     """
 
     batch: tuple[int, ...] = (1, 8, 32)
-    """Batch sizes to size."""
+    """Batch sizes to estimate."""
     vram: str | None = None
     """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
-    """Variants to size beside it: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
+    """More variants to estimate: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
     context_mib: float = 600.0
-    """Memory the CUDA context takes; 300 to 1300 by card and version."""
+    """Memory of the CUDA context; 300 to 1300 by card and version."""
     calibration: str | None = None
-    """File of `qm size calibrate`: what this card really takes, beside the estimate."""
-    json: str | None = None
-    """File for the results."""
+    """File of `qm size calibrate`: what this card takes in addition to the estimate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.batch or min(self.batch) < 1:
-            raise ValueError(f"batch={self.batch} must be at least 1")
+        check_at_least(1, batch=min(self.batch, default=0))
         if self.context_mib < 0:
-            raise ValueError(f"context_mib={self.context_mib} must not be negative")
+            raise ValueError(f"--context-mib {self.context_mib} must be at least 0")
         if self.vram is not None:
             vram_bytes(self.vram)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Results for one model: a table, the largest batch by variant, and the same as data for --json."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    largest: Mapping[str, int]
+    data: Mapping[str, Any]
+    source: str
+
+
 def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
-    calibration = _calibration(flags)
-    if flags.model == SMOLVLA:
-        _size_by_table(flags, calibration)
-        return
+    calibration = Calibration(context_bytes=int(flags.context_mib * MIB))
+    if flags.calibration is not None:
+        calibration = read_calibration(flags.calibration)
+    room = None if flags.vram is None else calibration.room(vram_bytes(flags.vram))
+    sizes = (_tabled if flags.model == SMOLVLA else _tracked)(flags, calibration.factor, room)
+    lines = [table(sizes.title, sizes.header, sizes.rows)]
+    for name, batch in sizes.largest.items():
+        found = batch or "none, not even one sample fits"
+        lines.append(f"largest batch on {flags.vram} ({name}): {found} ({sizes.source}, {calibration.rests_on})")
+    if any("accumulate" in item for item in flags.what_if):
+        lines.append("accumulation at the same micro-batch takes one more gradient buffer; it allows smaller ones")
+    if flags.model in (SMOLVLA, "act") and sizes.largest.get(PLAIN):
+        lines.append(
+            train_line(policy=flags.model, batch_size=max(1, sizes.largest[PLAIN] // 2))
+        )  # half: to start with
+    lines.append("the largest batch is not the best: throughput has a knee (qm size throughput), learning an optimum")
+    show(flags, sizes.data, "\n".join(lines))
+
+
+def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
+    """Return the sizes of a model whose step is tracked."""
     from query_mutator.sizing.memory import estimate, largest_batch
 
-    workload = workload_of(flags.model, flags.sizes)
-    recipes = {variant or "as it is": recipe_of(variant, flags.optimizer) for variant in (None, *flags.what_if)}
-    found, fits = [], {}
+    workload = flags.spec().workload()
+    recipes = {variant or PLAIN: flags.spec(variant).recipe() for variant in (None, *flags.what_if)}
+    found, largest = [], {}
     for name, recipe in recipes.items():
         found += [(name, estimate(workload, batch, recipe)) for batch in flags.batch]
-        if flags.vram is not None:
-            fits[name] = largest_batch(workload, calibration.room(vram_bytes(flags.vram)), recipe)[0]
-    print(_table(workload.name, found, calibration))
-    _print_largest(flags, fits, calibration)
-    if any("accumulate" in item for item in flags.what_if):
-        print("accumulation at the same micro-batch takes a gradient buffer more; it saves by allowing smaller ones")
-    _print_lines(flags, fits)
-    print("the largest batch is not the best one: throughput has a knee (qm size throughput), and learning an optimum")
-    rows = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
-    _write(flags.json, {"model": workload.name, "estimates": rows, "largest_batch": fits})
-
-
-def _size_by_table(flags: SizeFlags, calibration: Calibration) -> None:
-    """Print what the table says of SmolVLA, which is not followed here."""
-    variants: dict[str, Tabled] = {"as it is": smolvla(cameras=flags.cameras or 2)}
-    if set(flags.what_if) - {"unfrozen"}:
-        raise UsageError(f"--what-if {' '.join(flags.what_if)}: the table of smolvla knows unfrozen alone")
-    if flags.what_if:
-        variants["unfrozen"] = smolvla(cameras=flags.cameras or 2, unfrozen=True)
-    rows = [
-        (name, str(batch), f"{calibration.factor * row.fit.at(batch) / MIB:,.0f}", f"{row.fit.slope / MIB:,.0f}")
-        for name, row in variants.items()
-        for batch in flags.batch
-    ]
-    first = variants["as it is"]
-    title = f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters"
-    print(table(title, ("variant", "batch", "peak", "a sample"), rows))
-    fits = {}
-    if flags.vram is not None:
-        room = calibration.room(vram_bytes(flags.vram))
-        fits = {name: row.fit.largest(room) for name, row in variants.items()}
-    _print_largest(flags, fits, calibration)
-    _print_lines(flags, fits)
-    _write(flags.json, {"model": first.name, "fits": {n: asdict(row) for n, row in variants.items()}, "largest": fits})
-
-
-def _calibration(flags: SizeFlags) -> Calibration:
-    if flags.calibration is not None:
-        return read_calibration(flags.calibration)
-    return Calibration(context_bytes=int(flags.context_mib * MIB))
-
-
-def _print_largest(flags: SizeFlags, fits: Mapping[str, int], calibration: Calibration) -> None:
-    rests = "from a table" if flags.model == SMOLVLA else "estimated"
-    for name, batch in fits.items():
-        found = batch or "none, not even one sample fits"
-        print(f"largest batch on {flags.vram} ({name}): {found} ({rests}, {calibration.rests_on})")
-
-
-def _print_lines(flags: SizeFlags, fits: Mapping[str, int]) -> None:
-    """Print a command line of LeRobot for the robots' policies; half of the largest batch is a place to begin."""
-    batch = fits.get("as it is", 0)
-    if flags.model in (SMOLVLA, "act") and batch:
-        print(train_line(policy=flags.model, batch_size=max(1, batch // 2)))
-
-
-def _write(path: str | None, data: Mapping[str, Any]) -> None:
-    if path is not None:
-        with disk_errors(path):
-            Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def vram_bytes(text: str) -> int:
-    """Return the bytes of `12GB`, `12GiB`, `12227MiB` or a card's name; GB counts as GiB, as makers of cards do."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|m)(?:i?b)?", text.strip().lower())
-    if match:
-        return int(float(match[1]) * (GIB if match[2] == "g" else MIB))
-    name = re.sub(r"[\s_]|nvidia|geforce", "", text.lower())
-    if name in CARDS:
-        return CARDS[name] * GIB
-    raise UsageError(f"--vram {text}: write 12GB, or one of {', '.join(CARDS)}")
-
-
-def _table(name: str, found: Sequence[tuple[str, MemoryEstimate]], calibration: Calibration) -> str:
+        if room is not None:
+            largest[name] = largest_batch(workload, room, recipe)[0]
     rows = [
         (
             variant,
             str(one.batch),
-            *(f"{calibration.factor * part / MIB:,.0f}" for part in (one.peak, one.reserved)),
-            *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer)),
-            f"{one.activations / MIB:,.0f}",
+            *(f"{factor * part / MIB:,.0f}" for part in (one.peak, one.reserved)),
+            *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer, one.activations)),
             max(one.phases, key=lambda phase: one.phases[phase]),
             f"{one.flops / 1e9:,.1f}",
         )
         for variant, one in found
     ]
-    header = (
-        "variant",
-        "batch",
-        "peak",
-        "reserved",
-        "weights",
-        "gradients",
-        "optimizer",
-        "the rest",
-        "peak in",
-        "GFLOP",
+    data = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
+    parts = ("peak", "reserved", "weights", "gradients", "optimizer", "the rest")
+    return _Sizes(
+        title=f"{workload.name}: MiB of a training step (estimated; reserved is what a caching allocator may hold)",
+        header=("variant", "batch", *parts, "peak in", "GFLOP"),
+        rows=rows,
+        largest=largest,
+        data={"model": workload.name, "estimates": data, "largest_batch": largest},
+        source="estimated",
     )
-    return table(
-        f"{name}: MiB of a training step (estimated; reserved is what a caching allocator may hold)", header, rows
+
+
+def _tabled(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
+    """Return the sizes of SmolVLA, which is in a table."""
+    if set(flags.what_if) - {"unfrozen"}:
+        raise UsageError(f"--what-if {' '.join(flags.what_if)}: the table of smolvla knows unfrozen alone")
+    cameras = flags.cameras or 2
+    variants = {name: smolvla(cameras=cameras, unfrozen=name != PLAIN) for name in (PLAIN, *flags.what_if)}
+    rows = [
+        (name, str(batch), f"{factor * row.fit.at(batch) / MIB:,.0f}", f"{row.fit.slope / MIB:,.0f}")
+        for name, row in variants.items()
+        for batch in flags.batch
+    ]
+    first = variants[PLAIN]
+    largest = {} if room is None else {name: row.fit.largest(room) for name, row in variants.items()}
+    fits = {name: asdict(row) for name, row in variants.items()}
+    return _Sizes(
+        title=f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters",
+        header=("variant", "batch", "peak", "a sample"),
+        rows=rows,
+        largest=largest,
+        data={"model": first.name, "fits": fits, "largest": largest},
+        source="from a table",
     )
+
+
+# --- qm size replay --------------------------------------------------------------------------------------------------
+
+_DTYPE_BYTES = {"uint8": 1, "float16": 2, "float32": 4, "float64": 8, "int64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeReplayFlags:
+    """Estimate the main memory of a replay buffer, a rollout and collectors."""
+
+    obs: str = "4x84x84"
+    """Shape of an observation, as 4x84x84 or 384."""
+    dtype: Literal["uint8", "float16", "float32", "float64", "int64"] = "uint8"
+    """Type of an observation's numbers."""
+    capacity: int = 1_000_000
+    """Transitions that the replay buffer keeps."""
+    one_copy: bool = False
+    """Keep each observation once, without its successor (optimize_memory_usage of Stable-Baselines3)."""
+    prioritised: bool = False
+    """Keep a sum tree of priorities too."""
+    action_numbers: int = 1
+    """Numbers in an action."""
+    num_envs: int = 8
+    """Environments that hold a current observation, and fill a rollout."""
+    rollout_steps: int = 0
+    """Steps of an on-policy rollout for each environment; 0 for none."""
+    num_collectors: int = 0
+    """Processes that collect, each with a copy of the network."""
+    parameters: int = 0
+    """Parameters of the network that each collector copies."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.obs):
+            raise UsageError(f"--obs {self.obs} is not a shape; write a shape as 4x84x84 or 384")
+        check_at_least(1, num_envs=self.num_envs, action_numbers=self.action_numbers)
+        counts = ("capacity", "rollout_steps", "num_collectors", "parameters")
+        check_at_least(0, **{name: getattr(self, name) for name in counts})
+
+
+def size_replay(flags: SizeReplayFlags) -> None:
+    """Print the memory of each part and their sum."""
+    obs = math.prod(map(int, flags.obs.split("x"))) * _DTYPE_BYTES[flags.dtype]
+    numbers, num_envs = flags.action_numbers, flags.num_envs
+    parts = {
+        "replay buffer": replay_bytes(
+            obs,
+            capacity=flags.capacity,
+            action_numbers=numbers,
+            one_copy=flags.one_copy,
+            prioritised=flags.prioritised,
+        ),
+        "rollout": rollout_bytes(obs, steps=flags.rollout_steps, num_envs=num_envs, action_numbers=numbers),
+        "current observations": 2 * num_envs * obs,
+        "collectors": flags.num_collectors * (PROCESS_BYTES + 4 * flags.parameters),
+    }
+    rows = [(name, f"{size / MIB:,.1f}") for name, size in parts.items() if size]
+    rows.append(("total", f"{sum(parts.values()) / MIB:,.1f}"))
+    print(table(f"an observation takes {obs:,} bytes", ("part", "MiB"), rows))
+    print("estimated: sizes of arrays, and by rule of thumb 256 MiB a collecting process")

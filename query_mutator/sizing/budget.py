@@ -1,4 +1,4 @@
-"""What workers may use of this machine: processors, memory and shared memory, containers' limits included."""
+"""Read what worker processes may use of this machine: processors, memory, shared memory, container limits included."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-GIB = 2**30
+from query_mutator.sizing.cards import GIB
+
+__all__ = ["Budget", "machine_budget"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Processors (parts of one count), bytes, and where each figure is from; None where no limit can be read."""
+    """Processors (may be a fraction), bytes, and the source of each figure; None if no limit can be read."""
 
     cpus: float
     memory_bytes: int | None
@@ -43,19 +45,20 @@ def machine_budget(root: Path = Path("/")) -> Budget:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Return the folders of this process' control groups and of all above them, version 2 and 1."""
+    """Return the folders of this process' control groups and their parents, version 2 and 1."""
     mounted = root / "sys/fs/cgroup"
     found = [mounted, mounted / "cpu", mounted / "memory"]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        place = mounted / controllers / path.lstrip("/")
-        while place != mounted and mounted in place.parents:
-            found.append(place)
-            place = place.parent
+        group = mounted / controllers / path.lstrip("/")
+        while group != mounted and mounted in group.parents:
+            found.append(group)
+            group = group.parent
     return found
 
 
 def _quota(group: Path) -> float | None:
+    """Return the processors a group may use: its quota by its period, in microseconds."""
     words = _text(group / "cpu.max").split()
     if not words:
         words = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
@@ -66,7 +69,7 @@ def _quota(group: Path) -> float | None:
 
 def _memory_limit(group: Path) -> int | None:
     text = (_text(group / "memory.max") or _text(group / "memory.limit_in_bytes")).strip()
-    return int(text) if text.isdigit() and int(text) < 2**60 else None
+    return int(text) if text.isdigit() and int(text) < 2**60 else None  # version 1 writes a huge number for no limit
 
 
 def _available(root: Path) -> int | None:

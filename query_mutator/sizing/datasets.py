@@ -1,10 +1,10 @@
-"""Data sets whose loading is to be sized: folders of files, objects of a program, LeRobot's, synthetic ones."""
+"""Data sets whose loading can be sized: folders of files, objects of a program, LeRobot's, synthetic ones."""
 
 from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,31 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from query_mutator.errors import UsageError
+from query_mutator.sizing.child import load_target
 from query_mutator.sizing.synthetic import SYNTHETIC
-from query_mutator.sizing.target import load_target
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+__all__ = ["Files", "as_loader", "ready_batches", "shuffled", "with_workers"]
+
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 USUAL_BATCH = 8
 
 
 class Files(Dataset[Any]):
-    """The files under a folder: pictures decoded (with Pillow), .npy and .pt loaded, others as bytes."""
+    """The files under a folder: images decoded (with Pillow), .npy and .pt loaded, others as bytes."""
 
     def __init__(self, folder: Path) -> None:
         self.files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
         if not self.files:
-            raise UsageError(f"--dataset {folder}: the folder holds no files")
+            raise UsageError(f"--dataset {folder}: the folder holds no files; give one that does")
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
-        """Return what a file holds."""
+        """Return the content of a file."""
         path = self.files[index]
-        if path.suffix.lower() in _PICTURES:
-            return _picture(path)
+        if path.suffix.lower() in _IMAGES:
+            return _image(path)
         if path.suffix == ".npy":
             return np.load(path)
         if path.suffix == ".pt":
@@ -44,21 +46,25 @@ class Files(Dataset[Any]):
         return path.read_bytes()
 
 
-class Endless(Sampler[int]):
-    """Indices in a shuffled order from `first` on, without end: each trial reads other files, not the page cache."""
+class Endless(Sampler[Any]):
+    """Repeats the indices or batches of an iterable without end."""
 
-    def __init__(self, size: int, *, first: int) -> None:
-        self.order = random.Random(0).sample(range(size), size)
-        self.first = first % size
+    def __init__(self, source: Iterable[Any]) -> None:
+        self.source = source
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
-            yield from self.order[self.first :]
-            yield from self.order[: self.first]
+            yield from self.source
+
+
+def shuffled(size: int, *, first: int) -> list[int]:
+    """Return indices in a shuffled order that starts at its place `first`: so trials do not read cached files."""
+    order = random.Random(0).sample(range(size), size)
+    return order[first % size :] + order[: first % size]
 
 
 def as_loader(source: str, *, batch_size: int | None) -> DataLoader[Any]:
-    """Return the loader of a source, its batches as it makes them; UsageError when there is none.
+    """Return the loader of a source, with its own batches; UsageError if there is none.
 
     A source is a folder, a name of SYNTHETIC, lerobot:REPO, or package.module:name of a data set, of a DataLoader, or
     of a function that returns one.
@@ -74,17 +80,17 @@ def as_loader(source: str, *, batch_size: int | None) -> DataLoader[Any]:
 def with_workers(
     loader: DataLoader[Any], *, workers: int, prefetch: int, start_method: str | None, first: int = 0
 ) -> DataLoader[Any]:
-    """Return a loader of the same batches that never ends, made by other workers."""
+    """Return an endless loader of the same batches with other workers."""
     more: dict[str, Any] = {}
     if workers:
         more = {"prefetch_factor": prefetch, "multiprocessing_context": start_method, "persistent_workers": True}
     if isinstance(loader.dataset, IterableDataset):
-        more |= {"batch_size": loader.batch_size}
+        more["batch_size"] = loader.batch_size
     elif loader.batch_size is None and loader.batch_sampler is not None:
-        more |= {"batch_sampler": _Again(loader.batch_sampler)}
+        more["batch_sampler"] = Endless(loader.batch_sampler)
     else:
         size = len(loader.dataset)  # type: ignore[arg-type]
-        more |= {"batch_size": loader.batch_size, "sampler": Endless(size, first=first)}
+        more |= {"batch_size": loader.batch_size, "sampler": Endless(shuffled(size, first=first))}
     return DataLoader(
         loader.dataset,
         num_workers=workers,
@@ -94,47 +100,31 @@ def with_workers(
     )
 
 
-class Ready:
-    """A collate function that has its batch ready: loading with it takes what the handing over takes."""
+class _Ready:
+    """A collate function that returns one batch, so that loading costs only the transfer from the worker."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
 
     def __call__(self, items: list[Any]) -> Any:
-        """Return the batch."""
         return self.batch
 
 
 def ready_batches(batch: Any, *, start_method: str | None) -> DataLoader[Any]:
-    """Return a loader whose one worker gives the same batch again and again."""
-    blank = DataLoader(_Blank(), batch_size=1, collate_fn=Ready(batch))
+    """Return an endless loader whose one worker sends the same batch again and again."""
+    blank: DataLoader[Any] = DataLoader(range(64), batch_size=1, collate_fn=_Ready(batch))  # type: ignore[arg-type]
     return with_workers(blank, workers=1, prefetch=4, start_method=start_method)
-
-
-class _Blank(Dataset[None]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> None:
-        return None
-
-
-class _Again(Sampler[list[int]]):
-    """The batches of a sampler, again and again."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while True:
-            yield from self.batches
 
 
 def _open(source: str) -> Any:
     if source in SYNTHETIC:
         return SYNTHETIC[source]()
     if source.startswith("lerobot:"):
-        return _lerobot(source.removeprefix("lerobot:"))
+        if importlib.util.find_spec("lerobot") is None:
+            raise UsageError(f"--dataset {source} needs LeRobot: pip install lerobot")
+        from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+        return LeRobotDataset(source.removeprefix("lerobot:"))
     if Path(source).is_dir():
         return Files(Path(source))
     if ":" not in source:
@@ -143,25 +133,17 @@ def _open(source: str) -> Any:
     return found if isinstance(found, (Dataset, DataLoader)) or not callable(found) else found()
 
 
-def _lerobot(repo: str) -> Any:
-    if importlib.util.find_spec("lerobot") is None:
-        raise UsageError(f"--dataset lerobot:{repo} needs LeRobot: pip install lerobot")
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
-
-    return LeRobotDataset(repo)
-
-
-def _picture(path: Path) -> Tensor:
+def _image(path: Path) -> Tensor:
     try:
         from PIL import Image
     except ImportError:
         raise UsageError(f"decoding {path.name} needs Pillow: pip install pillow") from None
-    with Image.open(path) as picture:
-        return torch.from_numpy(np.asarray(picture.convert("RGB")).copy())
+    with Image.open(path) as image:
+        return torch.from_numpy(np.asarray(image.convert("RGB")).copy())
 
 
 def _stacked(items: list[Any]) -> Any:
-    """Return items as one batch, or as they are where they differ in shape or are no numbers."""
+    """Return items as one batch, or as a list if they differ in shape or are not numbers."""
     try:
         return default_collate(items)
     except (RuntimeError, TypeError):

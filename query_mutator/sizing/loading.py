@@ -1,36 +1,36 @@
-"""One trial of loading data, in a process of its own: `python -m query_mutator.sizing.loading TRIAL`, JSON in and out.
+"""One trial of loading data, run in a child process.
 
-    wait    from asking for a batch until it is there
+    wait    from requesting a batch until it arrives
     step    what training does with it: a pause of a given length, or a function called with the batch
     stall   wait / (wait + step)
 
-The first batches are left out: workers start, import and fill their queues then.
+The first batches are left out: meanwhile workers start, import and fill their queues.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.errors import UsageError
-from query_mutator.sizing.child import ERROR_MARK
+from query_mutator.sizing.child import load_target, run_child
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+__all__ = ["LoadTrial", "Loaded", "Profile", "load_in_child", "profile_items", "run_trial"]
 
 PROFILE_WINDOWS = 2  # windows in which items are read one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTrial:
-    """What is tried; with `workers` None items are read one by one in the process itself."""
+    """What to try; with `workers` None items are read one by one in the process itself."""
 
     source: str
     batch_size: int | None = None
@@ -38,95 +38,100 @@ class LoadTrial:
     prefetch: int = 2
     start_method: str | None = None
     step_s: float = 0.0
-    step: str | None = None  # package.module:function, called with a batch; then step_s is not looked at
+    step: str | None = None  # package.module:function, called with a batch in place of waiting step_s
     window_s: float = 1.5
     windows: int = 3
     first: int = 0  # item at which reading begins
-    ready: bool = False  # every batch is ready: what is left is the handing over
+    ready: bool = False  # send one ready batch again and again: measures the transfer alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What items cost when nothing else runs."""
+    """The cost of items when nothing else runs."""
 
     item_s: list[float]
     collate_s: float
     step_s: float
     batch_size: int
     batch_bytes: int
-    cpu_share: float  # processor time by the time items take: 1 computes, 0 waits
+    cpu_share: float  # share of processor time in the items' time: 1 computes, 0 waits
     size: int | None  # items of the data set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What loading with workers gave, by window."""
+    """Measurements of loading with workers; stalls are by window."""
 
     stalls: list[float]
     samples_per_s: float
     step_s: float
     wait_p95_s: float
     startup_s: float
-    worker_bytes: int  # of all workers together, pages they share counted by halves
-    waits_s: list[float] = field(default_factory=list)
+    worker_bytes: int  # of all workers together; shared pages are divided among them
 
     @property
     def stall(self) -> float:
-        """Return the median share of time that steps waited."""
-        return statistics.median(self.stalls)
+        """Return the median share of time that steps wait."""
+        return median(self.stalls)
 
     @property
     def wait_s(self) -> float:
-        """Return the seconds that a step waited, in the median window."""
+        """Return the seconds that a step waits, in the median window."""
         return self.step_s * self.stall / (1 - self.stall)
 
 
-def main() -> int:
-    """Carry out the trial that the command line holds, and print what it found as a line of JSON."""
-    trial = LoadTrial(**json.loads(sys.argv[1]))
-    try:
-        found = read_items(trial) if trial.workers is None else load_batches(trial)
-    except UsageError as error:
-        print(f"{ERROR_MARK}{error}", file=sys.stderr)
-        return 2
-    print(json.dumps(asdict(found)))
-    return 0
+def run_trial(trial: LoadTrial) -> dict[str, Any]:
+    """Return the result of a trial in a child process; UsageError if it fails."""
+    how = "reading items" if trial.workers is None else f"loading with {trial.workers} workers"
+    return run_child("query_mutator.sizing.loading:run", asdict(trial), what=f"{how} of {trial.source}")
+
+
+def profile_items(trial: LoadTrial) -> Profile:
+    """Return the cost of items, read one by one in a child process."""
+    return Profile(**run_trial(replace(trial, workers=None)))
+
+
+def load_in_child(trial: LoadTrial) -> Loaded:
+    """Return the measurements of loading with workers, in a child process."""
+    return Loaded(**run_trial(trial))
+
+
+def run(**fields: Any) -> dict[str, Any]:
+    """Run a trial and return the fields of a Profile or a Loaded; the child's half of `run_trial`."""
+    trial = LoadTrial(**fields)
+    return asdict(read_items(trial) if trial.workers is None else load_batches(trial))
 
 
 def read_items(trial: LoadTrial) -> Profile:
-    """Read items one by one for a few seconds; what they wait for a processor that others keep busy is left out."""
-    from torch.utils.data import IterableDataset
-
-    from query_mutator.sizing.datasets import Endless, as_loader
+    """Read items one by one for a few seconds; time in which other programs had the processor is left out."""
+    from query_mutator.sizing.datasets import as_loader
 
     loader = as_loader(trial.source, batch_size=trial.batch_size)
-    size = None if isinstance(loader.dataset, IterableDataset) else len(loader.dataset)  # type: ignore[arg-type]
-    order: Iterator[Any] = iter(loader.dataset) if size is None else iter(Endless(size, first=trial.first))
-    batch_size, take = trial.batch_size or loader.batch_size or 8, _step(trial)
-    collate = loader.collate_fn
+    size, items = _items(loader, first=trial.first)
+    batch_size, take = _batch_size(trial, loader), _step(trial)
     item_s: list[float] = []
     collate_s: list[float] = []
     step_s: list[float] = []
     batch: Any = None
     busy, ends = 0.0, time.perf_counter() + PROFILE_WINDOWS * trial.window_s
     while time.perf_counter() < ends or len(collate_s) < 2:
-        items = []
+        read = []
         for _ in range(batch_size):
             began, cpu, queued = time.perf_counter(), time.process_time(), _queued_s()
-            items.append(next(order) if size is None else loader.dataset[next(order)])
+            read.append(next(items))
             used = time.process_time() - cpu
             item_s.append(max(used, time.perf_counter() - began - (_queued_s() - queued)))
             busy += used
         made = time.perf_counter()
-        batch = collate(items)
+        batch = loader.collate_fn(read)
         taken = time.perf_counter()
         take(batch)
         collate_s.append(taken - made)
         step_s.append(time.perf_counter() - taken)
     return Profile(
         item_s=item_s,
-        collate_s=statistics.median(collate_s),
-        step_s=statistics.median(step_s),
+        collate_s=median(collate_s),
+        step_s=median(step_s),
         batch_size=batch_size,
         batch_bytes=_bytes(batch),
         cpu_share=min(1.0, busy / max(sum(item_s), 1e-9)),
@@ -134,8 +139,24 @@ def read_items(trial: LoadTrial) -> Profile:
     )
 
 
+def _items(loader: DataLoader[Any], *, first: int) -> tuple[int | None, Iterator[Any]]:
+    """Return the number of items, None for a stream, and an iterator over them."""
+    from torch.utils.data import IterableDataset
+
+    from query_mutator.sizing.datasets import Endless, shuffled
+
+    data: Any = loader.dataset
+    if isinstance(data, IterableDataset):
+        return None, iter(data)
+    return len(data), (data[index] for index in Endless(shuffled(len(data), first=first)))
+
+
+def _batch_size(trial: LoadTrial, loader: DataLoader[Any]) -> int:
+    return trial.batch_size or loader.batch_size or 8
+
+
 def _queued_s() -> float:
-    """Return the seconds that this thread was ready to run and had no processor; 0 where that is not told."""
+    """Return the seconds that this thread was ready to run without a processor; 0 if the system does not say."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, IndexError):
@@ -143,12 +164,12 @@ def _queued_s() -> float:
 
 
 def load_batches(trial: LoadTrial) -> Loaded:
-    """Load batches with workers while a consumer takes its time with each."""
+    """Load batches with workers while a consumer takes a step with each."""
     workers, take, loader = trial.workers or 0, _step(trial), _loader(trial)
     began = time.perf_counter()
     batches = iter(loader)
     batch = next(batches)
-    startup_s, batch_size = time.perf_counter() - began, trial.batch_size or loader.batch_size or 8
+    startup_s, batch_size = time.perf_counter() - began, _batch_size(trial, loader)
     for _ in range(workers * (trial.prefetch + 1) + 1):
         take(batch)
         batch = next(batches)
@@ -189,22 +210,20 @@ def _loader(trial: LoadTrial) -> DataLoader[Any]:
 def _window(
     batches: Iterator[Any], take: Callable[[Any], None], trial: LoadTrial, *, least: int
 ) -> tuple[list[float], float]:
-    """Return the waits of a window and the seconds its steps took."""
+    """Return the waits of a window, in seconds, and the total time of its steps."""
     waits: list[float] = []
     worked, ends = 0.0, time.perf_counter() + trial.window_s
     while time.perf_counter() < ends or len(waits) < min(least, 200):
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         batch = next(batches)
-        there = time.perf_counter()
+        arrived = time.perf_counter()
         take(batch)
-        waits.append(there - asked)
-        worked += time.perf_counter() - there
+        waits.append(arrived - requested)
+        worked += time.perf_counter() - arrived
     return waits, worked
 
 
 def _step(trial: LoadTrial) -> Callable[[Any], None]:
-    from query_mutator.sizing.target import load_target
-
     if trial.step is not None:
         found = load_target(trial.step)
         if not callable(found):
@@ -229,13 +248,9 @@ def _bytes(batch: Any) -> int:
 
 
 def _memory(pid: int) -> int:
-    """Return the bytes of a process, what it shares with others counted by its share; 0 where that cannot be read."""
+    """Return the bytes of a process with its share of shared pages (Linux's PSS); 0 if they cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,22 @@
-"""Peak memory of a training step: forward, backward, clipping, optimizer; how it grows with the batch, and what fits.
+"""Estimate the peak memory of a training step, how it grows with the batch, and the largest batch that fits.
 
     B samples in a (micro) batch
 
-Two whole steps are followed, because the optimizer's state appears in the first. At small batches the optimizer's own
-temporaries are the peak, at large ones the activations: peak(B) = max(floor, a + b B).
+A step is forward, backward, clipping and optimizer. Two whole steps are tracked, because the first creates the
+optimizer's state. The peak is in the optimizer's temporaries for small batches and in the activations for large ones:
+peak(B) = max(floor, base + slope B).
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +24,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError
-from query_mutator.sizing.allocator import reserved_peak
-from query_mutator.sizing.autocast import CudaFullPrecision
-from query_mutator.sizing.fits import Fit
+from query_mutator.sizing.cards import Fit
+from query_mutator.sizing.cuda import CudaFullPrecision, reserved_peak
 from query_mutator.sizing.tracker import BLOCK_BYTES, Ledger, StorageTracker
+
+__all__ = [
+    "MemoryEstimate", "Optimizer", "Recipe", "Trainer", "Workload", "estimate", "fit", "largest_batch",
+    "measured_peak", "recipe_of", "with_what_if",
+]  # fmt: skip
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["adamw", "adam", "sgd"]
 Batch = tuple[Tensor, ...]
 
-MIB = 2**20
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained: `build()` the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar."""
+    """What to train: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -47,17 +52,21 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How it is trained."""
+    """How to train it."""
 
     precision: Precision = "fp32"
     optimizer: Optimizer = "adamw"
     accumulate: int = 1
     checkpointing: bool = False
-    frozen: tuple[str, ...] = ()  # beginnings of parameter names; "*" for all but the last module
+    frozen: tuple[str, ...] = ()  # prefixes of parameter names; "*" for all but the last module
     clip: float | None = 1.0
     foreach: bool = True  # as on CUDA; False as on a CPU
     set_to_none: bool = True
-    autocast: Literal["cuda", "cpu"] = "cuda"  # whose list of operations stays in 32 bit with bf16 and fp16
+    autocast: Literal["cuda", "cpu"] = "cuda"  # whose list of operations stays in fp32 with bf16 and fp16
+
+    def on(self, device: str) -> Self:
+        """Return the recipe as PyTorch carries it out on a device, `cpu` or a GPU."""
+        return replace(self, foreach=False, autocast="cpu") if device == "cpu" else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,40 +75,41 @@ class MemoryEstimate:
 
     batch: int
     peak: int
-    reserved: int  # what an allocator that keeps its blocks would hold, simulated
+    reserved: int  # what CUDA's caching allocator would hold, simulated
     phases: dict[str, int]
     parameters: int
     buffers: int
     gradients: int
     optimizer: int
     flops: int
-    seconds: float  # the estimate took
+    seconds: float  # spent on the estimate
 
     @property
     def activations(self) -> int:
-        """Return what is left of the peak: activations, inputs and temporaries."""
+        """Return the rest of the peak: activations, inputs and temporaries."""
         return max(0, self.peak - self.parameters - self.buffers - self.gradients - self.optimizer)
 
 
 def estimate(
     workload: Workload, batch: int, recipe: Recipe | None = None, *, rounding: int = BLOCK_BYTES
 ) -> MemoryEstimate:
-    """Return the memory of a training step without taking it; UsageError when the model's code needs real numbers."""
+    """Return the memory of a training step without allocating it; UsageError if the model's code needs real data."""
     recipe, began = recipe or Recipe(), time.perf_counter()
     ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
-    scratch = recipe.autocast == "cpu" and not torch.backends.mkldnn.enabled
-    tracker = StorageTracker(ledger, fake, scratch=scratch)
-    followed = min(recipe.accumulate, 2)  # further micro-batches add nothing
-    with _quiet(), fake, tracker:
+    tracker = StorageTracker(ledger, fake, scratch=recipe.autocast == "cpu" and not torch.backends.mkldnn.enabled)
+    tracked = min(recipe.accumulate, 2)  # further micro-batches add nothing
+    with warnings.catch_warnings(action="ignore"), fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
-            trainer.step(micro_batches=1)
+            trainer.step(micro_batches=1)  # creates the optimizer's state
             tracker.flops = 0
-            trainer.step(micro_batches=followed)
+            trainer.step(micro_batches=tracked)
             peaks, trace = dict(ledger.peaks), list(ledger.trace)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise UsageError(f"{workload.name} cannot be sized without data: {reason}") from error
+            raise UsageError(
+                f"{workload.name} cannot be sized: its code needs the data of a tensor ({reason})"
+            ) from error
         sizes = trainer.sizes()
     peaks.pop("build", None)
     return MemoryEstimate(
@@ -107,14 +117,14 @@ def estimate(
         peak=max(peaks.values()),
         reserved=reserved_peak(trace),
         phases=peaks,
-        flops=tracker.flops * recipe.accumulate // followed,
+        flops=tracker.flops * recipe.accumulate // tracked,
         seconds=time.perf_counter() - began,
         **sizes,
     )
 
 
 def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) -> int:
-    """Return the real peak on this CPU, by the profiler's account of every block: what estimates are checked with."""
+    """Return the real peak on this CPU in bytes, summed from the profiler's record of every block."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
@@ -133,16 +143,16 @@ def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) 
 def fit(workload: Workload, recipe: Recipe | None = None, *, batches: tuple[int, int] = (16, 32)) -> Fit:
     """Return how the peak grows with the batch, from two estimates and the optimizer's own peak."""
     small, large = (estimate(workload, batch, recipe) for batch in batches)
-    of_batch = [max(found.phases["forward"], found.phases["backward"]) for found in (small, large)]
-    slope = (of_batch[1] - of_batch[0]) / (batches[1] - batches[0])
+    low, high = (max(found.phases["forward"], found.phases["backward"]) for found in (small, large))
+    slope = (high - low) / (batches[1] - batches[0])
     floor = max(peak for name, peak in small.phases.items() if name not in ("forward", "backward"))
-    return Fit(floor=floor, base=of_batch[0] - slope * batches[0], slope=slope)
+    return Fit(floor=floor, base=low - slope * batches[0], slope=slope)
 
 
 def largest_batch(workload: Workload, room: float, recipe: Recipe | None = None) -> tuple[int, MemoryEstimate | None]:
-    """Return the largest batch whose peak is within `room` bytes, and its estimate; 0 and None when not one sample is.
+    """Return the largest batch whose peak is within `room` bytes, and its estimate; 0 and None if no sample fits.
 
-    What the line through two estimates says is verified at the answer, and corrected downwards where it said too much.
+    The line through two estimates gives a candidate; an estimate at the candidate verifies it or lowers it.
     """
     batch = fit(workload, recipe).largest(room)
     while batch >= 1:
@@ -154,7 +164,7 @@ def largest_batch(workload: Workload, room: float, recipe: Recipe | None = None)
 
 
 def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
-    """Return the recipe changed as `--what-if` says: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd."""
+    """Apply items of --what-if to a recipe: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd."""
     for item in items:
         name, _, value = item.partition(":")
         if name in ("bf16", "fp16", "fp32"):
@@ -169,12 +179,17 @@ def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
             recipe = replace(recipe, frozen=(value or "*",))
         else:
             known = "bf16, fp16, checkpointing, accumulate:N, frozen, frozen:PREFIX, sgd, adam, adamw"
-            raise UsageError(f"--what-if {item}: known are {known}")
+            raise UsageError(f"--what-if {item} is unknown; known are {known}")
     return recipe
 
 
+def recipe_of(variant: str | None, optimizer: Optimizer) -> Recipe:
+    """Return the recipe of a variant, written as `bf16+checkpointing`."""
+    return with_what_if(Recipe(optimizer=optimizer), re.split(r"[+,]", variant) if variant else ())
+
+
 class Trainer:
-    """The training step that is followed; the same with real tensors and with fake ones."""
+    """The training step that is tracked; the same for real and for fake tensors."""
 
     def __init__(
         self,
@@ -188,15 +203,16 @@ class Trainer:
         self.workload, self.recipe, self.batch, self.phase = workload, recipe, batch, phase
         self.device = device
         module = workload.build().train()
-        self.module = module if device == "cpu" else module.to(device)  # weights that are fake cannot be moved
+        self.module = module if device == "cpu" else module.to(device)  # fake weights cannot be moved
         _freeze(self.module, recipe.frozen)
         if recipe.checkpointing:
-            checkpoint_blocks(self.module)
+            _checkpoint_blocks(self.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.optimizer = _optimizer(recipe, self.trained)
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
+        self.optimizer: torch.optim.Optimizer = kind(self.trained, lr=1e-3, foreach=recipe.foreach)
 
     def step(self, *, micro_batches: int) -> None:
-        """Take one step: micro-batches forward and backward, clip, update, forget the gradients."""
+        """Take one step: run micro-batches forward and backward, clip, update, drop the gradients."""
         for _ in range(micro_batches):
             with self.phase("inputs"):
                 inputs = self.workload.batch(self.batch)
@@ -215,7 +231,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of parameters, buffers, gradients at their most, and optimizer state."""
+        """Return the bytes of parameters, buffers, all gradients, and optimizer state."""
         state = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
         return {
             "parameters": _bytes(self.module.parameters()),
@@ -224,21 +240,19 @@ class Trainer:
             "optimizer": _bytes(value for value in state if isinstance(value, Tensor)),
         }
 
-    def _autocast(self) -> Any:
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
         if self.recipe.precision == "fp32":
-            return nullcontext()
+            yield
+            return
         kind = self.device.partition(":")[0]
-        autocast = torch.autocast(kind, dtype=_DTYPES[self.recipe.precision])
-        if self.recipe.autocast == kind or kind != "cpu":
-            return autocast
-        both = ExitStack()
-        both.enter_context(autocast)
-        both.enter_context(CudaFullPrecision())
-        return both
+        emulated = CudaFullPrecision() if kind == "cpu" and self.recipe.autocast == "cuda" else nullcontext()
+        with torch.autocast(kind, dtype=_DTYPES[self.recipe.precision]), emulated:
+            yield
 
 
-def checkpoint_blocks(module: nn.Module) -> None:
-    """Have the blocks of the largest list of like modules computed again in the backward pass instead of kept."""
+def _checkpoint_blocks(module: nn.Module) -> None:
+    """Recompute the blocks of the largest list of modules in the backward pass, instead of keeping activations."""
     lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1]
     if not lists:
         raise UsageError("checkpointing needs a list of blocks (ModuleList or Sequential), and the model has none")
@@ -253,25 +267,11 @@ def _freeze(module: nn.Module, frozen: Sequence[str]) -> None:
     for part in frozen:
         if part != "*" and not any(name.startswith(part) for name in names):
             first = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
-            raise UsageError(f"frozen:{part}: no parameter begins so; they begin with {first}")
+            raise UsageError(f"frozen:{part} matches no parameter; names begin with {first}")
     for name, parameter in module.named_parameters():
         if any(name.startswith(part) or (part == "*" and not name.startswith(last)) for part in frozen):
             parameter.requires_grad_(False)
 
 
-def _optimizer(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-3, foreach=recipe.foreach)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=1e-3, foreach=recipe.foreach)
-
-
-def _bytes(tensors: Iterator[Tensor] | Sequence[Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -1,15 +1,48 @@
-"""Networks to size: a GPT, an IQN on pictures, a residual network."""
+"""Networks to size: a GPT, an IQN on images, ResNet18, and those of Stable-Baselines3 and CleanRL with their defaults.
+
+mlp      Gymnasium's CartPole-v1: 4 numbers, 2 actions; separate actor and critic
+cnn      Atari: 4 x 84 x 84 images, 6 actions; the convolutions of Mnih et al., 2015
+sac      MuJoCo: 17 numbers, 6 continuous actions; two critics and their targets
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = [
+    "ATARI_ACTIONS", "GPT", "MLP_ACTIONS", "MLP_OBS", "SAC_ACTIONS", "SAC_OBS", "ActorCritic", "GPTShape", "IQNConv",
+    "SACNets", "WithTarget", "mlp_layers", "nature_cnn", "resnet18_trunk",
+]  # fmt: skip
+
+MLP_OBS, MLP_ACTIONS = 4, 2
+ATARI_ACTIONS = 6
+SAC_OBS, SAC_ACTIONS = 17, 6
+
 Norm = Callable[[int], nn.Module]
+
+
+def mlp_layers(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Return linear layers with an activation after each but the last."""
+    made = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), activation())]
+    return nn.Sequential(*made[:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTShape:
+    """The sizes of a GPT."""
+
+    layers: int = 6
+    width: int = 384
+    heads: int = 6
+    vocabulary: int = 256
+    length: int = 256
 
 
 class Block(nn.Module):
@@ -35,22 +68,22 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only language model."""
 
-    def __init__(self, *, layers: int, width: int, heads: int, vocabulary: int, length: int) -> None:
+    def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.token, self.position = nn.Embedding(shape.vocabulary, shape.width), nn.Embedding(shape.length, shape.width)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
+        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits [B, T, vocabulary]."""
-        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
 class IQNConv(nn.Module):
-    """An implicit quantile network on pictures and floats: convolutions, cosine embedding, dueling heads."""
+    """An implicit quantile network on images and floats: convolutions, cosine embedding, dueling heads."""
 
     def __init__(self, *, actions: int = 12, floats: int = 64, quantiles: int = 8) -> None:
         super().__init__()
@@ -99,3 +132,57 @@ def resnet18_trunk(norm: Norm = nn.BatchNorm2d) -> nn.Sequential:
         layers += [ResidualBlock(before, width, stride, norm), ResidualBlock(width, width, 1, norm)]
         before = width
     return nn.Sequential(*layers)
+
+
+def nature_cnn() -> nn.Sequential:
+    """Return convolutions that map images [B, 4, 84, 84] to 512 features."""
+    return nn.Sequential(
+        nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
+    )  # fmt: skip
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value; on images they share their features."""
+
+    def __init__(self, *, images: bool) -> None:
+        super().__init__()
+        self.images = images
+        if images:
+            self.features: nn.Module = nature_cnn()
+            self.actor: nn.Module = nn.Linear(512, ATARI_ACTIONS)
+            self.critic: nn.Module = nn.Linear(512, 1)
+        else:
+            self.features = nn.Identity()
+            self.actor, self.critic = (mlp_layers((MLP_OBS, 64, 64, out), nn.Tanh) for out in (MLP_ACTIONS, 1))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [B, A] and values [B]; images are bytes."""
+        seen = self.features(obs.float() / 255 if self.images else obs)
+        return self.actor(seen), self.critic(seen)[:, 0]
+
+
+class WithTarget(nn.Module):
+    """A network that learns, and its target network that does not."""
+
+    def __init__(self, online: nn.Module) -> None:
+        super().__init__()
+        self.online = online
+        self.target = copy.deepcopy(online).requires_grad_(False)
+
+
+class SACNets(nn.Module):
+    """The actor of soft actor-critic, two critics, and their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = mlp_layers((SAC_OBS, 256, 256, 2 * SAC_ACTIONS), nn.ReLU)
+        self.critics, self.targets = (
+            nn.ModuleList(mlp_layers((SAC_OBS + SAC_ACTIONS, 256, 256, 1), nn.ReLU) for _ in range(2)) for _ in range(2)
+        )
+        self.targets.requires_grad_(False)
+
+    def sample(self, obs: Tensor) -> Tensor:
+        """Return actions drawn by the actor [B, 6]."""
+        mean, log_deviation = self.actor(obs).chunk(2, dim=1)
+        return torch.tanh(mean + log_deviation.clamp(-20, 2).exp() * torch.randn_like(mean))

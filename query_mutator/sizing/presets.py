@@ -1,12 +1,13 @@
-"""Models to size by name: our networks, MLP, GPT, ResNet18, ACT, those of SB3 and CleanRL, language models."""
+"""The models to size by name: our networks, small classics, ACT for robots, RL and language models.
+
+B samples, A actions
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,107 +15,86 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ppo.policy import Policy
 from query_mutator.errors import UsageError
+from query_mutator.iqn.loss import quantile_huber_loss
+from query_mutator.iqn.network import QuantileNetwork
 from query_mutator.registry import Registry
-from query_mutator.sizing import control, language
-from query_mutator.sizing.act import Views, act
+from query_mutator.sizing import networks
+from query_mutator.sizing.act import act
+from query_mutator.sizing.language import LANGUAGE_MODELS
 from query_mutator.sizing.memory import Workload
-from query_mutator.sizing.networks import GPT, IQNConv, resnet18_trunk
+from query_mutator.sizing.networks import GPTShape, WithTarget
 
-OBS, ACTIONS = 32, 14  # of the trainer, as it comes
+__all__ = ["PRESETS", "dqn", "gpt", "iqn", "iqn_conv", "policy", "ppo", "preset", "resnet18", "sac"]
 
-PRESETS: Registry[Callable[..., Workload]] = Registry("preset")
+OBS, ACTIONS = 32, 14  # of our trainer, at its default sizes
+IQN_QUANTILES = 8
+GPT_SHAPE = GPTShape()
 
 
 def preset(name: str, **sizes: Any) -> Workload:
-    """Return the preset with the sizes given; UsageError for a size that it does not have."""
+    """Return a preset with the sizes given; UsageError for an unknown name or a size that it does not have."""
     make = PRESETS.get(name)
-    taken = inspect.signature(make).parameters
     for size in sizes:
-        if size not in taken:
-            fitting = [other for other in PRESETS if size in inspect.signature(PRESETS.get(other)).parameters]
-            raise UsageError(f"--{size} is not for {name}; it is for {', '.join(fitting)}")
+        if size not in _sizes_of(make):
+            takers = [other for other in PRESETS if size in _sizes_of(PRESETS.get(other))]
+            raise UsageError(f"--{size} is not for {name}; it is for {', '.join(takers)}")
     return make(**sizes)
 
 
-def _classes(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+def _sizes_of(make: Callable[..., Workload]) -> set[str]:
+    return set(inspect.signature(make).parameters)
 
 
-def _supervised(module: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    return _classes(module(x), target)
+# --- supervised ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class GPTShape:
-    """The sizes of a GPT."""
-
-    layers: int = 6
-    width: int = 384
-    heads: int = 6
-    vocabulary: int = 256
-    length: int = 256
+def _cross_entropy(module: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(module(x).flatten(0, -2), target.flatten())
 
 
-def gpt(shape: GPTShape = GPTShape()) -> Workload:
-    """Return the training of a small GPT on sequences of 256 tokens."""
-    s = shape
+def gpt(shape: GPTShape = GPT_SHAPE) -> Workload:
+    """Return the training of a small GPT, by default on sequences of 256 tokens."""
 
-    def batch(size: int) -> tuple[Tensor, ...]:
-        tokens = torch.randint(0, s.vocabulary, (size, s.length))
-        return tokens, torch.randint(0, s.vocabulary, (size, s.length))
+    def tokens(size: int) -> Tensor:
+        return torch.randint(0, shape.vocabulary, (size, shape.length))
 
     return Workload(
         name="gpt",
-        build=lambda: GPT(layers=s.layers, width=s.width, heads=s.heads, vocabulary=s.vocabulary, length=s.length),
-        batch=batch,
-        loss=_supervised,
+        build=lambda: networks.GPT(shape),
+        batch=lambda size: (tokens(size), tokens(size)),
+        loss=_cross_entropy,
     )
 
 
 def mlp() -> Workload:
     """Return the training of an MLP 4096-2048-2048-2048-2048-10."""
-    widths = (4096, 2048, 2048, 2048, 2048)
-
-    def build() -> nn.Module:
-        layers = (layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU()))
-        return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
-
     return Workload(
         name="mlp",
-        build=build,
+        build=lambda: networks.mlp_layers((4096, 2048, 2048, 2048, 2048, 10), nn.ReLU),
         batch=lambda size: (torch.randn(size, 4096), torch.randint(0, 10, (size,))),
-        loss=_supervised,
-    )
-
-
-def iqn_conv() -> Workload:
-    """Return the training of an IQN on 64 x 64 pictures and 64 floats."""
-
-    def loss(module: nn.Module, image: Tensor, floats: Tensor, target: Tensor) -> Tensor:
-        return F.smooth_l1_loss(module(image, floats).mean(dim=1), target)
-
-    return Workload(
-        name="iqn-conv",
-        build=IQNConv,
-        batch=lambda size: (torch.randn(size, 1, 64, 64), torch.randn(size, 64), torch.randn(size, 12)),
-        loss=loss,
+        loss=_cross_entropy,
     )
 
 
 def resnet18() -> Workload:
-    """Return the training of ResNet18 on 224 x 224 pictures, 1000 classes."""
+    """Return the training of ResNet18 on 224 x 224 images, 1000 classes."""
     return Workload(
         name="resnet18",
-        build=lambda: nn.Sequential(resnet18_trunk(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)),
+        build=lambda: nn.Sequential(
+            networks.resnet18_trunk(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
+        ),
         batch=lambda size: (torch.randn(size, 3, 224, 224), torch.randint(0, 1000, (size,))),
-        loss=_supervised,
+        loss=_cross_entropy,
     )
 
 
+# --- our own ---------------------------------------------------------------------------------------------------------
+
+
 def policy() -> Workload:
-    """Return an update of the trainer's own policy: minibatches of PPO on its default observation."""
-    from ppo.policy import Policy
+    """Return an update of the trainer's own policy: a minibatch of PPO on its default observation."""
 
     def loss(module: nn.Module, obs: Tensor) -> Tensor:
         logits, value = module(obs)
@@ -124,27 +104,23 @@ def policy() -> Workload:
 
     return Workload(
         name="policy",
-        build=lambda: _drawn_elsewhere(lambda: Policy(OBS, ACTIONS)),
+        build=lambda: _with_fake_weights(lambda: Policy(OBS, ACTIONS)),
         batch=lambda size: (torch.randn(size, OBS),),
         loss=loss,
     )
 
 
 def iqn() -> Workload:
-    """Return a gradient step of `--algo iqn`: its own network and loss, with the target network beside it."""
-    from query_mutator.iqn.loss import quantile_huber_loss
-    from query_mutator.iqn.network import QuantileNetwork
+    """Return a gradient step of `--algo iqn`: its own network, target network and loss."""
 
-    quantiles = 8
+    def values(quantiles: Tensor, actions: Tensor) -> Tensor:
+        return quantiles.gather(2, actions[:, None, None].expand(-1, IQN_QUANTILES, 1))[..., 0]
 
-    def values(found: Tensor, actions: Tensor) -> Tensor:
-        return found.gather(2, actions[:, None, None].expand(-1, quantiles, 1))[..., 0]
-
-    def loss(module: control.Targeted, obs: Tensor, next_obs: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        taus = torch.rand(quantiles)
+    def loss(module: WithTarget, obs: Tensor, next_obs: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
+        taus = torch.rand(IQN_QUANTILES)
         with torch.no_grad():
-            following = module.online(next_obs, taus).mean(1).argmax(1)
-            target = returns[:, None] + values(module.target(next_obs, taus), following)
+            greedy = module.online(next_obs, taus).mean(1).argmax(1)
+            target = returns[:, None] + values(module.target(next_obs, taus), greedy)
         predicted = values(module.online(obs, taus), actions)
         return quantile_huber_loss(predicted, target, taus, kappa=1.0).mean()
 
@@ -154,14 +130,14 @@ def iqn() -> Workload:
 
     return Workload(
         name="iqn",
-        build=lambda: control.Targeted(_drawn_elsewhere(lambda: QuantileNetwork(OBS, ACTIONS))),
+        build=lambda: WithTarget(_with_fake_weights(lambda: QuantileNetwork(OBS, ACTIONS))),
         batch=batch,
         loss=loss,
     )
 
 
-def _drawn_elsewhere(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return a module whose own weights are drawn with a generator, which fake tensors cannot be, with fake weights."""
+def _with_fake_weights(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a module with zero weights that draws its own with a generator, which fake tensors do not support."""
     with _disable_current_modes():
         made = make()
     for module in made.modules():
@@ -172,25 +148,98 @@ def _drawn_elsewhere(make: Callable[[], nn.Module]) -> nn.Module:
     return made
 
 
-def act_views(*, cameras: int = 1, resolution: tuple[int, int] = (480, 640)) -> Workload:
-    """Return the training of ACT with cameras of one resolution (height, width)."""
-    return act(Views(cameras=cameras, height=resolution[0], width=resolution[1]))
+# --- reinforcement learning of others --------------------------------------------------------------------------------
 
 
-_PLAIN: dict[str, Callable[..., Workload]] = {
-    "policy": policy,
-    "iqn": iqn,
-    "mlp": mlp,
-    "gpt": gpt,
-    "iqn-conv": iqn_conv,
-    "resnet18": resnet18,
-    "act": act_views,
-}
-_CONTROL: dict[str, Callable[..., Workload]] = {
-    "sb3-ppo-mlp": control.ppo, "sb3-ppo-cnn": partial(control.ppo, pictures=True),
-    "sb3-dqn-cnn": control.dqn, "sb3-sac": control.sac, "cleanrl-ppo": control.ppo,
-    "cleanrl-ppo-atari": partial(control.ppo, pictures=True), "cleanrl-dqn": partial(control.dqn, pictures=False),
-    "cleanrl-dqn-atari": control.dqn, "cleanrl-sac": control.sac,
+def iqn_conv() -> Workload:
+    """Return the training of an IQN on 64 x 64 images and 64 floats."""
+    return Workload(
+        name="iqn-conv",
+        build=networks.IQNConv,
+        batch=lambda size: (torch.randn(size, 1, 64, 64), torch.randn(size, 64), torch.randn(size, 12)),
+        loss=lambda module, image, floats, target: F.smooth_l1_loss(module(image, floats).mean(dim=1), target),
+    )
+
+
+def ppo(*, images: bool = False) -> Workload:
+    """Return a minibatch of PPO."""
+
+    def batch(size: int) -> tuple[Tensor, ...]:
+        actions = torch.zeros(size, dtype=torch.int64)
+        return _observations(size, images), actions, torch.randn(size), torch.randn(size), torch.randn(size)
+
+    def loss(
+        module: nn.Module, obs: Tensor, actions: Tensor, old: Tensor, advantages: Tensor, returns: Tensor
+    ) -> Tensor:
+        logits, values = module(obs)
+        logprobs = F.log_softmax(logits, dim=-1)
+        ratio = (logprobs.gather(1, actions[:, None])[:, 0] - old).exp()
+        surrogate: Tensor = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        error: Tensor = F.mse_loss(values, returns)
+        entropy: Tensor = -(logprobs.exp() * logprobs).sum(dim=-1).mean()
+        return surrogate + 0.5 * error - 0.01 * entropy
+
+    name = "ppo, images" if images else "ppo, mlp"
+    return Workload(name=name, build=lambda: networks.ActorCritic(images=images), batch=batch, loss=loss)
+
+
+def dqn(*, images: bool = True) -> Workload:
+    """Return a batch of DQN with its target network."""
+    scale = 255 if images else 1
+
+    def build() -> nn.Module:
+        if images:
+            return WithTarget(nn.Sequential(networks.nature_cnn(), nn.Linear(512, networks.ATARI_ACTIONS)))
+        return WithTarget(networks.mlp_layers((networks.MLP_OBS, 120, 84, networks.MLP_ACTIONS), nn.ReLU))
+
+    def batch(size: int) -> tuple[Tensor, ...]:
+        obs = _observations(size, images)
+        return obs, torch.zeros_like(obs), torch.zeros(size, 1, dtype=torch.int64), torch.randn(size)
+
+    def loss(module: WithTarget, obs: Tensor, next_obs: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = rewards + 0.99 * module.target(next_obs.float() / scale).max(dim=1).values
+        predicted = module.online(obs.float() / scale).gather(1, actions)[:, 0]
+        return F.smooth_l1_loss(predicted, target)
+
+    return Workload(name="dqn, images" if images else "dqn, mlp", build=build, batch=batch, loss=loss)
+
+
+def sac() -> Workload:
+    """Return a batch of soft actor-critic, actor and critics in one step."""
+    widths = (networks.SAC_OBS, networks.SAC_OBS, networks.SAC_ACTIONS, 1)
+
+    def loss(module: networks.SACNets, obs: Tensor, next_obs: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        with torch.no_grad():
+            following = torch.cat([next_obs, module.sample(next_obs)], dim=1)
+            target = rewards + 0.99 * torch.min(*(critic(following) for critic in module.targets))
+        taken = torch.cat([obs, actions], dim=1)
+        error: Tensor = torch.stack([F.mse_loss(critic(taken), target) for critic in module.critics]).sum()
+        greedy = torch.cat([obs, module.sample(obs)], dim=1)
+        value: Tensor = torch.min(*(critic(greedy) for critic in module.critics)).mean()
+        return error - value
+
+    return Workload(
+        name="sac",
+        build=networks.SACNets,
+        batch=lambda size: tuple(torch.randn(size, width) for width in widths),
+        loss=loss,
+    )
+
+
+def _observations(size: int, images: bool) -> Tensor:
+    """Return observations of Atari as bytes, or of CartPole."""
+    return torch.zeros(size, 4, 84, 84, dtype=torch.uint8) if images else torch.randn(size, networks.MLP_OBS)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+PRESETS: Registry[Callable[..., Workload]] = Registry("preset")
+_TABLE: dict[str, Callable[..., Workload]] = {
+    "policy": policy, "iqn": iqn, "mlp": mlp, "gpt": gpt, "iqn-conv": iqn_conv, "resnet18": resnet18, "act": act,
+    "sb3-ppo-mlp": ppo, "sb3-ppo-cnn": partial(ppo, images=True), "sb3-dqn-cnn": dqn, "sb3-sac": sac,
+    "cleanrl-ppo": ppo, "cleanrl-ppo-atari": partial(ppo, images=True), "cleanrl-dqn": partial(dqn, images=False),
+    "cleanrl-dqn-atari": dqn, "cleanrl-sac": sac, **LANGUAGE_MODELS,
 }  # fmt: skip
-for _name, _make in {**_PLAIN, **_CONTROL, **language.by_name()}.items():
+for _name, _make in _TABLE.items():
     PRESETS.add(_name, _make)

@@ -1,77 +1,141 @@
-"""Real training steps in a process of their own: `python -m query_mutator.sizing.real_steps TASK`, JSON in and out.
-
-Running out of memory there is an answer, not an accident: {"fits": false}.
-"""
+"""Take real training steps in a child process and measure their memory or speed; running out of memory is a result."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from dataclasses import replace
-from typing import Any
-
-import torch
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from query_mutator.errors import UsageError
-from query_mutator.sizing.child import ERROR_MARK
-from query_mutator.sizing.memory import Recipe, Trainer, Workload, measured_peak
-from query_mutator.sizing.model_flags import recipe_of, workload_of
+from query_mutator.sizing.budget import machine_budget
+from query_mutator.sizing.child import run_child
+from query_mutator.sizing.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from query_mutator.sizing.memory import Recipe, Workload
+
+__all__ = ["RealStep", "bisect", "fits_memory", "knee_line", "knee_of", "measure", "pick_device", "take_steps"]
+
+KNEE = 0.9  # share of the highest throughput
+_SHARE_OF_MEMORY = 0.8  # of the machine's, that an estimate may reach
+_OUT_OF_MEMORY = ("out of memory", "can't allocate")  # what CUDA's and the CPU's allocator say
 
 
-def main() -> int:
-    """Carry out the task that the command line holds, and print what was found as a line of JSON."""
-    task = json.loads(sys.argv[1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealStep:
+    """What real steps took: bytes (the peak and, on a GPU, what the allocator reserved) or seconds."""
+
+    fits: bool = True
+    peak: int = 0
+    reserved: int | None = None
+    step_s: float = 0.0
+    steps: int = 0
+
+
+def measure(spec: ModelSpec, batch: int, *, device: str, timeout_s: float, seconds: float | None = None) -> RealStep:
+    """Return the peak memory of two steps or, with `seconds`, the time of a step; measured in a child process."""
+    task = {"spec": asdict(spec), "batch": batch, "device": device, "seconds": seconds}
+    what = f"{spec.model} at batch {batch}"
+    return RealStep(**run_child("query_mutator.sizing.real_steps:take_steps", task, what=what, timeout_s=timeout_s))
+
+
+def take_steps(*, spec: Mapping[str, Any], batch: int, device: str, seconds: float | None) -> dict[str, Any]:
+    """Return the fields of a RealStep; the child's half of `measure`."""
+    import torch
+
+    described = ModelSpec(**spec)
     try:
-        workload, recipe = workload_of(task["model"], task["sizes"]), recipe_of(task["variant"], task["optimizer"])
-        measure = _peak if task["measure"] == "peak" else _speed
-        found = measure(workload, int(task["batch"]), recipe, task)
-    except UsageError as error:
-        print(f"{ERROR_MARK}{error}", file=sys.stderr)
-        return 2
+        workload, recipe = described.workload(), described.recipe()
+        if seconds is None:
+            return _peak(workload, batch, recipe, device)
+        return _speed(workload, batch, recipe, device, seconds)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if "out of memory" not in str(error).lower() and "can't allocate" not in str(error).lower():
+        if not any(words in str(error).lower() for words in _OUT_OF_MEMORY):
             raise
-        found = {"fits": False}
-    print(json.dumps(found))
-    return 0
+        return {"fits": False}
 
 
-def _peak(workload: Workload, batch: int, recipe: Recipe, task: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes at the peak of two steps: the profiler's account on a CPU, the allocator's on a GPU."""
-    if task["device"] == "cpu":
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # its scratch memory is not PyTorch's
-        real = replace(recipe, foreach=False, autocast="cpu")
-        return {"fits": True, "peak": measured_peak(workload, batch, real)}
+def _peak(workload: Workload, batch: int, recipe: Recipe, device: str) -> dict[str, Any]:
+    """Return the peak of two steps: from the profiler's record on a CPU, from the allocator on a GPU."""
+    import torch
+
+    from query_mutator.sizing.memory import Trainer, measured_peak
+
+    if device == "cpu":
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # its scratch memory bypasses PyTorch
+        return {"peak": measured_peak(workload, batch, recipe.on("cpu"))}
     torch.cuda.reset_peak_memory_stats()
-    with torch.device(task["device"]):
-        trainer = Trainer(workload, recipe, batch, device=task["device"])
+    with torch.device(device):
+        trainer = Trainer(workload, recipe, batch, device=device)
         for _ in range(2):
             trainer.step(micro_batches=recipe.accumulate)
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "fits": True,
-        "peak": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
-        "card": total - free,
-    }
+    return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
-def _speed(workload: Workload, batch: int, recipe: Recipe, task: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds of a step, the median after one that warms up."""
-    with torch.device(task["device"]):
-        trainer = Trainer(workload, recipe, batch, device=task["device"])
+def _speed(workload: Workload, batch: int, recipe: Recipe, device: str, seconds: float) -> dict[str, Any]:
+    """Return the median time of a step after one that warms up."""
+    import torch
+
+    from query_mutator.sizing.memory import Trainer
+
+    with torch.device(device):
+        trainer = Trainer(workload, recipe, batch, device=device)
         trainer.step(micro_batches=recipe.accumulate)
-        seconds: list[float] = []
-        ends = time.perf_counter() + float(task["seconds"])
-        while len(seconds) < 3 or (time.perf_counter() < ends and len(seconds) < 1000):
+        times: list[float] = []
+        ends = time.perf_counter() + seconds
+        while len(times) < 3 or (time.perf_counter() < ends and len(times) < 1000):
             began = time.perf_counter()
             trainer.step(micro_batches=recipe.accumulate)
-            if task["device"] != "cpu":
+            if device != "cpu":
                 torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-    return {"fits": True, "step_s": sorted(seconds)[len(seconds) // 2], "steps": len(seconds)}
+            times.append(time.perf_counter() - began)
+    return {"step_s": median(times), "steps": len(times)}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def pick_device(name: str) -> str:
+    """Return the device to measure on, a GPU for `auto` if there is one; UsageError for a GPU that is missing."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name} cannot be used: PyTorch sees no GPU; use --device cpu")
+    return name
+
+
+def fits_memory(spec: ModelSpec, batch: int) -> bool:
+    """Return whether the estimate of a step on this machine's CPU is within most of its memory."""
+    from query_mutator.sizing.memory import estimate
+
+    memory = machine_budget().memory_bytes
+    return memory is None or (
+        estimate(spec.workload(), batch, spec.recipe().on("cpu")).peak < _SHARE_OF_MEMORY * memory
+    )
+
+
+def bisect(fits: Callable[[int], bool], *, most: int = 2**16) -> int:
+    """Return the largest batch that fits: double until one does not, then halve the interval; 0 if none does."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def knee_of(rates: Mapping[int, float]) -> int | None:
+    """Return the smallest batch with 90 % of the highest throughput; None if the largest batch is still faster."""
+    knee = min(batch for batch, rate in rates.items() if rate >= KNEE * max(rates.values()))
+    return None if knee == max(rates) else knee
+
+
+def knee_line(rates: Mapping[int, float]) -> str:
+    """Return the knee in words."""
+    knee = knee_of(rates)
+    if knee is None:
+        return f"no knee up to batch {max(rates)}: throughput still rises there; measure larger batches"
+    share = rates[knee] / max(rates.values())
+    return f"knee at batch {knee}: {share:.0%} of the highest throughput; larger batches take memory and gain little"

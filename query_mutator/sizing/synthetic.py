@@ -1,8 +1,8 @@
-"""Data sets of known cost, to try the search for workers on: the answer is known beforehand.
+"""Data sets of known cost, to check the search for workers against a known answer.
 
 synthetic:io       items wait 4 ms, as for a disk or a network: workers help beyond the number of processors
 synthetic:cpu      items compute for 4 ms: workers help up to the number of processors
-synthetic:bursty   items wait 1 ms, one in 32 for 60 ms: batches ahead help
+synthetic:bursty   items wait 1 ms, one in 32 for 60 ms: prefetching helps
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from torch.utils.data import Dataset
 
 from query_mutator.sizing.stalls import ENOUGH, PREFETCHES, batch_times, predicted_stall
 
+__all__ = ["STEP_MS", "SYNTHETIC", "Known", "Synthetic", "known_answer"]
+
 _ITEMS = 4096
 
 
 class Synthetic(Dataset[Tensor]):
-    """Items that take a known time: `ms` each, every `burst_every`-th by chance `burst_ms`; waiting, or computing."""
+    """Items that take a known time: `ms` each, one in `burst_every` at random `burst_ms`; they wait or compute."""
 
     def __init__(self, ms: float, *, computing: bool = False, burst_every: int = 0, burst_ms: float = 0.0) -> None:
         rng = random.Random(0)
@@ -54,7 +56,7 @@ STEP_MS = {"synthetic:io": 14.0, "synthetic:cpu": 24.0, "synthetic:bursty": 35.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The answer that a search should come to: workers, and batches ahead of each."""
+    """The answer that a search should find: workers, and batches ahead of each."""
 
     workers: int
     prefetch: int
@@ -62,19 +64,15 @@ class Known:
 
 
 def known_answer(name: str, *, batch_size: int, step_s: float, cpus: float) -> Known:
-    """Return the smallest number of workers whose steps hardly wait, by the times that items of the set really take."""
+    """Return the smallest number of workers that is enough, simulated from the true times of the set's items."""
     items = SYNTHETIC[name]()
     batch_s = batch_times(items.seconds, batch_size=batch_size)
     most = max(1, int(cpus)) if items.computing else 64
+    share = 1.0 if items.computing else 0.0
     for workers in range(most + 1):
         for prefetch in PREFETCHES if workers else PREFETCHES[:1]:
             stall = predicted_stall(
-                batch_s,
-                workers=workers,
-                prefetch=prefetch,
-                step_s=step_s,
-                cpus=cpus,
-                cpu_share=1.0 if items.computing else 0.0,
+                batch_s, workers=workers, prefetch=prefetch, step_s=step_s, cpus=cpus, cpu_share=share
             )
             if stall <= ENOUGH:
                 return Known(workers=workers, prefetch=prefetch, enough=True)

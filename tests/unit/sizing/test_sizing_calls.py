@@ -9,7 +9,7 @@ import pytest
 from query_mutator.commands.main import main
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
-from query_mutator.sizing.calls import cache_bytes, cache_line, size_calls
+from query_mutator.sizing.collecting import cache_bytes, cache_line, size_calls
 
 
 def test_calls_and_environments_follow_from_slots_and_time() -> None:
@@ -39,4 +39,4 @@ def test_a_server_with_three_slots(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     assert (found[1], found[2]) == ("3", "6")
     assert "OLLAMA_NUM_PARALLEL=6" in said
-    assert "the memory of its caches is not known" in said  # the embedded server has no such model
+    assert "the memory of its caches is unknown" in said  # the embedded server has no such model

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from query_mutator.commands.main import main
-from query_mutator.commands.size import vram_bytes
 from query_mutator.errors import UsageError
-from query_mutator.sizing import control
-from query_mutator.sizing.allocator import MIB, CachingAllocator, reserved_peak
-from query_mutator.sizing.calibration import Calibration
+from query_mutator.sizing.cards import MIB, Calibration, vram_bytes
+from query_mutator.sizing.cuda import CachingAllocator, reserved_peak
 from query_mutator.sizing.memory import (
     Recipe,
     Workload,
@@ -26,7 +24,8 @@ from query_mutator.sizing.memory import (
     measured_peak,
     with_what_if,
 )
-from query_mutator.sizing.presets import PRESETS, GPTShape, gpt, iqn, iqn_conv, resnet18
+from query_mutator.sizing.networks import GPTShape
+from query_mutator.sizing.presets import PRESETS, dqn, gpt, iqn, iqn_conv, resnet18
 
 CPU = Recipe(foreach=False, autocast="cpu")
 SMALL = GPTShape(layers=2, width=64, heads=2, vocabulary=64, length=32)
@@ -72,7 +71,7 @@ CASES = {
     "gpt SGD": (gpt(SMALL), 8, replace(CPU, optimizer="sgd")),
     "iqn on pictures": (iqn_conv(), 16, CPU),
     "our iqn": (iqn(), 512, CPU),
-    "dqn": (control.dqn(pictures=False), 256, CPU),
+    "dqn": (dqn(images=False), 256, CPU),
 }
 
 
@@ -208,7 +207,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["size", "policy", *flags]) == 0
     said = capsys.readouterr().out
     assert "largest batch on 2GB (sgd):" in said
-    assert "takes a gradient buffer more" in said
+    assert "takes one more gradient buffer" in said
     data = json.loads(Path(out).read_text())
     assert [row["variant"] for row in data["estimates"]] == ["as it is", "sgd", "bf16+accumulate:2"]
     assert data["largest_batch"]["sgd"] > 1000

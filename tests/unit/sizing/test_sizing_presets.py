@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from query_mutator.commands.main import main
-from query_mutator.commands.size_real import bisect, knee_line, knee_of
 from query_mutator.errors import UsageError
-from query_mutator.sizing.act import ACT, Views, act
-from query_mutator.sizing.buffers import replay_bytes, rollout_bytes
-from query_mutator.sizing.calibration import Calibration, fit_calibration
+from query_mutator.sizing.act import ACT, act
+from query_mutator.sizing.cards import Calibration, fit_calibration
+from query_mutator.sizing.collecting import replay_bytes, rollout_bytes
+from query_mutator.sizing.lerobot import smolvla
 from query_mutator.sizing.memory import Recipe, estimate
 from query_mutator.sizing.presets import PRESETS, preset
-from query_mutator.sizing.tabled import smolvla
+from query_mutator.sizing.real_steps import bisect, knee_line, knee_of
 
 MIB = 2**20
 
@@ -28,8 +28,8 @@ def parameters(module: nn.Module, *, trained: bool = False) -> int:
 
 def test_act_has_the_parameters_and_the_growth_of_the_real_one() -> None:
     with torch.device("meta"):
-        assert round(parameters(ACT(Views())) / 1e6, 1) == 51.6
-    found = estimate(act(Views(cameras=3, height=224, width=224)), 16, Recipe(foreach=False))
+        assert round(parameters(ACT()) / 1e6, 1) == 51.6
+    found = estimate(act(cameras=3, resolution=(224, 224)), 16, Recipe(foreach=False))
     assert found.peak / MIB == pytest.approx(2472, rel=0.01)  # LeRobot's own, measured
 
 
@@ -135,7 +135,7 @@ def test_calibrating_from_a_log_and_using_it(
         (["verify", "mlp", "--batch", "0"], "must be at least 1"),
         (["verify", "mlp", "--largest", "--device", "cpu"], "--largest needs a GPU"),
         (["throughput", "mlp", "--seconds", "-1"], "must be above 0"),
-        (["mlp", "--batch", "1", "--what-if", "frozen:nowhere"], "no parameter begins so"),
+        (["mlp", "--batch", "1", "--what-if", "frozen:nowhere"], "matches no parameter"),
         (["calibrate", "mlp", "--log", "nowhere.log"], "No such file"),
         (["mlp", "--calibration", "nowhere.json"], "writes such a file"),
         (["verify", "mlp", "--device", "cuda"], "PyTorch sees no GPU"),

@@ -13,12 +13,11 @@ from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import Budget, machine_budget
 from query_mutator.sizing.datasets import as_loader, with_workers
-from query_mutator.sizing.lerobot import OPTIONS, train_line
-from query_mutator.sizing.loading import Loaded, LoadTrial, Profile
-from query_mutator.sizing.logged import read_times, verdict
+from query_mutator.sizing.lerobot import read_times, train_line, verdict
+from query_mutator.sizing.loading import Loaded, LoadTrial, Profile, run_trial
 from query_mutator.sizing.stalls import batch_times, predicted_stall
 from query_mutator.sizing.synthetic import STEP_MS, SYNTHETIC, Known, known_answer
-from query_mutator.sizing.workers import Tuner, WorkersAdvice, bound_of, most_workers, run_trial
+from query_mutator.sizing.workers import Tuner, WorkersAdvice, bound_of, most_workers
 
 PLENTY = Budget(cpus=16, memory_bytes=64 * 2**30, shm_bytes=8 * 2**30, why="a test")
 
@@ -242,9 +241,17 @@ def test_the_verdict_from_a_run_folder(tmp_path: Path) -> None:
     assert "about 3 workers instead of 2" in verdict(times)
 
 
+#: Options of `lerobot-train` (LeRobot 0.6) that our lines use; there is no --bf16
+LEROBOT_OPTIONS = {
+    "dataset.repo_id", "policy.type", "policy.push_to_hub", "batch_size", "steps", "num_workers", "prefetch_factor",
+    "persistent_workers", "dataloader_multiprocessing_context", "accelerator.mixed_precision",
+    "accelerator.gradient_accumulation.steps",
+}  # fmt: skip
+
+
 def test_lines_for_lerobot_have_options_that_exist() -> None:
     line = train_line(batch_size=16, workers=4, prefetch=4, start_method="spawn", precision="bf16", accumulate=2)
     names = [word.removeprefix("--").partition("=")[0] for word in line.split()[1:]]
-    assert set(names) <= set(OPTIONS)
+    assert set(names) <= LEROBOT_OPTIONS
     assert "accelerator.mixed_precision=bf16" in line
     assert "workers" not in train_line(batch_size=16)

@@ -1,16 +1,27 @@
-"""What CUDA's caching allocator would hold: it keeps freed blocks, splits them, and asks for more in large segments.
+"""Emulate CUDA on a CPU: the caching allocator, and the operations that autocast leaves in fp32.
+
+The allocator keeps freed blocks, splits them, and requests large segments from the driver:
 
     up to 1 MiB     from segments of 2 MiB
     below 10 MiB    from segments of 20 MiB
-    beyond          segments of the size itself, rounded up to 2 MiB
+    larger          a segment of the size itself, rounded up to 2 MiB
 
-Rules read from PyTorch's CUDACachingAllocator; one stream, no expandable segments.
+Rules read from PyTorch's CUDACachingAllocator, for one stream and without expandable segments.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+__all__ = ["FULL_PRECISION", "MIB", "CachingAllocator", "CudaFullPrecision", "reserved_peak"]
 
 MIB = 2**20
 _SMALL, _MIDDLE = 1 * MIB, 10 * MIB
@@ -26,7 +37,7 @@ class _Block:
 
 
 class CachingAllocator:
-    """Best fit among free blocks of its pool, splitting what is too large, merging neighbours that are free."""
+    """Best fit among the free blocks of a pool; splits blocks that are too large and merges free neighbors."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -38,18 +49,18 @@ class CachingAllocator:
         pool = self._free[small]
         at = bisect.bisect_left(pool, (size, 0))
         block = pool.pop(at)[2] if at < len(pool) else self._segment(size, small)
-        rest = block.size - size
-        if rest >= (512 if small else _SMALL):
+        if block.size - size >= (512 if small else _SMALL):
             self._split(block, size, small)
         block.free = False
         return block
 
     def release(self, block: _Block, *, small: bool) -> None:
-        """Keep a block for later."""
+        """Keep a block for reuse, merged with its free neighbors."""
         block.free = True
         for other in (block.prev, block.next):
             if other is not None and other.free:
-                self._remove(other, small)
+                pool = self._free[small]
+                del pool[bisect.bisect_left(pool, (other.size, other.address))]
                 block = self._merged(block, other)
         bisect.insort(self._free[small], (block.size, block.address, block))
 
@@ -67,10 +78,6 @@ class CachingAllocator:
         block.next, block.size = rest, size
         bisect.insort(self._free[small], (rest.size, rest.address, rest))
 
-    def _remove(self, block: _Block, small: bool) -> None:
-        pool = self._free[small]
-        del pool[bisect.bisect_left(pool, (block.size, block.address))]
-
     @staticmethod
     def _merged(block: _Block, other: _Block) -> _Block:
         first, second = (other, block) if block.prev is other else (block, other)
@@ -83,7 +90,7 @@ class CachingAllocator:
 
 
 def reserved_peak(trace: Sequence[tuple[int, int]]) -> int:
-    """Return the bytes the allocator holds after a trace of (block, +bytes) and (block, -bytes)."""
+    """Return the bytes the allocator reserves for a trace of (block, +bytes) and (block, -bytes)."""
     allocator, blocks = CachingAllocator(), {}
     for number, size in trace:
         if size > 0:
@@ -91,3 +98,33 @@ def reserved_peak(trace: Sequence[tuple[int, int]]) -> int:
         elif size < 0 and number in blocks:
             allocator.release(blocks.pop(number), small=-size <= _SMALL)
     return allocator.reserved
+
+
+#: PyTorch's "CUDA ops that can autocast to float32". A CPU's list differs; with it a model in 16 bit is sized too
+#: small, because on CUDA softmax, norms and losses keep fp32 tensors for the backward pass.
+FULL_PRECISION = frozenset(
+    {
+        torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax, F.softmax, F.log_softmax, F.layer_norm,
+        F.group_norm, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.kl_div, F.normalize,
+        F.binary_cross_entropy_with_logits, F.cosine_similarity, F.softplus, torch.exp, torch.log, torch.pow, torch.sum,
+        torch.cumsum, torch.prod, torch.rsqrt, torch.norm, torch.nn.functional.softmin, Tensor.exp, Tensor.log,
+        Tensor.pow, Tensor.__pow__, Tensor.sum, Tensor.cumsum, Tensor.prod, Tensor.rsqrt, Tensor.norm,
+    }
+)  # fmt: skip
+
+
+class CudaFullPrecision(TorchFunctionMode):
+    """While active, run the operations of FULL_PRECISION in fp32, whatever the device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`; if it is on the list, widen its half-precision tensors first."""
+        kwargs = kwargs or {}
+        if func not in FULL_PRECISION:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return func(*tree_map(_widened, args), **tree_map(_widened, kwargs))
+
+
+def _widened(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value

@@ -1,0 +1,112 @@
+"""From an estimate to a card: its memory, the batch that fits, what a real run takes in addition to the estimate.
+
+peak(B) = max(floor, base + slope B)        measured = context + factor x estimate
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from query_mutator.errors import UsageError
+from query_mutator.files import write_json
+
+__all__ = [
+    "CARDS", "GIB", "MIB", "Calibration", "Fit", "fit_calibration", "read_calibration", "vram_bytes",
+    "write_calibration",
+]  # fmt: skip
+
+MIB, GIB = 2**20, 2**30
+
+#: Memory of cards in GiB, as their makers state it
+CARDS = {
+    "rtx3060": 12, "rtx3090": 24, "rtx4070": 12, "rtx4080": 16, "rtx4090": 24, "rtx5070": 12, "rtx5080": 16,
+    "rtx5090": 32, "t4": 16, "l4": 24, "a10": 24, "v100": 16, "a100": 40, "a100-80": 80, "l40s": 48, "h100": 80,
+    "h200": 141, "b200": 180,
+}  # fmt: skip
+
+CONTEXT_BYTES = 600 * MIB  # a CUDA context with its libraries: 300 to 1300 MiB by card and version
+SLACK = 0.06  # share of the card kept for workspaces and fragmentation, as long as nothing was measured
+MEASURED_SLACK = 0.02
+
+
+def vram_bytes(text: str) -> int:
+    """Return the bytes of `12GB`, `12GiB`, `12227MiB` or a card's name; GB counts as GiB, as makers of cards do."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|m)(?:i?b)?", text.strip().lower())
+    if match:
+        return int(float(match[1]) * (GIB if match[2] == "g" else MIB))
+    name = re.sub(r"[\s_]|nvidia|geforce", "", text.lower())
+    if name in CARDS:
+        return CARDS[name] * GIB
+    raise UsageError(f"--vram {text} is not an amount or a known card; write 12GB, or one of {', '.join(CARDS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Peak bytes by batch size; at small batches the optimizer's own temporaries set the floor."""
+
+    floor: float
+    base: float
+    slope: float
+
+    def at(self, batch: int) -> float:
+        """Return the peak at a batch size."""
+        return max(self.floor, self.base + self.slope * batch)
+
+    def largest(self, room: float) -> int:
+        """Return the largest batch whose peak is within `room` bytes; 0 if there is none."""
+        if self.floor > room:
+            return 0
+        return 2**20 if self.slope <= 0 else max(0, int((room - self.base) / self.slope))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The context in bytes, the factor, the share of the card to keep free, and the source of these figures."""
+
+    context_bytes: int = CONTEXT_BYTES
+    factor: float = 1.0
+    slack: float = SLACK
+    rests_on: str = "context and fragmentation by rule of thumb"
+
+    def room(self, vram_bytes: int) -> float:
+        """Return the largest estimate in bytes that fits a card."""
+        return (vram_bytes * (1 - self.slack) - self.context_bytes) / self.factor
+
+
+def fit_calibration(measured: Sequence[float], estimated: Sequence[float], *, totals: bool) -> Calibration:
+    """Return the calibration for bytes measured and estimated at some batch sizes; UsageError if none fits.
+
+    `totals` are figures of nvidia-smi, context included; otherwise they are what PyTorch allocated, and the context
+    stays a rule of thumb. A single point gives the factor alone.
+    """
+    import numpy as np
+
+    y, x = np.asarray(measured, dtype=np.float64), np.asarray(estimated, dtype=np.float64)
+    if not len(x) or not (x > 0).all() or not (y > 0).all():
+        raise UsageError("measured memory must be above 0")
+    context = float(CONTEXT_BYTES)
+    if totals and len(set(x)) > 1:
+        factor, context = (float(value) for value in np.polyfit(x, y, 1))
+    else:
+        factor = float(((y - (context if totals else 0.0)) @ x) / (x @ x))
+    if factor <= 0 or context < 0:
+        raise UsageError("measured memory does not grow with the estimate; check that the figures are of this model")
+    points = "1 measured point" if len(x) == 1 else f"{len(x)} measured points"
+    return Calibration(context_bytes=int(context), factor=factor, slack=MEASURED_SLACK, rests_on=points)
+
+
+def write_calibration(path: str, calibration: Calibration) -> None:
+    """Write a calibration as JSON."""
+    write_json(path, asdict(calibration))
+
+
+def read_calibration(path: str) -> Calibration:
+    """Return what `write_calibration` wrote; UsageError if the file holds something else."""
+    try:
+        return Calibration(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"--calibration {path}: {error}; `qm size calibrate` writes such a file") from None

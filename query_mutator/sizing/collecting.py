@@ -1,0 +1,91 @@
+"""Sizes for collecting experience: memory of buffers and collectors, calls in flight for a model server.
+
+C transitions kept, N environments, T steps of a rollout
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["PROCESS_BYTES", "CallsAdvice", "cache_bytes", "cache_line", "replay_bytes", "rollout_bytes", "size_calls"]
+
+PROCESS_BYTES = 256 * 2**20  # an interpreter with PyTorch, started by spawn; forked ones share most of it
+CALLS_PER_STEP = 2  # a rewrite and the answer to it
+ENVIRONMENTS_PER_CALL = 2  # so that one is nearly always ready when another's reply arrives
+
+
+def replay_bytes(
+    obs_bytes: int, *, capacity: int, action_numbers: int = 1, one_copy: bool = False, prioritised: bool = False
+) -> int:
+    """Return the bytes of a replay buffer as Stable-Baselines3 lays it out, with a sum tree of 8 bytes a node."""
+    kept = (1 if one_copy else 2) * obs_bytes + _action_bytes(action_numbers) + 3 * 4  # reward, done, timeout
+    tree = 16 * 2 ** math.ceil(math.log2(max(2, capacity))) if prioritised else 0
+    return capacity * kept + tree
+
+
+def rollout_bytes(obs_bytes: int, *, steps: int, num_envs: int, action_numbers: int = 1) -> int:
+    """Return the bytes of an on-policy rollout: observation, action and six floats for each step."""
+    # reward, return, episode start, value, logprob, advantage
+    return steps * num_envs * (obs_bytes + _action_bytes(action_numbers) + 6 * 4)
+
+
+def _action_bytes(numbers: int) -> int:
+    return 8 if numbers == 1 else 4 * numbers  # a single number is assumed to be a discrete action (int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsAdvice:
+    """Flags for the trainer, the most steps per second they allow, and the measurement behind them."""
+
+    batch_size: int
+    num_processes: int
+    steps_per_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"--batch-size {self.batch_size} --num-processes {self.num_processes}: "
+            f"at most {self.steps_per_s:.3g} steps/s ({self.why})"
+        )
+
+
+def size_calls(slots: int | None, *, width: int, service_s: float | None) -> CallsAdvice | None:
+    """Return the flags for a server with `slots` concurrent calls of `service_s` each; None if those are unknown.
+
+    `width` is the number of calls that the probe sent at once: if as many slots were seen, there may be more.
+    """
+    if slots is None or not service_s:
+        return None
+    seen = f"{slots} slots or more" if slots >= width else f"{slots} slots"
+    return CallsAdvice(
+        batch_size=slots,
+        num_processes=ENVIRONMENTS_PER_CALL * slots,
+        steps_per_s=slots / service_s / CALLS_PER_STEP,
+        why=f"measured: {seen}, {service_s:.3g} s a call; {CALLS_PER_STEP} calls a step",
+    )
+
+
+def cache_bytes(info: Mapping[str, object], *, num_ctx: int, slots: int) -> int | None:
+    """Return the bytes of a model's attention caches (16 bit) from Ollama's `model_info`; None without its shapes."""
+    found = {name.partition(".")[2]: value for name, value in info.items()}
+    layers, heads = found.get("block_count"), found.get("attention.head_count_kv")
+    width = found.get("attention.key_length")
+    if width is None and found.get("attention.head_count"):
+        width = int(str(found.get("embedding_length", 0))) // int(str(found["attention.head_count"]))
+    if not (layers and heads and width):
+        return None
+    # keys and values, 2 bytes each
+    return 2 * 2 * int(str(layers)) * int(str(heads)) * int(str(width)) * num_ctx * slots
+
+
+def cache_line(info: Mapping[str, object], *, num_ctx: int | None, slots: int) -> str:
+    """Return the memory of the attention caches of all slots, in words."""
+    size = None if num_ctx is None else cache_bytes(info, num_ctx=num_ctx, slots=slots)
+    if size is None:
+        return "the server does not report the model's shapes, so the memory of its caches is unknown"
+    return (
+        f"attention caches: {size / 2**20:,.0f} MiB for {slots} slots of {num_ctx} tokens "
+        "(estimated from the model's shapes, 16 bit; num_ctx x slots)"
+    )
