@@ -1,41 +1,26 @@
-"""One training sample as token ids: what every batch is made of, and the fingerprint of a file of them."""
+"""Training samples as token ids, files of them, and the fingerprint of a data set."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from query_mutator.batching.files import BatchFileError, json_bytes, sha256_of
+from query_mutator.batching.files import BatchFileError, json_bytes, reading, sha256_of
+from query_mutator.batching.generation.rows import parse_row
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
 from query_mutator.files import atomic_write
 
-__all__ = [
-    "DatasetFingerprint",
-    "DatasetSource",
-    "DifficultyLevel",
-    "PreferenceSample",
-    "Sample",
-    "SampleMeta",
-    "SampleType",
-    "compute_dataset_fingerprint",
-    "load_samples",
-    "load_samples_async",
-    "save_samples",
-    "save_samples_async",
-]
-
 
 class SampleType(StrEnum):
-    """What a sample is for."""
+    """Training method that a sample is for."""
 
     SFT = "sft"
     DPO = "dpo"
@@ -46,7 +31,7 @@ class SampleType(StrEnum):
 
 
 class DatasetSource(StrEnum):
-    """Where a sample comes from."""
+    """Origin of a sample."""
 
     LOCAL = "local"
     HUGGINGFACE = "huggingface"
@@ -56,7 +41,7 @@ class DatasetSource(StrEnum):
 
 
 class DifficultyLevel(StrEnum):
-    """How hard a sample is, as a word."""
+    """Difficulty of a sample, as a word."""
 
     TRIVIAL = "trivial"
     EASY = "easy"
@@ -66,7 +51,7 @@ class DifficultyLevel(StrEnum):
 
 
 class SampleMeta(Record):
-    """Everything about a sample but its tokens."""
+    """Everything known about a sample except its tokens."""
 
     sample_id: str = Field(min_length=1)
     dataset_id: str
@@ -91,11 +76,11 @@ def _check_row(ids: Int32Array, mask: UInt8Array, what: str) -> None:
     if len(ids) != len(mask):
         raise ValueError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
     if mask.max() > 1:
-        raise ValueError(f"{what}: loss_mask must hold 0 and 1 alone")
+        raise ValueError(f"{what}: loss_mask must contain only 0 and 1")
 
 
 class Sample(Record):
-    """One sequence: `input_ids` int32 [L], `loss_mask` uint8 [L] (1 = learn it), `segment_ids` int32 [L] or None."""
+    """One sequence: `input_ids` int32 [L], `loss_mask` uint8 [L] (1 = has a loss), `segment_ids` int32 [L] or None."""
 
     input_ids: Int32Array
     loss_mask: UInt8Array
@@ -110,7 +95,7 @@ class Sample(Record):
             if len(self.segment_ids) != self.length:
                 raise ValueError(f"{len(self.segment_ids)} segment_ids for {self.length} tokens")
             if np.any(np.diff(self.segment_ids) < 0):
-                raise ValueError("segment_ids must not decrease")
+                raise ValueError("segment_ids must be non-decreasing")
         return self
 
     @property
@@ -125,7 +110,7 @@ class Sample(Record):
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of tokens a causal model is trained to predict: loss tokens but the first, which nothing precedes."""
+        """Number of tokens a causal model learns to predict: loss tokens except the first, which nothing precedes."""
         return int(np.count_nonzero(self.loss_mask[1:]))
 
     @property
@@ -144,7 +129,7 @@ class Sample(Record):
 
 
 class PreferenceSample(Record):
-    """A chosen and a rejected answer to one prompt of `prompt_length` tokens."""
+    """A chosen and a rejected answer that begin with the same prompt of `prompt_length` tokens."""
 
     chosen_input_ids: Int32Array
     chosen_loss_mask: UInt8Array
@@ -176,7 +161,7 @@ class PreferenceSample(Record):
 
     @property
     def max_length(self) -> int:
-        """The longer of the two."""
+        """Length of the longer answer."""
         return max(self.chosen_length, self.rejected_length)
 
     def to_samples(self) -> tuple[Sample, Sample]:
@@ -193,7 +178,7 @@ class PreferenceSample(Record):
 
 
 def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
-    """Write samples as JSON lines, the last of them a count and checksum."""
+    """Write samples as JSON lines, followed by a line with count and checksum."""
     digest, count = hashlib.sha256(), 0
     with atomic_write(path) as file:
         for sample in samples:
@@ -205,7 +190,7 @@ def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
 
 
 def load_samples(path: str | Path) -> list[Sample]:
-    """Read the samples of `save_samples`; files without an end line (written by other tools) are read unchecked."""
+    """Load the samples of `save_samples`; files without an end line (from other tools) are not checked."""
     samples: list[Sample] = []
     digest = hashlib.sha256()
     end: dict[str, Any] | None = None
@@ -221,7 +206,7 @@ def load_samples(path: str | Path) -> list[Sample]:
         except ValidationError as error:
             raise DatasetError(f"{path}:{number}: {error.errors()[0]['msg']}") from error
     if end is not None and end != {"count": len(samples), "sha256": digest.hexdigest()}:
-        raise BatchFileError(f"{path} does not match its end line ({end.get('count')} samples): truncated or edited")
+        raise BatchFileError(f"{path} does not match its end line; it was truncated or edited")
     return samples
 
 
@@ -231,28 +216,14 @@ load_samples_async = to_async(load_samples)
 
 def _json_rows(path: str | Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """Yield line number, raw line and object of every line that is not blank."""
-    with _opened(path) as file:
+    with reading(path), Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DatasetError(f"{path}:{number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DatasetError(f"{path}:{number}: a JSON object is needed")
-            yield number, line, row
-
-
-def _opened(path: str | Path) -> BinaryIO:
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+            if line.strip():
+                yield number, line, parse_row(line, f"{path}:{number}")
 
 
 class DatasetFingerprint(Record):
-    """What a data set and its tokenizer are; `sample_limit` says how many rows were read (None = all)."""
+    """Hashes of a data set and its tokenizer; `sample_limit` is the number of rows read (None = all)."""
 
     fingerprint: str = Field(min_length=16, max_length=16)
     full_hash: str
@@ -265,18 +236,18 @@ class DatasetFingerprint(Record):
     version: int = 1
 
     def matches(self, other: DatasetFingerprint) -> bool:
-        """Say whether data, tokenizer and number of rows read are the same."""
+        """Return whether data, tokenizer and number of rows read are the same."""
         return self.full_hash == other.full_hash
 
     def matches_content(self, other: DatasetFingerprint) -> bool:
-        """Say whether the data are the same, whatever the tokenizer."""
+        """Return whether the data are the same; the tokenizers may differ."""
         return self.content_hash == other.content_hash
 
 
 def compute_dataset_fingerprint(
     path: str | Path, tokenizer_hash: str, sample_limit: int | None = None
 ) -> DatasetFingerprint:
-    """Hash the rows of a JSONL file by meaning: blank lines, spaces and the order of keys do not count."""
+    """Hash the rows of a JSONL file by content: blank lines, spaces and the order of keys do not matter."""
     digest, count = hashlib.sha256(), 0
     for _, _, row in _json_rows(path):
         if count == sample_limit:

@@ -11,7 +11,7 @@ BYTES = "bytes"
 
 
 class ByteTokenizer:
-    """One token a byte of UTF-8; 256 ends a text, 257 pads."""
+    """One token per byte of UTF-8; 256 is the end of text, 257 padding."""
 
     eos_token_id = 256
     pad_token_id = 257
@@ -21,7 +21,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids, without what is no byte."""
+        """Return the text of the ids that are bytes."""
         return bytes(one for one in ids if one < 256).decode("utf-8", "replace")
 
     def __len__(self) -> int:
@@ -29,25 +29,25 @@ class ByteTokenizer:
 
 
 def load_tokenizer(spec: str) -> Any:
-    """Return the tokenizer of a folder or hub id, or `ByteTokenizer` for `bytes`; UsageError when there is none."""
+    """Return the tokenizer of a folder or hub id, or `ByteTokenizer` for `bytes`; raise UsageError if none loads."""
     if spec == BYTES:
         return ByteTokenizer()
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(spec)
-    except Exception as error:  # files that are no tokenizer fail in as many ways as there are readers of them
+    except Exception as error:  # each reader of tokenizer files fails in its own way
         what = (
-            "no tokenizer can be read from it" if Path(spec).is_dir() else "neither a folder nor to be had from the hub"
+            "the folder has no loadable tokenizer" if Path(spec).is_dir() else "not a folder, not loadable from the hub"
         )
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"tokenizer {spec!r}: {what} ({reason}); give a folder, a hub id, or {BYTES} (one token a byte)"
+            f"tokenizer {spec!r}: {what} ({reason}); give a folder, a hub id, or {BYTES} (one token per byte)"
         ) from None
 
 
 def pad_id_of(tokenizer: Any) -> int:
-    """Return the id that fills rows up: the tokenizer's own, else its end of text, else 0 (padding is masked)."""
+    """Return the padding id: the tokenizer's, else its end-of-text id, else 0 (padding is masked)."""
     for name in ("pad_token_id", "eos_token_id"):
         found = getattr(tokenizer, name, None)
         if found is not None:

@@ -54,7 +54,7 @@ def read_tokens(
     samples = JsonlSamples(path, tokenizer, mask_prompt=mask_prompt, skip_bad=skip_bad)
     samples.on_read = on_row
     try:
-        rows = dict(samples.tokenised())
+        rows = dict(samples.tokenized())
         if not rows:
             raise UsageError(f"{path}: no row gives any tokens")
         prompt = prompt_template(samples.row(next(iter(rows))), tokenizer)

@@ -123,7 +123,7 @@ def test_a_row_that_gives_nothing_is_named_or_counted(
     data = write_rows(tmp_path / "bad.jsonl", [{"text": "sort"}, {"titel": "x"}, {"instruction": "a", "response": ""}])
     build = ("data", "lengths", "build", "-d", data, "-t", tiny_tokenizer, "-o", tmp_path / "l.bin")
     assert qm(*build) == 2
-    assert capsys.readouterr().err.startswith(f"qm: {data}:2: no text in it")
+    assert capsys.readouterr().err.startswith(f"qm: {data}:2: no text in the row")
     assert not (tmp_path / "l.bin").exists()
     assert qm(*build, "--skip-bad", "--json") == 0
     report = told(capsys)
@@ -246,7 +246,7 @@ def test_a_tokenizer_that_is_not_there_is_one_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert qm("data", "lengths", "build", "-d", rows, "-t", tmp_path / "empty", "-o", tmp_path / "l.bin") == 2
-    assert "no tokenizer can be read from it" in capsys.readouterr().err
+    assert "the folder has no loadable tokenizer" in capsys.readouterr().err
 
 
 def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:

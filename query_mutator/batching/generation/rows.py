@@ -1,11 +1,11 @@
 """From a row of a JSONL file to token ids, whatever its shape.
 
-    {"input_ids": [..], "loss_mask": [..]}            as they are (without a mask: all ones)
+    {"input_ids": [..], "loss_mask": [..]}            unchanged (without a mask: all ones)
     {"messages": [{"role": .., "content": ..}, ..]}   the tokenizer's chat template, or headed paragraphs
     {"instruction": .., "input": .., "response": ..}  headed paragraphs; `prompt`/`completion` mean the same
-    {"text": ..} or {"content": ..} or {"input": ..}  every token is learned
+    {"text": ..} or {"content": ..} or {"input": ..}  every token has a loss
 
-A row that gives nothing is a `DatasetError` naming file and line; with `skip_bad` it is counted instead.
+A row without tokens is a `DatasetError` with file and line; with `skip_bad` it is counted instead.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.files import BatchFileError
+from query_mutator.batching.files import reading
 from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError, UsageError
 
 TEXT_KEYS = ("text", "content", "input")
-#: How a pair's first half is put: what a model trained on pairs has to be asked with.
+# Template of a pair's first half; a model trained on pairs must be prompted with it.
 INSTRUCTION_PROMPT = "### Instruction:\n{instruction}\n\n### Response:\n"
 PROBE = "a"
 HASH_LENGTH = 16
 
 
 class Tokenizer(Protocol):
-    """Anything that turns text into token ids; `eos_token_id`, `chat_template` and so on are used where they exist."""
+    """Anything that turns text into token ids; `eos_token_id` and `chat_template` are used if they exist."""
 
     def encode(self, text: str) -> Any:
         """Return the ids, or an object with `.ids` (as the `tokenizers` library does)."""
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
 
 class TokenRow(NamedTuple):
-    """Token ids int32 [L] and loss mask uint8 [L] (1 = learned) of one row."""
+    """Token ids int32 [L] and loss mask uint8 [L] (1 = has a loss) of one row."""
 
     input_ids: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
@@ -51,12 +51,12 @@ class TokenRow(NamedTuple):
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return 16 hex digits that change with anything that changes the token ids a tokenizer gives."""
+    """Return 16 hex digits that change with anything that changes a tokenizer's token ids."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     parts = [backend.to_str()] if hasattr(backend, "to_str") else []
     if not parts and hasattr(tokenizer, "get_vocab"):
         parts = [json.dumps(tokenizer.get_vocab(), sort_keys=True)]
-    if not parts:  # nothing to look into: what it does to a text has to do
+    if not parts:  # an opaque tokenizer: hash its output for some texts
         parts = [repr(_ids(tokenizer.encode(text))) for text in ("The quick brown fox, 0123456789.", "äöü \n\t {}", "")]
     parts += [str(getattr(tokenizer, name, None)) for name in ("bos_token_id", "eos_token_id", "chat_template")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:HASH_LENGTH]
@@ -67,7 +67,7 @@ def _ids(encoded: Any) -> list[int]:
 
 
 class RowTokenizer:
-    """Turns rows into tokens; special tokens the tokenizer puts around a text come once, around the whole row."""
+    """Turn rows into tokens; the tokenizer's special tokens around a text occur once, around the whole row."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, mask_prompt: bool = True) -> None:
         self.tokenizer: Any = tokenizer
@@ -84,7 +84,7 @@ class RowTokenizer:
         try:
             bare = _ids(self.tokenizer.encode(PROBE, add_special_tokens=False))
             self._encode = lambda text: _ids(self.tokenizer.encode(text, add_special_tokens=False))
-        except TypeError:  # a plain encode(text): what it gives for "" stands before every text
+        except TypeError:  # a plain encode(text): its ids for "" precede every text
             before = _ids(self.tokenizer.encode(""))
             bare = full[len(before) :]
             self._encode = lambda text: _ids(self.tokenizer.encode(text))[len(before) :]
@@ -94,7 +94,7 @@ class RowTokenizer:
                 return
 
     def tokens(self, row: Mapping[str, Any]) -> TokenRow:
-        """Return the tokens of a row; ValueError says why it gives none."""
+        """Return the tokens of a row; raise ValueError if it has none."""
         if "input_ids" in row:
             return self._ready(row)
         if "messages" in row:
@@ -103,33 +103,33 @@ class RowTokenizer:
         if parts is None:
             text = next((row[key] for key in TEXT_KEYS if row.get(key)), None)
             if not isinstance(text, str):
-                raise ValueError(f"no text in it: its keys are {', '.join(row) or 'none'}")
+                raise ValueError(f"no text in the row; its keys are {', '.join(row) or 'none'}")
             parts = [(text, True)]
         return self._from_parts(parts)
 
     def pair(self, prompt: str, answer: str) -> TokenRow:
-        """Return the tokens of a prompt, which is not learned, and its answer, which is."""
+        """Return the tokens of a prompt, without loss, and its answer, with loss."""
         return self._from_parts([(prompt, False), (answer, True)])
 
     def _ready(self, row: Mapping[str, Any]) -> TokenRow:
         ids = np.asarray(row["input_ids"])
         mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-            raise ValueError("input_ids is a list of at least one token id")
+            raise ValueError("input_ids must be a list of at least one token id")
         if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"loss_mask is a list of {len(ids)} zeros and ones, one for each of input_ids")
+            raise ValueError(f"loss_mask must be a list of {len(ids)} zeros and ones, one per token")
         if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
             raise ValueError("a token id is out of range")
         return TokenRow(ids.astype(np.int32), mask.astype(np.uint8))
 
     def _pair_parts(self, row: Mapping[str, Any]) -> list[tuple[str, bool]] | None:
-        """Return prompt and answer as parts (text, learned), or None when the row is no such pair."""
+        """Return prompt and answer as parts (text, has loss), or None if the row is not such a pair."""
         for asked, answered in (("instruction", "response"), ("instruction", "output"), ("prompt", "completion")):
             if asked not in row or answered not in row:
                 continue
             prompt, answer = row[asked], row[answered]
             if not (isinstance(prompt, str) and isinstance(answer, str) and answer):
-                raise ValueError(f"{asked} and {answered} are texts, and {answered} is not empty")
+                raise ValueError(f"{asked} and {answered} must be texts, {answered} not empty")
             if isinstance(row.get("input"), str) and row["input"]:
                 prompt = f"{prompt}\n\n{row['input']}"
             return [(INSTRUCTION_PROMPT.replace("{instruction}", prompt), False), (answer, True)]
@@ -137,9 +137,9 @@ class RowTokenizer:
 
     def _message_parts(self, messages: Any) -> list[tuple[str, bool]]:
         if not isinstance(messages, list) or not messages:
-            raise ValueError("messages is a list of at least one message")
+            raise ValueError("messages must be a list of at least one message")
         if not all(isinstance(item, dict) and isinstance(item.get("content"), str) for item in messages):
-            raise ValueError("every message has a role and a content that is text")
+            raise ValueError("every message needs a role and a content that is text")
         if getattr(self.tokenizer, "chat_template", None):
             return self._template_parts(messages)
         parts = []
@@ -149,7 +149,7 @@ class RowTokenizer:
         return parts
 
     def _template_parts(self, messages: list[dict[str, str]]) -> list[tuple[str, bool]]:
-        """Cut the chat template's text where each assistant message begins and ends."""
+        """Split the chat template's text where assistant messages begin and end."""
         parts, done = [], ""
         for number, item in enumerate(messages, start=1):
             if item.get("role") == "assistant":
@@ -159,7 +159,7 @@ class RowTokenizer:
                     done = opened
             text = self._template(messages[:number])
             if not text.startswith(done):
-                raise ValueError("the chat template rewrites earlier messages, so answers cannot be told from prompts")
+                raise ValueError("the chat template rewrites earlier messages; prompts cannot be masked")
             parts.append((text[len(done) :], item.get("role") == "assistant"))
             done = text
         return parts
@@ -169,26 +169,26 @@ class RowTokenizer:
 
     def _from_parts(self, parts: list[tuple[str, bool]]) -> TokenRow:
         if self._encode is None:
-            raise ValueError("it holds text: a tokenizer is needed")
+            raise ValueError("the row has text; give a tokenizer")
         ids, mask = list(self._before), [0] * len(self._before)
         for text, learned in parts:
             piece = self._encode(text)
             ids += piece
             mask += [int(learned or not self.mask_prompt)] * len(piece)
         if len(ids) == len(self._before):
-            raise ValueError("its text gives no tokens")
+            raise ValueError("the text has no tokens")
         end = self._after or ([] if self.eos is None or ids[-1] == self.eos else [self.eos])
         ids += end
         mask += [int(parts[-1][1] or not self.mask_prompt)] * len(end)
         if not any(mask):
-            raise ValueError("no token of it would be learned")
+            raise ValueError("no token has a loss")
         return TokenRow(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))
 
 
 def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
-    """Return how a row of this shape puts what is asked, with {instruction} in its place.
+    """Return the prompt template of a row of this shape, with a placeholder {instruction}.
 
-    None where the tokenizer's chat template does, or for ready token ids.
+    Returns None for token ids, and if the tokenizer's chat template applies.
     """
     if "input_ids" in row:
         return None
@@ -199,20 +199,17 @@ def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
 
 
 class JsonlIndex:
-    """Where the rows of a JSONL file begin: any row is read by one seek; 8 bytes a row in memory."""
+    """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         begins, lines, position = [], [], 0
-        try:
-            with self.path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        begins.append(position)
-                        lines.append(number)
-                    position += len(line)
-        except OSError as error:
-            raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
+        with reading(path), self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    begins.append(position)
+                    lines.append(number)
+                position += len(line)
         self.begins = np.array(begins, dtype=np.int64)  # [rows]
         self.lines = np.array(lines, dtype=np.int64)  # [rows], from 1
 
@@ -220,7 +217,7 @@ class JsonlIndex:
         return len(self.begins)
 
     def rows(self, order: NDArray[np.int64] | None = None, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield row number and raw line, in the file's order or in `order`, from its place `start` on."""
+        """Yield row number and raw line, in the file's order or in `order`, from position `start`."""
         numbers = np.arange(len(self)) if order is None else order
         with self.path.open("rb") as file:
             for number in numbers[start:].tolist():
@@ -233,18 +230,18 @@ class JsonlIndex:
 
 
 def parse_row(line: bytes, where: str) -> dict[str, Any]:
-    """Return the object of one line; DatasetError beginning with `where` when it is none."""
+    """Return the object of one line; raise DatasetError, prefixed with `where`, for any other line."""
     try:
         row = json.loads(line)
     except ValueError as error:
         raise DatasetError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise DatasetError(f"{where}: a JSON object is needed")
+        raise DatasetError(f"{where}: not a JSON object")
     return row
 
 
 def row_id(row: Mapping[str, Any], number: int, *, dataset_id: str) -> str:
-    """Return `sample_id` or `id` of a row (0 is an id), else the data set's name and the row's number."""
+    """Return `sample_id` or `id` of a row (0 is valid), else the data set's name and the row's number."""
     for key in ("sample_id", "id"):
         if row.get(key) is not None:
             return sample_id_of(row[key])
@@ -252,9 +249,9 @@ def row_id(row: Mapping[str, Any], number: int, *, dataset_id: str) -> str:
 
 
 class JsonlSamples(Mapping[str, TokenRow]):
-    """The rows of a JSONL file by sample id, tokenised when asked for: what a BatchWriter reads without holding them.
+    """Rows of a JSONL file by sample id, tokenized on access, so that a BatchWriter holds few in memory.
 
-    `skip_bad` leaves out rows that give nothing and counts them in `bad_rows`.
+    `skip_bad` leaves out rows without tokens and counts them in `bad_rows`.
     """
 
     def __init__(
@@ -290,7 +287,7 @@ class JsonlSamples(Mapping[str, TokenRow]):
             self.first_errors.append(str(error))
 
     def row(self, sample_id: str) -> dict[str, Any]:
-        """Return the row of a sample as it stands in the file."""
+        """Return the row of a sample in the file."""
         number = self._numbers[sample_id]
         self._file.seek(int(self.index.begins[number]))
         return parse_row(self._file.readline(), self.index.where(number))
@@ -313,11 +310,11 @@ class JsonlSamples(Mapping[str, TokenRow]):
         return len(self._numbers)
 
     def lengths(self) -> dict[str, int]:
-        """Return the length of every row by id; see `tokenised` for rows that give nothing."""
-        return {name: row.length for name, row in self.tokenised()}
+        """Return the length of every row by id; see `tokenized` for rows without tokens."""
+        return {name: row.length for name, row in self.tokenized()}
 
-    def tokenised(self) -> Iterator[tuple[str, TokenRow]]:
-        """Yield id and tokens of every row; rows that give nothing are errors, or counted and out of the mapping."""
+    def tokenized(self) -> Iterator[tuple[str, TokenRow]]:
+        """Yield id and tokens of every row; rows without tokens are errors, or counted and removed with `skip_bad`."""
         for name in list(self._numbers):
             try:
                 row = self[name]

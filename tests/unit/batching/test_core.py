@@ -62,7 +62,7 @@ def test_a_sample_is_read_only() -> None:
         ([1, 2], [1], None, "2 input_ids but 1"),
         ([1, 2], [1, 2], None, "0 and 1"),
         ([1, 2], [1, 1], [0], "1 segment_ids"),
-        ([1, 2], [1, 1], [1, 0], "must not decrease"),
+        ([1, 2], [1, 1], [1, 0], "non-decreasing"),
         ([1.5, 2], [1, 1], None, "integers"),
         ([2**40, 2], [1, 1], None, "outside the range of int32"),
     ],
