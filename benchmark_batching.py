@@ -45,7 +45,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import OperatorContext
-from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_json
+from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_rows
 from query_mutator.types import ChatRequest, Completion
 
 PROG = "benchmark_batching"
@@ -160,9 +160,11 @@ def main(argv: Sequence[str]) -> int:
     print(table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows]))
     print(*filter(None, (slots_advice(slots, max(config.sizes)), str(recommended))), sep="\n")
     if config.json is not None:
-        print(write_json(rows, Path(config.json), slots=slots, recommended=recommended))
+        write_rows(rows, Path(config.json), slots=slots, recommended=recommended)
+        print(config.json)
     if config.picture is not None:
-        print(draw_speedup(rows, Path(config.picture), slots=slots, title=system.about))
+        draw_speedup(rows, Path(config.picture), slots=slots, title=system.about)
+        print(config.picture)
     return 0
 
 

@@ -30,7 +30,6 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.files import read_json_lines
 from query_mutator.llm.counted import CallTotals
 from query_mutator.llm.probe import slots_advice, slots_under_load
 from query_mutator.plugins import plugin_hashes
@@ -275,9 +274,9 @@ class Trainer:
                 self.evaluator, self.system, self.task, self.split.test, self.learner.frozen, seed=config.seed
             )
         self.run_dir.write_json(self.run_dir.summary_path, self._summary(report, wall_s))
-        rows = list(read_json_lines(self.run_dir.metrics_path))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
-        draw_learning_curve(rows, self.run_dir.curve_path, title=f"{target}, seed {config.seed}")
+        curve_title = f"{target}, seed {config.seed}"
+        draw_learning_curve(self.run_dir.metrics_path, self.run_dir.curve_path, title=curve_title)
         if report:
             print(result_table(report))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")

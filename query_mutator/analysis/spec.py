@@ -12,11 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from query_mutator.analysis.reducers import Reducer
 from query_mutator.analysis.tables import read_mapping
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
+Reducer = Literal[
+    "last", "best_so_far", "mean_last_k", "auc", "time_to_threshold", "rate", "mean", "median", "max", "min"
+]
 Direction = Literal["up", "down", "-"]
 Role = Literal["performance", "throughput", "stability", "diagnostic"]
 Rule = Literal["nan", "above", "below", "spike", "plateau"]

@@ -1,15 +1,27 @@
-"""What batching was worth: the rows of `benchmark_batching.py`, the recommendation that follows, and their picture."""
+"""The speed-up from batching: the rows of `benchmark_batching.py`, the recommended flags, and a figure."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from query_mutator.files import disk_errors
+from query_mutator.analysis.figures import new_figure, save_figure
+from query_mutator.files import write_json
+
+__all__ = [
+    "BATCHED",
+    "HEADER",
+    "Measurement",
+    "Mode",
+    "Recommendation",
+    "Row",
+    "draw_speedup",
+    "recommend",
+    "write_rows",
+]
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
 
@@ -23,12 +35,12 @@ _IDEAL = "#888888"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One run of one mode: wall time and what its calls took; times in seconds."""
+    """One run of one mode; times in seconds."""
 
     calls: int
     wall_s: float
-    service_s: float  # sum over the calls, by the server's account
-    p50_s: float  # of what the client waited for a call
+    service_s: float  # sum over the calls, as reported by the server
+    p50_s: float  # latency of a call, measured by the client
     p95_s: float
     queue_wait_s: float  # mean over the calls
 
@@ -43,14 +55,14 @@ class Row:
     wall_s: float
     calls_per_s: float
     speedup: float  # over sequential
-    efficiency: float  # the least wall time the server's work allows on so many slots, over the real one
+    efficiency: float  # shortest possible wall time with this many slots, over the measured one
     p50_s: float
     p95_s: float
     queue_wait_s: float
 
     @classmethod
     def of(cls, runs: Sequence[Measurement], *, mode: Mode, batch_size: int, slots: int, sequential_s: float) -> Row:
-        """Return the medians of the runs of one mode and batch size, against a sequential run's wall time."""
+        """Return the medians over the runs of one mode and batch size, compared with a sequential run."""
         wall_s = statistics.median(run.wall_s for run in runs)
         at_once = min(batch_size, slots)
         return cls(
@@ -75,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The flags for the trainer, and why."""
+    """Recommended flags for the trainer, and the reason."""
 
     batch_size: int
     num_processes: int
@@ -86,10 +98,10 @@ class Recommendation:
 
 
 def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation:
-    """Return the smallest batch size whose asynchronous rate is within 5 % of the best, and twice as many environments.
+    """Recommend the smallest batch size whose asynchronous rate is within 5 % of the best, and twice the environments.
 
-    With two environments for each call in flight, one is nearly always ready when another's reply comes. `slots` is
-    what the server was seen to work on at once; None when that is not known.
+    With two environments per call in flight, one is nearly always ready when a reply arrives. `slots` is the number of
+    calls that the server processes at the same time, None when unknown.
     """
     candidates = sorted((row for row in rows if row.mode == "async"), key=lambda row: row.batch_size)
     best = max(row.calls_per_s for row in candidates)
@@ -97,28 +109,22 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation:
     if slots is not None and slots < candidates[-1].batch_size:
         reason = f"the server answers about {slots} call{'s' if slots > 1 else ''} at a time"
     elif chosen is candidates[-1]:
-        reason = "the largest size measured, a larger one may be faster yet"
+        reason = "the largest size measured; a larger one may be faster still"
     else:
         reason = f"larger sizes gain less than {1 - WORTHWHILE:.0%}"
     rate = f"{chosen.calls_per_s:.1f} calls/s, {chosen.speedup:.1f} times sequential"
     return Recommendation(batch_size=chosen.batch_size, num_processes=2 * chosen.batch_size, why=f"{rate}; {reason}")
 
 
-def write_json(rows: Sequence[Row], path: Path, *, slots: int | None, recommended: Recommendation) -> Path:
+def write_rows(rows: Sequence[Row], path: Path, *, slots: int | None, recommended: Recommendation) -> None:
     """Write rows, slots and recommendation as one JSON object."""
-    report = {"rows": [asdict(row) for row in rows], "inferred_slots": slots, "recommended": asdict(recommended)}
-    with disk_errors(path):
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return path
+    rows_json = [asdict(row) for row in rows]
+    write_json(path, {"rows": rows_json, "inferred_slots": slots, "recommended": asdict(recommended)})
 
 
-def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: str) -> Path:
-    """Write a PNG: speed-up over sequential against batch size, and the ideal, which ends at the server's slots."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # no window, whatever the machine's default is
+def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: str) -> None:
+    """Draw the speed-up over sequential against batch size, and the ideal, which is bounded by the server's slots."""
+    figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
     sizes = sorted({row.batch_size for row in rows if row.mode in BATCHED})
     axes.plot(sizes, [min(size, slots or size) for size in sizes], "--", color=_IDEAL, label="ideal")
@@ -134,6 +140,4 @@ def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: s
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
-    with disk_errors(path):
-        figure.savefig(path)
-    return path
+    save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""The result table: one row a way of asking, per cent with 95 % intervals."""
+"""The result table of an evaluation: one row per method, in per cent with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any
 
 from query_mutator.cli.console import table
 
+__all__ = ["assistant_name", "result_table"]
+
 _HEADER = ("", "success", "score", "false refusals", "guard refusals", "calls/question", "policy minus this")
 
 
 def assistant_name(target: str, *, embedded: bool) -> str:
-    """Return the target's name, with a word that says so when it is the assistant we bring ourselves."""
+    """Return the target's name, marked when it is the embedded assistant."""
     return f"{target} (the embedded assistant)" if embedded else target
 
 
 def result_table(report: Mapping[str, Any]) -> str:
-    """Return the table of an evaluation report, with what its rows mean underneath."""
+    """Return the table of an evaluation report, with notes on its rows."""
     target = assistant_name(report["target"], embedded=report["embedded"])
     title = f"{report['n']} held-out questions, answered by {target}; per cent with 95 % intervals"
     rows = [_row(name, method, report["policy_minus"].get(name)) for name, method in report["methods"].items()]
     notes = [
-        f"best_single: {report['best_single_operator']}; best_of_k: k = {report['k']} answers a question",
-        "false refusals: refused although harmless; guard refusals: refused, and rightly so",
+        f"best_single: {report['best_single_operator']}; best_of_k: k = {report['k']} answers per question",
+        "false refusals: refusals of harmless questions; guard refusals: refusals of questions that should be refused",
     ]
     return "\n".join([table(title, _HEADER, rows), *notes])
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "BOOTSTRAP_FROM", "WHOLE_LINE", "Interval", "mean_interval", "paired_interval", "student_t", "welch",
+    "BOOTSTRAP_FROM", "WHOLE_LINE", "Floats", "Interval", "mean_interval", "paired_interval", "student_t", "welch",
     "welch_interval", "wilson_interval",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from query_mutator.analysis.reducers import Reducer
+from query_mutator.analysis.spec import Reducer
 
 __all__ = ["SweepFlags"]
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from query_mutator.analysis.figures import new_figure, save_figure
+from query_mutator.stats.intervals import Floats
 from query_mutator.sweep.results import SettingResult
-from query_mutator.sweep.surface import AxisOptimum, Floats, Optimum
+from query_mutator.sweep.surface import AxisOptimum, Optimum
 
 __all__ = ["draw_sweep"]
 

@@ -20,10 +20,9 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t
 
-Floats = NDArray[np.float64]
+from query_mutator.stats.intervals import Floats, student_t
+
 Kind = Literal["interior", "edge", "undecided"]
 
 CONFIDENCE = 0.95
@@ -111,7 +110,7 @@ def _not_told_from_the_best(logs: Floats, values: Floats, confidence: float) -> 
     if not degrees:
         return np.asarray(settings[[best]])
     variance = float(((values - means[cell.ravel()]) ** 2).sum() / degrees)
-    far = float(t.ppf(1 - (1 - confidence) / (len(settings) - 1), degrees))
+    far = student_t(degrees, level=1 - 2 * (1 - confidence) / (len(settings) - 1))  # one-sided
     return np.asarray(settings[means[best] - means <= far * np.sqrt(variance * (1 / count + 1 / count[best]))])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from query_mutator.report.curve import draw_learning_curve, series, smoothed
+from query_mutator.files import JsonLines
+from query_mutator.report.curve import draw_learning_curve, smoothed
 from query_mutator.report.table import result_table
 
 ROWS = [
@@ -18,26 +20,30 @@ ROWS = [
 ]
 
 
-def test_series_takes_the_rows_that_have_the_key() -> None:
-    assert series(ROWS, "eval/success") == ([0.0, 1024.0], [0.3, 0.45])
-    assert series(ROWS, "losses/entropy") == ([], [])
-
-
 def test_smoothing_is_a_corrected_moving_average() -> None:
     # weights of the past 1/2: (1 * 0 + 2 * 1) / 3, then (1 * 0 + 2 * 1 + 4 * 1) / 7
     assert smoothed([0.0, 1.0, 1.0], weight=0.5) == pytest.approx([0.0, 2 / 3, 6 / 7])
     assert smoothed([]) == []
 
 
+def draw(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
+    """Write rows to metrics.jsonl as a run does; return the picture drawn from them."""
+    metrics = JsonLines(folder / "metrics.jsonl")
+    metrics.append(*rows)
+    metrics.close()
+    draw_learning_curve(folder / "metrics.jsonl", folder / "curve.png", title="a target")
+    return folder / "curve.png"
+
+
 def test_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
-    content = draw_learning_curve(ROWS, tmp_path / "curve.png", title="a target").read_bytes()
+    content = draw(tmp_path, ROWS).read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", content[16:24])
     assert (width, height) == (960, 540)
 
 
 def test_run_without_a_row_still_has_a_picture(tmp_path: Path) -> None:
-    assert draw_learning_curve([], tmp_path / "curve.png", title="nothing yet").exists()
+    assert draw(tmp_path, []).exists()
 
 
 METHOD = {

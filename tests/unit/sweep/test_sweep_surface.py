@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from query_mutator.sweep.surface import Floats, Optimum, find_optimum, pareto_front
+from query_mutator.stats.intervals import Floats
+from query_mutator.sweep.surface import Optimum, find_optimum, pareto_front
 
 REPEATS = 200
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
