@@ -9,7 +9,7 @@ from query_mutator.embedded.corpus import load_corpus
 from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.rules.inflect import forms, plural
-from query_mutator.embedded.rules.slips import slip_cost
+from query_mutator.embedded.rules.spelling import slip_cost
 from query_mutator.embedded.rules.text import sentences, tidy, tokens
 from query_mutator.operators import OperatorContext
 

@@ -1,26 +1,25 @@
-"""The rewrite rules behind the operators: one noun per file, glossaries as data files beside them."""
+"""The rewrite rules behind the operators, with their glossaries as data files.
+
+`make_rules` returns the rule of every operator by name: a function from a `Task` to a rewritten question. It takes the
+known words (`Lexicon`) and the technical phrases (`Phrasebook`). Only `embedded/rewriter.py` imports this package.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from query_mutator.embedded.rules.context import add_context
-from query_mutator.embedded.rules.expand import Expand
 from query_mutator.embedded.rules.filler import Filler
-from query_mutator.embedded.rules.grammar import repair
 from query_mutator.embedded.rules.imperative import Imperative
 from query_mutator.embedded.rules.inflect import stems
-from query_mutator.embedded.rules.keywords import Keywords
 from query_mutator.embedded.rules.lexicon import Lexicon
-from query_mutator.embedded.rules.merge import Merge
 from query_mutator.embedded.rules.neutral import Neutral
 from query_mutator.embedded.rules.phrasebook import Phrasebook
+from query_mutator.embedded.rules.phrases import PhraseTable
+from query_mutator.embedded.rules.simple import Merge, add_context, first_part, keywords, repair
 from query_mutator.embedded.rules.slang import Slang
 from query_mutator.embedded.rules.spelling import Spelling
-from query_mutator.embedded.rules.split import first_part
 from query_mutator.embedded.rules.tables import load_words
-from query_mutator.embedded.rules.terms import Terms
 from query_mutator.embedded.rules.text import words
 
 DOMAIN = "Python's standard library"
@@ -30,7 +29,7 @@ __all__ = ["DOMAIN", "Lexicon", "Phrasebook", "Rule", "Task", "make_rules"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a prompt hands to a rule."""
+    """The input of a rule."""
 
     question: str
     neighbour: str | None = None
@@ -39,27 +38,26 @@ class Task:
 
 Rule = Callable[[Task], str]
 
-BLURRING = ("imperative", "keywords", "merge")  # rules that drop or add words, and with them whom a question is about
+#: Rules that drop or add words, and could lose whom a question is about.
+BLURRING = ("imperative", "keywords", "merge")
 
 
 def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
-    """Return the rule of every operator by name; a new operator's rule is added here."""
-    slang, terms, neutral = Slang(lexicon), Terms(), Neutral(lexicon)
-    # Glossary words are known words, however unusual: "nuke" is not a slip for "nike".
-    spelling = Spelling(
-        lexicon, keep=slang.glossary() | terms.glossary() | neutral.glossary() | load_words("crimes.txt")
-    )
+    """Return the rule of every operator by name; add the rule of a new operator here."""
+    slang, terms, neutral = Slang(lexicon), PhraseTable.load("terms.tsv"), Neutral(lexicon)
+    # Glossary words are known words: "nuke" is not a slip for "nike".
+    spelling = Spelling(lexicon, keep=slang.glossary | terms.words() | neutral.glossary() | load_words("crimes.txt"))
     of_question: dict[str, Callable[[str], str]] = {
         "spelling": spelling,
         "slang": slang,
-        "terms": terms,
+        "terms": terms.apply,
         "neutral": neutral,
         "filler": Filler(lexicon),
         "imperative": Imperative(lexicon),
-        "keywords": Keywords(),
+        "keywords": keywords,
         "first_part": first_part,
         "grammar": repair,
-        "expand": Expand(phrasebook),
+        "expand": phrasebook.expand,
     }
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)
@@ -69,7 +67,7 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
 
 
 def _unless_about_people(rule: Rule) -> Rule:
-    """Return a rule that leaves a question alone that names a person, an animal or property."""
+    """Return a rule that keeps questions which name a person, an animal or property."""
     living = load_words("living.txt")
 
     def carry_out(task: Task) -> str:

@@ -1,35 +1,35 @@
-"""Filler: greetings, thanks, hedges and back-story go; the clauses that say what is asked stay."""
+"""Filler: remove greetings, thanks, hedges and back-story; keep the clauses that ask something."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
 
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import sentences, tidy, words
 
-#: A clause with fewer points than this is back-story: a noun of computing counts 1, another corpus word less.
+__all__ = ["Filler"]
+
+#: A clause with fewer points is back-story: a noun of computing counts 1, another corpus word less.
 MIN_POINTS = 0.8
-#: Shorter texts keep all their clauses: a word outside the corpus may be the one that matters.
+#: Shorter texts keep all their clauses, because a word outside the corpus may be important.
 LONG_FROM_WORDS = 25
 CORPUS_WORD_POINTS = 0.4
 _ASIDE = re.compile(r"\s*\([^()]*\)|\s+[-–—]\s[^.!?]*\s[-–—](?=\s)")
-#: Where a clause may be left out without breaking the sentence.
+#: Where a clause can be removed without breaking the sentence.
 _CLAUSE = re.compile(r"(?<=[,;:])\s+|\s+(?=(?:because|but|so that|although|while|whereas|which)\b)")
 
 
 @cache
 def _fillers() -> re.Pattern[str]:
-    text = resources.files(__package__).joinpath("fillers.txt").read_text(encoding="utf-8")
-    phrases = [line for line in text.splitlines() if line and not line.startswith("#")]
+    phrases = [row[0] for row in load_rows("fillers.txt")]
     return re.compile(rf"(?<![\w-])(?:{'|'.join(phrases)})(?![\w-])\s*[,!]?", re.IGNORECASE)
 
 
 class Filler:
-    """Keeps what says something about the request, in the asker's own words and order."""
+    """Keeps the words that describe the request, in their order."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
@@ -37,7 +37,7 @@ class Filler:
         self._nouns = frozenset(word for row in load_rows("nouns.tsv") for word in row[1].split())
 
     def __call__(self, text: str) -> str:
-        """Return the text without filler; where nothing is about computing, without greetings and hedges only."""
+        """Return the text without filler; if nothing is about computing, remove greetings and hedges only."""
         cleaned = [sentence for sentence in map(self.clean, sentences(text)) if words(sentence)]
         if sum(len(words(sentence)) for sentence in cleaned) < LONG_FROM_WORDS:
             return " ".join(cleaned) or text
@@ -45,7 +45,7 @@ class Filler:
         return " ".join(shortened or cleaned) or text
 
     def _shorten(self, sentence: str) -> str:
-        """Return a sentence without its clauses of back-story, or an empty text when that is all of it."""
+        """Return a sentence without its clauses of back-story, or an empty text if nothing is left."""
         kept = " ".join(clause for clause in _CLAUSE.split(sentence) if self.points(clause) >= MIN_POINTS)
         end = sentence[-1] if sentence[-1] in ".?!" else ""
         return tidy(kept.rstrip(" ,;:.?!")) + end if kept else ""
@@ -56,7 +56,7 @@ class Filler:
         return tidy(re.sub(r"^(?:but|so|and|or|well)\b,?\s+", "", cleaned, flags=re.IGNORECASE))
 
     def points(self, sentence: str) -> float:
-        """Return how much a sentence says about computing."""
+        """Return the points of a sentence for words of computing."""
         return sum(self._worth(word) for word in words(sentence) if word not in self._stopwords)
 
     def _worth(self, word: str) -> float:

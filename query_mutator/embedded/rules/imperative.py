@@ -8,7 +8,9 @@ from functools import cache
 from query_mutator.embedded.rules.inflect import forms, stems
 from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.tables import load_rows
-from query_mutator.embedded.rules.text import capitalise, sentences, tidy
+from query_mutator.embedded.rules.text import capitalize, sentences, tidy
+
+__all__ = ["Imperative"]
 
 _LEAD_IN = re.compile(
     r"(?:so|and|but|ok|okay|well|now|also|then|please|hi|hello|hey|(?:in |with )?python|quick question)\b[,:]?\s+",
@@ -47,13 +49,13 @@ class Imperative:
         self._lexicon = lexicon
 
     def __call__(self, text: str) -> str:
-        """Return the text with its request in docstring phrasing; other sentences stay as they are."""
+        """Return the text with its request in docstring phrasing; other sentences stay."""
         found = sentences(text)
         rephrased = [self.rephrase(sentence) for sentence in found]
         return " ".join(new or old for old, new in zip(found, rephrased, strict=True))
 
     def rephrase(self, sentence: str) -> str | None:
-        """Return one sentence in docstring phrasing, or None where it asks for nothing."""
+        """Return one sentence in docstring phrasing, or None if it asks for nothing."""
         core = _TAIL.sub("", sentence, count=1)
         while lead_in := _LEAD_IN.match(core):
             core = core[lead_in.end() :]
@@ -62,7 +64,7 @@ class Imperative:
             match = pattern.match(request)
             if match is not None:
                 said = self._base_verb(_impersonal(shape.format(*(part or "" for part in match.groups()))))
-                return " ".join([tidy(f"{said}."), *(f"{capitalise(clause)}." for clause in before)])
+                return " ".join([tidy(f"{said}."), *(f"{capitalize(clause)}." for clause in before)])
         return None
 
     def _base_verb(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which words are known: the corpus vocabulary, an English word list, and the field's own words."""
+"""Which words are known: the corpus vocabulary, an English word list, and computing terms."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from functools import cached_property, lru_cache
 from query_mutator.embedded.rules.inflect import forms, plural, stems
 from query_mutator.embedded.rules.tables import load_words
 
-#: The place given to words that the English list does not rank.
+__all__ = ["UNRANKED", "Lexicon"]
+
+#: The rank of words that the English list does not have.
 UNRANKED = 30_000
-#: Places up to which a word is common enough to be meant, to be inflected, to be part of a compound.
+#: Ranks up to which a word is common enough to be a correction, to be inflected, to be part of a compound.
 _MEANT, _INFLECTED, _COMPOUNDED = 5_000, 16_000, 6_000
 _PREFIXES = ("un", "re", "pre", "non", "over", "sub", "multi")
 _ENDINGS = (
@@ -42,16 +44,16 @@ class Lexicon:
         return frozenset(form for word in corpus for form in (*forms(word)[:4], plural(word)))
 
     def core(self) -> frozenset[str]:
-        """Return the words a misspelt word is most likely to mean: the corpus, its forms, frequent English."""
+        """Return the most likely corrections of a misspelled word: the corpus, its inflections, frequent English."""
         frequent = {word for word, rank in self.ranks.items() if rank < _MEANT}
         return frozenset(self.vocabulary | self.field | frequent | self.inflected)
 
     def lists(self, word: str) -> bool:
-        """Return True when the word itself is in one of the lists."""
+        """Return whether the word itself is in one of the lists."""
         return word in self.vocabulary or word in self.ranks or word in self.field
 
     def _knows(self, word: str) -> bool:
-        """Return True when the word is listed, or formed by rule from a common word."""
+        """Return whether the word is listed, or derived by rule from a common word."""
         return self.lists(word) or self._is_inflected(word) or self._is_derived(word) or self._is_compound(word)
 
     def _is_inflected(self, word: str) -> bool:
@@ -63,7 +65,7 @@ class Lexicon:
         ended = (word.removesuffix(ending) + stem for ending, stem in _ENDINGS if word.endswith(ending))
         if any(len(stem) > 3 and self._ranks_below(stem, _INFLECTED) for stem in ended):
             return True
-        # a longer stem is asked for here: "untill" is a slip, not un- and till
+        # the stem must be longer here: "untill" is a slip, not un- and till
         prefixed = (word.removeprefix(prefix) for prefix in _PREFIXES if word.startswith(prefix))
         return any(len(stem) > 4 and self._ranks_below(stem, _INFLECTED) for stem in prefixed)
 

@@ -1,8 +1,8 @@
-"""Neutral wording: words that sound violent, but govern a computing noun, become what they mean there.
+"""Neutral wording: replace violent words that govern a computing noun by what they mean there.
 
-"kill a child process" -> "stop a child process"; "kill my neighbour" stays as it is. A verb is rewritten when its
-object (or, without one, its subject) is a noun of computing and no person, animal or property; what it becomes
-depends on that noun and on the words that follow ("crack a path open", "crack a line into words").
+"kill a child process" -> "stop a child process"; "kill my neighbour" stays. A verb is replaced if its object (or
+subject, without an object) is a noun of computing and not a person, animal or property; the replacement depends on that
+noun and on the words that follow ("crack a path open", "crack a line into words").
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from query_mutator.embedded.rules.phrases import (
 from query_mutator.embedded.rules.tables import grammar, load_classes, load_rows, load_words
 from query_mutator.embedded.rules.text import is_word, like, tokens
 
-WINDOW = 8
-#: In place of a meaning: the verb means what it says.
+__all__ = ["Neutral", "load_verbs"]
+
+WINDOW = 8  # words on each side that decide what a verb governs
+#: In place of a meaning: the verb is meant literally.
 KEEP = "keep"
 _STOPS = frozenset(".,;:!?()")
 _PRONOUNS, _STAND_INS, _BOUNDARIES = grammar("pronoun"), grammar("stand-in"), grammar("boundary")
 _DETERMINERS = grammar("determiner") | grammar("demonstrative")
-#: Nouns of computing that say nothing when they stand alone; "library" is in the name of the field, which may be added.
+#: Nouns of computing that say nothing alone; "library" is part of the field's name, which may have been added.
 _VAGUE = frozenset({"object", "objects", "library", "content", "contents", "part", "parts", "end", "start", "place"})
 _SKIPPED, _BEFORE_NOUN, _FAMILY = grammar("skipped"), grammar("before-noun"), grammar("family")
 
@@ -80,12 +82,12 @@ def _meanings(rules: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 class Neutral:
-    """Rewrites alarming words that govern computing nouns; all others stay."""
+    """Replaces violent words that govern computing nouns; all others stay."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._verbs = load_verbs()
         phrases = load_rows("neutral_phrases.tsv")
-        # Single words may be verbs as well ("attack"), so they come after the verbs; idioms hold verbs and come before.
+        # Idioms contain verbs and are replaced before them; single words may be verbs ("attack") and come after.
         self._idioms = PhraseTable(row for row in phrases if " " in row[0])
         self._nouns = PhraseTable(row for row in phrases if " " not in row[0])
         self._classes = {word: name for name, words in load_classes("nouns.tsv").items() for word in words}
@@ -95,8 +97,7 @@ class Neutral:
     def glossary(self) -> set[str]:
         """Return every word of the glossaries."""
         verbs = {word for found in self._verbs.values() for verb in found for word in verb.key}
-        phrases = self._idioms.written() | self._nouns.written()
-        return verbs | {word for key in phrases for word in key.split()}
+        return verbs | self._idioms.words() | self._nouns.words()
 
     def __call__(self, text: str) -> str:
         """Return the text in neutral words."""
@@ -146,7 +147,7 @@ class Neutral:
         raise AssertionError(f"{verb.key}: a row of neutral_verbs.tsv has no * meaning")
 
     def _governed(self, parts: list[str], at: int, span: Span) -> Governed | None:
-        """Return what the verb governs, or None where that is a person, property, or nothing of computing."""
+        """Return what the verb governs, or None for a person, property, or nothing of computing."""
         after = list(islice(_clause(parts[span.end :]), WINDOW))
         target = list(_noun_phrase(_words(span.gap))) or list(_noun_phrase(after))
         if self._lives(target) or (not target and self._lives(after)):
@@ -162,7 +163,7 @@ class Neutral:
         return Governed(found, is_object=False) if found else None
 
     def _lives(self, words: Iterable[str], *, but: frozenset[str] = frozenset()) -> bool:
-        """Return True when a word names a person, an animal or property, `but` the words given."""
+        """Return whether a word names a person, an animal or property, except the words `but`."""
         return any(stem in self._living and stem not in but for word in words for stem in stems(word))
 
     def _class_of(self, words: Sequence[str]) -> str | None:
@@ -176,7 +177,7 @@ class Neutral:
         return "data" if known else None
 
     def _class_in(self, parts: list[str]) -> str | None:
-        """Return the class of a noun anywhere in the text, for pronouns: none where people are spoken of too."""
+        """Return the class of a noun anywhere in the text, for pronouns; None if the text also mentions people."""
         spoken = list(_words(parts))
         if self._lives(spoken, but=_PRONOUNS):
             return None
@@ -206,7 +207,7 @@ def _clause(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _noun_phrase(words: Iterable[str]) -> Iterator[str]:
-    """Yield the words of the noun phrase at the start, without determiners and the like."""
+    """Yield the words of the noun phrase at the start, without determiners and adverbs."""
     begun = False
     for word in takewhile(lambda word: word not in _BOUNDARIES, islice(words, WINDOW)):
         if word in ("of", "from"):

@@ -1,7 +1,7 @@
-"""The phrasebook: what a question in everyday words may mean in the field's terms, found by words and by likeness.
+"""Expansion: add what a question in everyday words means in technical terms, found by words and by similarity.
 
-A row is a phrase in the field's terms and everyday ways to ask for the same. A question is compared with every row
-twice: by the words they share (BM25, Robertson and Zaragoza 2009) and by the cosine of its embedding and the row's.
+A row of the phrasebook is a technical phrase and everyday ways to ask for the same. A question is compared with every
+row twice: by shared words (BM25, Robertson and Zaragoza 2009) and by the cosine of the embeddings.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
 from query_mutator.encoder import Encoder, FloatArray, embed_documents
 
+__all__ = ["VECTORS", "Phrasebook", "embed_rows", "row_vectors", "texts_sha256"]
+
 ROWS, VECTORS = "phrasebook.tsv", "phrasebook.npz"
-#: BM25's saturation and length constants, and the weight of shared words beside the cosine.
+#: BM25's saturation and length constants, and the weight of shared words next to the cosine.
 _K1, _B, _WORDS_WEIGHT = 1.2, 0.5, 0.2
-#: The field's phrase counts twice among the words and half as much as the everyday ones in the embedding.
+#: The technical phrase counts twice among the words, and half as much as the everyday ones in the embedding.
 _TERM_WORDS, _TERM_VECTOR = 2, 0.5
-#: Rows that fit less say nothing about the question.
+#: Rows with a lower score do not match the question.
 MIN_SCORE = 0.4
 
 
 class Phrasebook:
-    """Finds what a question means in the field's terms; without an encoder by shared words alone."""
+    """Finds the technical phrase for a question; without an encoder by shared words alone."""
 
     def __init__(self, encoder: Encoder | None = None, *, cache: Path | None = None) -> None:
         self._phrases = [row[0] for row in load_rows(ROWS)]
@@ -41,12 +43,16 @@ class Phrasebook:
         self._encoder = encoder
         self._vectors = None if encoder is None else row_vectors(encoder, cache=cache)  # [rows, D]
 
-    def __contains__(self, phrase: object) -> bool:
-        """Return whether this is one of the book's phrases in the field's terms."""
-        return phrase in self._known
+    def expand(self, text: str) -> str:
+        """Return the text followed by the phrase in brackets, which replaces one that was added before."""
+        question, _, last = text.removesuffix(")").rpartition(" (")
+        if last not in self._known:
+            question = text
+        meaning = self.meaning(question)
+        return text if meaning is None else f"{question} ({meaning})"
 
     def meaning(self, text: str) -> str | None:
-        """Return the phrase of the best row, None where no row fits."""
+        """Return the phrase of the best row, or None if no row matches."""
         scores = _WORDS_WEIGHT * self._index.shares(_stems(text))
         if self._encoder is not None and self._vectors is not None:
             scores += self._vectors @ self._encoder.encode([text])[0]
@@ -57,7 +63,7 @@ class Phrasebook:
 
 
 class WordIndex:
-    """BM25 over small documents, as a share of what a document with all words of the question could reach."""
+    """BM25 over small documents, as a share of the best possible score for the question."""
 
     def __init__(self, documents: Sequence[Sequence[str]]) -> None:
         self._size = len(documents)
@@ -73,7 +79,7 @@ class WordIndex:
         }
 
     def shares(self, asked: Sequence[str]) -> FloatArray:
-        """Return one score per document, [n]; words that no document has count against all."""
+        """Return one score per document, [n]; words that no document has lower all scores."""
         scores = np.zeros(self._size, np.float32)
         total = 0.0
         for word in sorted(set(asked)):
@@ -88,7 +94,7 @@ _NOWHERE = (np.array([], np.intp), np.array([], np.float32))
 
 
 def row_vectors(encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
-    """Return a unit row [D] per row of the phrasebook: the packaged ones where they are of these weights and texts."""
+    """Return a unit row per row of the phrasebook, [n, D]: the packaged ones if weights and texts are the same."""
     with io.BytesIO(resources.files(__package__).joinpath(VECTORS).read_bytes()) as file, np.load(file) as saved:
         if str(saved["weights"]) == encoder.fingerprint.partition(":")[0] and str(saved["texts"]) == texts_sha256():
             return _unit(saved["rows"].astype(np.float32))

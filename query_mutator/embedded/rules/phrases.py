@@ -1,4 +1,4 @@
-"""A glossary that rewrites phrases: longest match first, inflected, with gaps ("chuck * out" -> "remove *")."""
+"""A glossary of phrases to replace: longest match first, inflected, with gaps ("chuck * out" -> "remove *")."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from query_mutator.embedded.rules.inflect import forms, plural
-from query_mutator.embedded.rules.tables import Row, grammar
+from query_mutator.embedded.rules.tables import Row, grammar, load_rows
 from query_mutator.embedded.rules.text import like, tidy, tokens
+
+__all__ = ["AUXILIARIES", "GAP", "NUMBER", "Phrase", "PhraseTable", "Span", "match_key", "previous_word", "spell_out"]
 
 GAP = "*"
 NUMBER = "<n>"
@@ -36,7 +38,7 @@ class Phrase(NamedTuple):
 
 
 def spell_out(key: str, replacement: str, kind: str) -> Iterator[Phrase]:
-    """Return the inflected ways to write one glossary row; kind is v (verb), n (noun) or - (as it stands)."""
+    """Yield the inflected forms of one glossary row; kind is v (verb), n (noun) or - (not inflected)."""
     if kind == "v":
         olds, news = forms(key), forms(replacement)
         for old, new in zip(olds[:3], news[:3], strict=True):
@@ -62,24 +64,18 @@ class PhraseTable:
         for found in self._by_first.values():
             found.sort(key=lambda phrase: -len(phrase.key))
 
-    def written(self) -> set[str]:
-        """Return every way a key can be written."""
-        return {" ".join(phrase.key) for found in self._by_first.values() for phrase in found}
+    @classmethod
+    def load(cls, name: str) -> PhraseTable:
+        """Return the table of a glossary file."""
+        return cls(load_rows(name))
+
+    def words(self) -> set[str]:
+        """Return every word of the keys, in all their forms."""
+        return {word for found in self._by_first.values() for phrase in found for word in phrase.key}
 
     def apply(self, text: str, *, allow: Callable[[list[str], int, int], bool] | None = None) -> str:
-        """Return the text with every phrase replaced that `allow(tokens, start, end)` does not hold back."""
+        """Return the text with every phrase replaced for which `allow(tokens, start, end)` is true."""
         return tidy("".join(self._rewrite(tokens(text), allow)))
-
-    def meanings(self, text: str) -> Iterator[str]:
-        """Yield what the phrases found in the text mean, then what those in their gaps mean."""
-        parts = tokens(text)
-        at = 0
-        while at < len(parts):
-            match = self._match(parts, at)
-            if match is not None:
-                yield " ".join(match[0].past.replace(GAP, " ").split())
-                yield from self.meanings("".join(match[1].gap))
-            at = match[1].end if match is not None else at + 1
 
     def _rewrite(self, parts: list[str], allow: Callable[[list[str], int, int], bool] | None) -> Iterator[str]:
         at = 0
@@ -139,7 +135,7 @@ def _fits(token: str, word: str) -> bool:
 
 
 def _gap_end(parts: Sequence[str], start: int, stop: str) -> int | None:
-    """Return the place of the word `stop`, at most MAX_GAP_WORDS words on within the same clause."""
+    """Return the index of the word `stop`, at most MAX_GAP_WORDS words away in the same clause."""
     count = 0
     for at in range(start, len(parts)):
         part = parts[at]

@@ -1,4 +1,4 @@
-"""Slang and chat abbreviations become plain English; letters repeated for effect and dropped g's are mended."""
+"""Slang: replace slang and chat abbreviations by plain English; fix repeated letters and dropped g's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import product
 
 from query_mutator.embedded.rules.lexicon import Lexicon
 from query_mutator.embedded.rules.phrases import PhraseTable, previous_word
-from query_mutator.embedded.rules.tables import grammar, load_rows
+from query_mutator.embedded.rules.tables import grammar
 from query_mutator.embedded.rules.text import is_word, like, tokens
+
+__all__ = ["Slang"]
 
 _SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "n/a": "missing"}
 _BEFORE_LETTER = grammar("before-letter")
@@ -18,24 +20,21 @@ class Slang:
     """Rewrites slang by glossary."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._table = PhraseTable(load_rows("slang.tsv"))
+        self._table = PhraseTable.load("slang.tsv")
         self._lexicon = lexicon
-        self._known = self.glossary()
-
-    def glossary(self) -> set[str]:
-        """Return every word of the glossary."""
-        return {word for key in self._table.written() for word in key.split()}
+        #: Every word of the glossary.
+        self.glossary = frozenset(self._table.words())
 
     def __call__(self, text: str) -> str:
         """Return the text in plain English."""
         text = re.sub(
             r"\b(?:w/o|w/|b/c|n/a)(?=\s|$)", lambda match: _SLASHED[match[0].lower()], text, flags=re.IGNORECASE
         )
-        mended = "".join(like(token, self.mend(token.lower())) if is_word(token) else token for token in tokens(text))
-        return self._table.apply(mended, allow=_is_no_name)
+        fixed = "".join(like(token, self.fix(token.lower())) if is_word(token) else token for token in tokens(text))
+        return self._table.apply(fixed, allow=_is_not_a_name)
 
-    def mend(self, word: str) -> str:
-        """Return "working" for "workin" and "please" letters for "pleeease", known words as they are."""
+    def fix(self, word: str) -> str:
+        """Return "working" for "workin" and "please" for "pleeease"; known words stay."""
         if self._knows(word):
             return word
         if word.endswith("in") and self._knows(f"{word}g"):
@@ -47,11 +46,11 @@ class Slang:
         return word
 
     def _knows(self, word: str) -> bool:
-        return word in self._known or self._lexicon.knows(word)
+        return word in self.glossary or self._lexicon.knows(word)
 
 
-def _is_no_name(parts: list[str], start: int, end: int) -> bool:
-    """Return False where a single letter stands for a number or a thing, or ends the text."""
+def _is_not_a_name(parts: list[str], start: int, end: int) -> bool:
+    """Return False for a single letter that names a number or a thing, or ends the text."""
     if len(parts[start]) > 1 or end - start > 1:
         return True
     return previous_word(parts, start) not in _BEFORE_LETTER and any(is_word(part) for part in parts[end:])

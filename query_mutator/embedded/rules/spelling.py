@@ -1,33 +1,49 @@
-"""Spelling: words outside the corpus and English become the nearest word inside; known words stay."""
+"""Spelling: replace words outside the corpus and English by the nearest known word.
+
+Candidates come from an index of deletions (Garbe's SymSpell) and are ranked by how likely the slip is.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from query_mutator.embedded.rules.lexicon import UNRANKED, Lexicon
-from query_mutator.embedded.rules.slips import slip_cost
 from query_mutator.embedded.rules.tables import grammar
 from query_mutator.embedded.rules.text import is_word, like, tokens
 
+__all__ = ["Spelling", "slip_cost"]
+
 MIN_LETTERS = 3
 MAX_COST = 2.4
-#: Letters looked at in the index (Garbe's SymSpell): slips beyond them are measured, not indexed.
+#: Letters of a word that are indexed; slips in later letters only count in the cost.
 PREFIX = 8
-#: A correction with one slip that costs no more is taken without looking for words two slips away.
+#: A correction with one slip at this cost or less is taken without a search for words two slips away.
 SURE_COST = 1.2
-#: Cost of cutting a word in two ("alot"), and of the letters both parts need at least.
+#: Cost of splitting a word in two ("alot").
 SPLIT_COST = 1.3
 _SHORT_WORDS = grammar("short")
 CONTRACTIONS = grammar("contraction")
 _CLITICS = ("'s", "'d", "'ll", "'ve", "'re", "'m")
 
+_KEY_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+#: Letters of similar sound: one for the other is a more likely slip than any two letters.
+_SOUNDS = ("aeiouy", "ckqs", "sz", "dt", "gj", "fv", "mn", "bp", "vw", "cx", "cg")
+
+
+def _pairs(groups: Iterable[str]) -> frozenset[tuple[str, str]]:
+    return frozenset((one, two) for group in groups for one in group for two in group if one != two)
+
+
+_ALIKE = _pairs(_SOUNDS)
+_NEIGHBOURS = _pairs(row[at : at + 2] for row in _KEY_ROWS for at in range(len(row) - 1))
+
 
 def deletes(word: str, count: int) -> set[str]:
-    """Return the word and all it becomes when up to `count` letters are left out."""
+    """Return the word and every string left after deleting up to `count` letters."""
     found, edge = {word}, {word}
     for _ in range(count):
         edge = {left[:at] + left[at + 1 :] for left in edge for at in range(len(left))}
@@ -36,7 +52,7 @@ def deletes(word: str, count: int) -> set[str]:
 
 
 class Spelling:
-    """Corrects unknown words; the index is built at the first use (half a second), then a look-up per word."""
+    """Corrects unknown words; the first use builds the index, which takes half a second."""
 
     def __init__(self, lexicon: Lexicon, *, keep: Set[str] = frozenset()) -> None:
         self._lexicon = lexicon
@@ -46,14 +62,14 @@ class Spelling:
         self.correct = lru_cache(maxsize=16_384)(self._correct)
 
     def __call__(self, text: str) -> str:
-        """Return the text with its misspelt words corrected."""
+        """Return the text with its misspelled words corrected."""
         return "".join(
-            like(token, self.correct(token.lower().replace("’", "'"))) if self._is_open(token) else token
+            like(token, self.correct(token.lower().replace("’", "'"))) if self._may_correct(token) else token
             for token in tokens(text)
         )
 
-    def _is_open(self, token: str) -> bool:
-        """Return True for a word to look at: acronyms and camelCase are names."""
+    def _may_correct(self, token: str) -> bool:
+        """Return whether a token may be corrected; acronyms and camelCase are names."""
         return is_word(token) and len(token) >= MIN_LETTERS and (token.islower() or token.istitle() or "'" in token)
 
     def _correct(self, word: str) -> str:
@@ -68,14 +84,14 @@ class Spelling:
         return best if cost <= _limit(word) else word
 
     def _ranked(self, word: str, depth: int) -> list[tuple[float, str]]:
-        """Return the words that share a part of `word` with up to `depth` letters left out, with their costs."""
+        """Return candidates with their costs: words that equal `word` after up to `depth` deletions, and splits."""
         index = self._deletes_index()
         found = {whole for part in deletes(word[:PREFIX], depth) for whole in index.get(part, ())}
         near = (whole for whole in found if abs(len(whole) - len(word)) <= 2)
         return [(slip_cost(word, whole) + self._rarity(whole), whole) for whole in near] + self._cuts(word)
 
     def _rarity(self, word: str) -> float:
-        """Return what a candidate costs for being rare: nothing for the corpus, up to 1 for rare English."""
+        """Return the extra cost of a rare candidate: little for the corpus, up to 1 for rare English."""
         if word in CONTRACTIONS:
             return 0.1
         rank = self._lexicon.ranks.get(word)
@@ -114,10 +130,59 @@ class Spelling:
 
 
 def _depth(word: str) -> int:
-    """Return how many letters may differ: a second slip in a short word leaves too little to go by."""
+    """Return how many letters may differ; a short word with two slips is ambiguous."""
     return 2 if len(word) > 4 else 1
 
 
 def _limit(word: str) -> float:
-    """Return the highest cost a correction of `word` may have: short words have too many neighbours."""
+    """Return the highest cost of a correction of `word`; short words have too many neighbors."""
     return {3: 1.15, 4: 1.6, 5: 1.75, 6: 2.0}.get(len(word), MAX_COST)
+
+
+def slip_cost(typed: str, meant: str) -> float:
+    """Return the weighted Damerau-Levenshtein distance (Damerau 1964); likely slips cost less than 1."""
+    # Rows of the dynamic program: `last` is the previous prefix of `typed`, `before` the one before it (for swaps).
+    before, last = list[float](), _edge(meant)
+    for i, here in enumerate(typed, start=1):
+        row = [last[0] + _insert_cost(typed, i - 1)]
+        for j, there in enumerate(meant, start=1):
+            best = min(
+                last[j - 1] + _swap_cost(here, there, first=i == j == 1),
+                last[j] + _insert_cost(typed, i - 1),
+                row[j - 1] + _insert_cost(meant, j - 1),
+            )
+            if i > 1 and j > 1 and here == meant[j - 2] and typed[i - 2] == there and here != there:
+                best = min(best, before[j - 2] + (0.7 if i > 2 else 1.1))
+            row.append(best)
+        before, last = last, row
+    # One displaced letter ("theard") counts as two slips above, but is one.
+    displaced = typed[0] == meant[0] and sorted(typed) == sorted(meant)
+    return min(last[-1], 1.2) if displaced else last[-1]
+
+
+def _edge(meant: str) -> list[float]:
+    """Return the costs of writing the prefixes of `meant` from nothing."""
+    costs = [0.0]
+    for at in range(len(meant)):
+        costs.append(costs[-1] + _insert_cost(meant, at))
+    return costs
+
+
+def _insert_cost(word: str, at: int) -> float:
+    """Return the cost of one letter too many or too few; doubled and silent letters are cheap."""
+    if word[at] == "'":
+        return 0.2
+    if (at and word[at] == word[at - 1]) or (at + 1 < len(word) and word[at] == word[at + 1]):
+        return 0.4
+    if at == 0:
+        return 1.4
+    if at + 1 == len(word) and (word[at] == "e" or word.endswith("ing")):
+        return 0.5
+    return 0.75 if word[at] in "aeiouh" else 0.95
+
+
+def _swap_cost(here: str, there: str, *, first: bool) -> float:
+    if here == there:
+        return 0.0
+    cost = 0.8 if (here, there) in _ALIKE else 0.85 if (here, there) in _NEIGHBOURS else 1.1
+    return cost + 0.4 if first else cost

@@ -1,9 +1,11 @@
-"""The data files beside the rules: tab-separated rows, lines that begin with `# ` are notes."""
+"""The data files in this folder: tab-separated rows; lines that begin with `# ` are comments."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+
+__all__ = ["Row", "grammar", "load_classes", "load_rows", "load_words"]
 
 Row = tuple[str, ...]
 

@@ -1,8 +1,10 @@
-"""Text as tokens: code and quoted strings stay whole, words can be replaced, joining gives the text back."""
+"""Text as tokens: code and quoted strings are single tokens, and joining the tokens gives the text."""
 
 from __future__ import annotations
 
 import re
+
+__all__ = ["agree", "capitalize", "is_word", "like", "sentences", "tidy", "tokens", "words"]
 
 _TOKEN = re.compile(
     r"""
@@ -25,12 +27,12 @@ _ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "approx.")
 
 
 def tokens(text: str) -> list[str]:
-    """Return the text cut into tokens; `"".join(tokens(text)) == text`."""
+    """Return the tokens of the text; `"".join(tokens(text)) == text`."""
     return _TOKEN.findall(text)
 
 
 def is_word(token: str) -> bool:
-    """Return True for a plain English-looking word: no code, no number, no punctuation."""
+    """Return whether a token is a plain word: not code, a number or punctuation."""
     return _WORD.match(token) is not None
 
 
@@ -57,13 +59,13 @@ def like(model: str, word: str) -> str:
     return word[:1].upper() + word[1:] if model[:1].isupper() else word
 
 
-def capitalise(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return the text with its first letter in upper case, the rest untouched."""
     return text[:1].upper() + text[1:]
 
 
 def agree(text: str) -> str:
-    """Return the text with "a" and "an" as the next word's sound asks for."""
+    """Return the text with "a" and "an" chosen by the sound of the next word."""
 
     def article(match: re.Match[str]) -> str:
         vowel = match[2][0].lower() in "aeiou"
@@ -74,11 +76,11 @@ def agree(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return the text capitalised, without doubled spaces, stray commas and wrong articles."""
+    """Return the text capitalized, without double spaces, stray commas and wrong articles."""
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"([,;:])(?:\s*[,;:])+", r"\1", text)
     text = re.sub(r"\s+([,.;:!?])(?=\s|$)", r"\1", text)
     text = re.sub(r"[,;:]\s*([.!?])", r"\1", text)
     text = re.sub(r"^[\s,;:.!?)\-–—…]+", "", text)
     text = re.sub(r"[\s,;:\-–—(]+$", "", text)
-    return capitalise(agree(text))
+    return capitalize(agree(text))
