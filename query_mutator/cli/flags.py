@@ -17,13 +17,14 @@ version), groups without a prefix in the flag's name, `--x a --x b` for a tuple,
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import itertools
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -278,9 +279,9 @@ def _fields(cls: type[Any], names: Sequence[str]) -> list[Any]:
     hints, declared = get_type_hints(cls, include_extras=True), cls.__dataclass_fields__
     fields = []
     for name in names:
-        default, text = declared[name].default, get_field_docstring(cls, name, ())
-        shown = arg(help=text, help_behavior_hint="") if default in (None, "", ()) else arg(help=text)
-        fields.append((name, Annotated[hints[name], shown], field(default=default)))
+        text, is_empty = get_field_docstring(cls, name, ()), declared[name].default in (None, "", ())
+        shown = arg(help=text, help_behavior_hint="") if is_empty else arg(help=text)
+        fields.append((name, Annotated[hints[name], shown], copy.copy(declared[name])))
     return fields
 
 

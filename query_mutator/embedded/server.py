@@ -42,14 +42,23 @@ class ServerSettings:
     """How a server answers; raises UsageError for a setting out of range."""
 
     host: str = "127.0.0.1"
-    port: int = 0  # 0 takes a free one
-    num_parallel: int = 1  # slots of each model
-    max_queue: int = 512  # requests that may wait for a load
+    """Address to listen on."""
+    port: int = 0
+    """Port to listen on; 0 takes a free one."""
+    num_parallel: int = 1
+    """Slots of each model."""
+    max_queue: int = 512
+    """Requests that may wait while a model loads."""
     load_ms: float = 0.0
+    """Time that a model takes to load, and to load again with other options."""
     latency_ms: float = 0.0
+    """Mean time of a call in its slot, computing included; 0 adds none."""
     latency_sigma: float = 0.0
+    """Sigma of the log-normal spread of that time, the same for the same prompt."""
     running_speed: float = 0.0
-    seed: int = 0  # of latencies
+    """16 s divided by this number per call, in place of --latency-ms; 0 adds no time."""
+    seed: int = 0
+    """Seed of latencies and faults."""
 
     def __post_init__(self) -> None:
         for name in ("num_parallel", "max_queue"):
