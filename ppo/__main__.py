@@ -1,4 +1,4 @@
-"""Train PPO on a gymnasium environment, evaluate it, and print what came of it: `python -m ppo --env CartPole-v1`."""
+"""Train PPO on a gymnasium environment, evaluate it and print the result: `python -m ppo --env CartPole-v1`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ppo")
 
-# Far from the seeds a training run gives its environments (seed + i).
+# Far from the seeds of the training environments (seed + i).
 EVAL_SEED_OFFSET = 1_000_000
 
 
@@ -35,29 +36,29 @@ class Args(PPOConfig):
     num_env_steps: Annotated[int, tyro.conf.arg(aliases=["--total-timesteps"])] = 200_000
     """Environment steps to train for; rounded up to whole rollouts."""
     num_processes: Annotated[int, tyro.conf.arg(aliases=["--num-envs"])] = 8
-    """Environments stepped side by side."""
+    """Parallel environments."""
     num_steps: int = 64
-    """Steps each environment takes between two updates."""
+    """Steps of each environment in a rollout."""
     gamma: float = 0.98
     """Discount of a reward one step later."""
     clip_vloss: bool = False
-    """Clip the value's change as well; returns in the hundreds, as CartPole's, need room to move."""
+    """Clip the value's change as well; off because returns in the hundreds, as CartPole's, change a lot."""
     lr: Annotated[float, tyro.conf.arg(aliases=["--learning-rate"])] = 1e-3
     """Adam's step size at the start."""
     torch_threads: int = 1
-    """Threads torch computes with; networks this small are fastest with one."""
+    """Threads of torch; networks this small are fastest with one."""
     eval_episodes: int = 100
-    """Episodes the trained policy is evaluated on, greedily."""
+    """Episodes in which the trained policy is evaluated, greedily."""
     save: Path | None = None
     """Checkpoint to write after training."""
     resume: Path | None = None
-    """Checkpoint to go on from; environments begin new episodes."""
-    json: Path | None = None
-    """File for the result as JSON."""
+    """Checkpoint to resume from; environments start new episodes."""
+    json: str | None = None
+    """Write the result as JSON to this file; - prints it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse, build, train, evaluate, report; a mistake is one line and exit code 2."""
+    """Parse, build, train, evaluate, report; invalid input prints one line and exits with code 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         run(parse(argv))
@@ -67,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> Args:
-    """Return the flags of a command line; one that cannot be used is a ValueError of one line."""
+    """Return the flags of a command line; ValueError of one line for invalid ones."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "--version" in argv:
+        print(version("query-mutator"))
+        raise SystemExit(0)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -75,13 +80,14 @@ def parse(argv: Sequence[str] | None = None) -> Args:
     except SystemExit:
         if not box.getvalue():  # --help, which goes to stdout
             raise
+    # tyro draws a box around the error: its frame goes, its lines become one.
     _title, *lines, _border = box.getvalue().splitlines()
     stripped = (line.strip("│─ ") for line in lines)
     raise ValueError(" ".join(line or ";" for line in stripped).replace(" ;", ";"))
 
 
 def run(args: Args) -> dict[str, Any]:
-    """Train and evaluate as `args` say; return and print the result."""
+    """Train and evaluate; print and return the result."""
     import torch
 
     from ppo.algorithm import PPO
@@ -97,13 +103,18 @@ def run(args: Args) -> dict[str, Any]:
     train_s = time.perf_counter() - started
     if args.save:
         logger.info("saved %s", save_checkpoint(args.save, ppo.state_dict()))
-    return report(args, evaluate(ppo, args), train_s=train_s)
+    result = report(args, evaluate(ppo.frozen, args), env_steps=args.total_steps, train_s=train_s)
+    if args.json == "-":
+        print(json.dumps(result))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
 
 
 def make_envs(env: str, num_envs: int) -> Any:
-    """Return `num_envs` copies of `env` as one vector environment with flat observations; ValueError if it cannot be.
+    """Return `num_envs` copies of `env` as one vector environment with flat observations; ValueError if it fails.
 
-    A copy's last step already carries the next episode's first observation (SAME_STEP), so that none is wasted.
+    With SAME_STEP the last step of an episode returns the first observation of the next, so no step is wasted.
     """
     import gymnasium as gym
     from gymnasium.spaces import Box, Discrete
@@ -115,7 +126,7 @@ def make_envs(env: str, num_envs: int) -> Any:
     observations, actions = probe.observation_space, probe.action_space
     probe.close()
     if not isinstance(actions, Discrete) or actions.start:
-        raise ValueError(f"{env} has the action space {actions}; needed are Discrete actions counted from 0")
+        raise ValueError(f"{env} has the action space {actions}; needed are Discrete actions that start at 0")
     flat = isinstance(observations, Box) and len(observations.shape) == 1
     return gym.make_vec(
         env,
@@ -127,14 +138,14 @@ def make_envs(env: str, num_envs: int) -> Any:
 
 
 def train(ppo: PPO, envs: Any, args: Args) -> None:
-    """Collect and update until the run's steps are done, with a progress bar."""
+    """Collect and update for all steps of the run, with a progress bar."""
     from tqdm import tqdm
 
     from ppo.collect import RolloutCollector
     from ppo.rollout import RolloutBuffer
 
     if args.total_steps != args.num_env_steps:
-        logger.info("%d steps are rounded up to %d, whole rollouts", args.num_env_steps, args.total_steps)
+        logger.info("%d steps are rounded up to %d, a whole number of rollouts", args.num_env_steps, args.total_steps)
     collector = RolloutCollector(envs, seed=args.seed)
     buffer = RolloutBuffer(args.num_steps, args.num_processes, envs.single_observation_space.shape[0])
     returns: list[float] = []
@@ -149,21 +160,22 @@ def train(ppo: PPO, envs: Any, args: Args) -> None:
             bar.set_postfix_str(f"return {mean:.1f}, entropy {stats['losses/entropy']:.2f}", refresh=False)
 
 
-def evaluate(ppo: PPO, args: Args) -> list[float]:
-    """Return the greedy policy's returns in `eval_episodes` episodes of fresh environments."""
+def evaluate(policy: Any, args: Any) -> list[float]:
+    """Return the greedy policy's returns in `args.eval_episodes` episodes of new environments."""
     from ppo.collect import first_episode_returns
 
     envs = make_envs(args.env, args.eval_episodes)
-    returns = first_episode_returns(ppo.frozen, envs, seed=args.seed + EVAL_SEED_OFFSET)
+    returns = first_episode_returns(policy, envs, seed=args.seed + EVAL_SEED_OFFSET)
     return [float(episode_return) for episode_return in returns]
 
 
-def report(args: Args, returns: list[float], *, train_s: float) -> dict[str, Any]:
-    """Print the result, write it if asked to, and return it."""
+def report(args: Any, returns: list[float], *, env_steps: int, train_s: float, **others: Any) -> dict[str, Any]:
+    """Print the result and return it, with `others` in it."""
     result = {
         "env": args.env,
         "seed": args.seed,
-        "env_steps": args.total_steps,
+        "env_steps": env_steps,
+        **others,
         "eval_episodes": len(returns),
         "mean_return": sum(returns) / len(returns),
         "min_return": min(returns),
@@ -171,10 +183,8 @@ def report(args: Args, returns: list[float], *, train_s: float) -> dict[str, Any
     }
     print(
         f"{args.env} seed {args.seed}: mean return {result['mean_return']:.1f} (lowest {result['min_return']:.1f}) "
-        f"over {len(returns)} episodes after {args.total_steps} steps in {train_s:.1f} s"
+        f"over {len(returns)} episodes after {env_steps} steps in {train_s:.1f} s"
     )
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 

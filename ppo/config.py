@@ -1,23 +1,33 @@
-"""Every knob of PPO in one frozen record; subclass it to add flags or change defaults (tyro makes the command line)."""
+"""Settings of PPO in one frozen record; subclass it to add flags or to change defaults (tyro parses them)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import arg
 
+#: names of settings, which values are valid, and that in words
+_LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("num_env_steps num_processes num_steps ppo_epoch num_mini_batch", lambda value: value >= 1, "at least 1"),
+    ("lr clip_param max_grad_norm", lambda value: value > 0, "above 0"),
+    ("target_kl", lambda value: value > 0, "above 0; leave it out for no limit"),
+    ("gamma gae_lambda", lambda value: 0 <= value <= 1, "between 0 and 1; try 0.99"),
+    ("entropy_coef value_loss_coef seed", lambda value: value >= 0, "at least 0"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """Hyper-parameters of PPO; a value that cannot work is a ValueError that says what would."""
+    """Settings of PPO; an invalid value is a ValueError that says what is valid."""
 
     num_env_steps: Annotated[int, arg(aliases=["--total-timesteps"])] = 10_000
     """Environment steps to train for; rounded up to whole rollouts."""
     num_processes: Annotated[int, arg(aliases=["--num-envs"])] = 16
-    """Environments stepped side by side."""
+    """Parallel environments."""
     num_steps: int = 32
-    """Steps each environment takes between two updates."""
+    """Steps of each environment in a rollout."""
     ppo_epoch: Annotated[int, arg(aliases=["--update-epochs"])] = 4
     """Passes over each rollout."""
     num_mini_batch: Annotated[int, arg(aliases=["--num-minibatches"])] = 4
@@ -29,51 +39,38 @@ class PPOConfig:
     gamma: float = 0.99
     """Discount of a reward one step later."""
     gae_lambda: float = 0.95
-    """Generalised advantage estimation: 0 trusts the critic, 1 the rewards alone."""
+    """Lambda of generalized advantage estimation: 0 relies on the critic, 1 on the rewards."""
     clip_param: Annotated[float, arg(aliases=["--clip-coef"])] = 0.2
-    """How far the probability ratio (and with clip_vloss the value) may move before it is clipped."""
+    """Clip range of the probability ratio, and with --clip-vloss of the value."""
     clip_vloss: bool = True
-    """Clip the value's change as well."""
+    """Clip the change of the value as well."""
     norm_adv: bool = True
-    """Normalise advantages to mean 0, deviation 1 in each minibatch."""
+    """Normalize advantages to mean 0 and standard deviation 1 in each minibatch."""
     entropy_coef: Annotated[float, arg(aliases=["--ent-coef"])] = 0.01
     """Weight of the entropy bonus."""
     value_loss_coef: Annotated[float, arg(aliases=["--vf-coef"])] = 0.5
     """Weight of the value loss (half the squared error)."""
     max_grad_norm: float = 0.5
-    """Norm the gradient of all parameters together is clipped to."""
+    """Largest norm of the gradient of all parameters; a larger one is clipped."""
     target_kl: float | None = None
-    """Stop an update's passes once the approximate KL divergence of one exceeds this."""
+    """Stop an update when the approximate KL divergence of a pass exceeds this."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the tanh layers, in the actor and in the critic."""
     seed: int = 1
-    """Seed of the initial weights, the shuffling and (with the environment's number) each environment's actions."""
+    """Seed of the initial weights, the shuffling and, with the environment's number, each environment's actions."""
     device: str = "cpu"
-    """Where updates run, as torch names it; acting is always on the CPU."""
+    """Torch device of updates; acting is always on the CPU."""
     deterministic: bool = False
-    """Act row by row, so that results do not depend on which environments are asked together."""
+    """Act row by row, so that results do not depend on how environments are batched."""
 
     def __post_init__(self) -> None:
-        for name in ("num_env_steps", "num_processes", "num_steps", "ppo_epoch", "num_mini_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least 1; try {type(self).__name__}'s default"
-                )
-        for name in ("lr", "clip_param", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1; try 0.99")
-        for name in ("entropy_coef", "value_loss_coef"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative; 0 switches it off")
-        if self.target_kl is not None and not self.target_kl > 0:
-            raise ValueError(f"target_kl={self.target_kl} must be above 0; leave it out for no limit")
+        for names, is_valid, wanted in _LIMITS:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not is_valid(value):
+                    raise ValueError(f"{name}={value} must be {wanted}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise ValueError(f"hidden_sizes={self.hidden_sizes} needs at least one width of 1 or more; try 64 64")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
         self._check_minibatches()
 
     def _check_minibatches(self) -> None:
@@ -88,17 +85,17 @@ class PPOConfig:
 
     @property
     def rollout_steps(self) -> int:
-        """Environment steps between two updates."""
+        """Return the environment steps between two updates."""
         return self.num_processes * self.num_steps
 
     @property
     def num_updates(self) -> int:
-        """Rollouts in the run, rounded up, never 0."""
+        """Return the rollouts of the run, rounded up to at least one."""
         return -(-self.num_env_steps // self.rollout_steps)
 
     @property
     def total_steps(self) -> int:
-        """Environment steps the run really takes: whole rollouts."""
+        """Return the environment steps of the run: a whole number of rollouts."""
         return self.num_updates * self.rollout_steps
 
 
