@@ -4,7 +4,7 @@
     python benchmarks/distilled_rewriter.py --run runs/latest --out runs/rewriter
 
 There is no pretrained model in it. Tokenizer and weights begin with the run's own questions and the assistant's
-documents; the first weights copy (query_mutator/sft/induction.py), because a model that cannot repeat a question cannot
+documents; the first weights copy (benchmarks/scratch_lm.py), because a model that cannot repeat a question cannot
 rewrite one. Then it learns two things at once: to repeat texts, and the rows of `qm data export`. Rewrites that look
 something up (a phrase, a neighbouring question) are left out: held-out questions need other phrases. The last line is
 the command that compares the model with the policy.
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scratch_lm import new_llama, new_tokenizer, save_scratch
 
 from query_mutator.commands.main import main as qm
 from query_mutator.embedded.corpus import load_corpus
 from query_mutator.files import read_json_lines
-from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
 
 VOCABULARY = 1200
 LAYERS, WIDTH, HEADS = 2, 128, 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from query_mutator.sft.scratch import new_llama, new_tokenizer, save_scratch
+from benchmarks.scratch_lm import new_llama, new_tokenizer, save_scratch
 
 TEXTS = (
     "how do i sort my list",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from query_mutator.sft.scratch import new_llama, new_tokenizer
+from benchmarks.scratch_lm import new_llama, new_tokenizer
 from tests.tiny_lm import TEXTS
 
 
