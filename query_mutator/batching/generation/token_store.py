@@ -1,4 +1,4 @@
-"""The files of a batch store: what they hold, whether they are intact, and the tokens in them."""
+"""Files of a batch store: their manifest, integrity checks, and access to the tokens in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLLATED_KIND = "collated batches"
 
 
 class ShardEntry(Record):
-    """A file of the store: `first` and `count` are samples in the order of writing, or batches of `epoch`."""
+    """A file of the store; `first` and `count` are samples in the order of writing, or batches of `epoch`."""
 
     file: str
     sha256: str
@@ -37,7 +37,7 @@ class ShardEntry(Record):
 
 
 class Manifest(Record):
-    """What a store is made of."""
+    """Contents of a store."""
 
     version: int = VERSION
     fingerprint: str
@@ -46,7 +46,7 @@ class Manifest(Record):
     pad_id: int
     num_epochs: int
     total_batches: int
-    custom: bool = False  # batches come from a collate function of one's own
+    custom: bool = False  # with arrays of a user's collate function
     shards: tuple[ShardEntry, ...] = ()
 
     def of(self, epoch: int | None) -> list[ShardEntry]:
@@ -67,25 +67,25 @@ def token_arrays(rows: Sequence[TokenRow], positions: NDArray[np.int64]) -> dict
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest or the account of an unfinished write; a broken one is a BatchFileError."""
+    """Load a manifest, or the progress of an unfinished write; raise BatchFileError for a broken one."""
     try:
         manifest = Manifest.model_validate(read_checked_json(path))
     except ValidationError as error:
-        raise BatchFileError(f"{path} is no manifest of batches: {error.errors()[0]['msg']}") from error
+        raise BatchFileError(f"{path} is not the manifest of a batch store: {error.errors()[0]['msg']}") from error
     if manifest.version != VERSION:
-        raise BatchFileError(f"{path} has version {manifest.version}; {VERSION} is read here")
+        raise BatchFileError(f"{path} has version {manifest.version}, not {VERSION}; write the batches again")
     return manifest
 
 
 def intact_files(folder: Path, shards: Sequence[ShardEntry]) -> list[ShardEntry]:
-    """Return the files up to the first that is missing or damaged; that one and those after it are written again."""
+    """Return the files before the first that is missing or damaged; the others are written again."""
     kept: list[ShardEntry] = []
     for shard in shards:
         kind = TOKENS_KIND if shard.epoch is None else COLLATED_KIND
         try:
             same = read_arrays(folder / shard.file, kind=kind).sha256 == shard.sha256
         except BatchFileError as error:
-            logger.warning("%s; it is written again", error)
+            logger.warning("%s; it will be written again", error)
             same = False
         if not same:
             break
@@ -94,7 +94,7 @@ def intact_files(folder: Path, shards: Sequence[ShardEntry]) -> list[ShardEntry]
 
 
 class TokenStore:
-    """The token files of a store, mapped into memory: any sample by its position in the plan's ids."""
+    """Token files of a store, mapped into memory: any sample by its position in the plan's ids."""
 
     def __init__(self, folder: Path, shards: Sequence[ShardEntry], plan: BatchPlan, *, verify: bool = False) -> None:
         self._plan = plan
@@ -116,7 +116,7 @@ class TokenStore:
             self._begin[positions] = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def lengths_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many tokens the samples at these positions have."""
+        """Return the lengths in tokens of the samples at these positions."""
         return self._length[positions].astype(np.int64)
 
     def row(self, position: int) -> TokenRow:

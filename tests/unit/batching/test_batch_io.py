@@ -197,7 +197,7 @@ def test_samples_of_other_lengths_are_not_the_planned_ones(tmp_path: Path) -> No
     plan = make_plan(samples)
     samples["s003"]["input_ids"].append(1)
     samples["s003"]["loss_mask"].append(1)
-    with pytest.raises(UsageError, match="not the planned ones"):
+    with pytest.raises(UsageError, match="the plan was made for"):
         BatchWriter(plan, samples, tmp_path).write_all()
     with pytest.raises(BatchFileError, match="interrupted"):
         BatchReader(tmp_path)
@@ -247,7 +247,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         BatchWriter(make_plan(samples, seed=1), samples, tmp_path / "out").write_all()
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "x.bin").touch()
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="not a batch store"):
         BatchWriter(plan, samples, tmp_path / "odd").write_all()
 
 
