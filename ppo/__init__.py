@@ -1,7 +1,7 @@
-"""Proximal policy optimisation for any discrete-action gymnasium vector environment.
+"""Proximal policy optimization for any discrete-action gymnasium vector environment.
 
-    config.py      PPOConfig: every knob, checked, with the field's other names as aliases
-    policy.py      Policy (torch, learns) and FrozenPolicy (numpy, acts)
+    config.py      PPOConfig: every hyperparameter, checked; other libraries' names are aliases
+    policy.py      Policy (torch, for training) and FrozenPolicy (numpy, for inference)
     rollout.py     RolloutBuffer [T, N], filled in lock-step or in any order
     gae.py         compute_gae: advantages and returns
     loss.py        ppo_loss: clipped ratio, clipped value, entropy

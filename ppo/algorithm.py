@@ -1,4 +1,4 @@
-"""PPO itself: several passes of minibatch descent over a rollout, and the object that holds all that learns.
+"""The PPO algorithm: epochs of minibatch gradient steps over a rollout, and the state they update.
 
 T steps, N envs, D obs, A actions; B valid steps of a rollout
 """
@@ -16,16 +16,16 @@ from torch import Tensor
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
 from ppo.gae import compute_gae
-from ppo.loss import LossTerms, normalised, ppo_loss
+from ppo.loss import LossTerms, normalized, ppo_loss
 from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
 from ppo.rollout import Batch, RolloutBuffer
 
-# The purposes random streams are drawn for; gymnasium's own streams have none, so no two ever coincide.
+# Purposes of random streams; gymnasium's streams have none, so no two coincide.
 ACTION_STREAM, SHUFFLE_STREAM = 1, 2
 
 
 def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Have the environments' random streams go on from `states`; another number of them is a ValueError."""
+    """Restore the environments' random streams; ValueError for another number of them."""
     if len(states) != len(rngs):
         raise ValueError(
             f"the checkpoint has {len(states)} environments, this run {len(rngs)}; try num_processes={len(states)}"
@@ -41,10 +41,10 @@ def ppo_update(
     config: PPOConfig,
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Descend the loss for `ppo_epoch` passes over `batch`, shuffled by `rng`; return the means over all minibatches.
+    """Train for `ppo_epoch` epochs on `batch`, shuffled by `rng`; return means over all minibatches.
 
-    `counters/updates` and `counters/samples_learned` are those of this call.
-    A pass whose mean approximate KL divergence exceeds `target_kl` is the last. A batch without rows changes nothing.
+    `counters/updates` and `counters/samples_learned` are those of this call. An epoch whose mean approximate KL
+    divergence exceeds `target_kl` is the last. An empty batch changes nothing.
     """
     scalars: list[Tensor] = []  # of each minibatch: losses, entropy, gradient norms
     log_ratios: list[Tensor] = []
@@ -62,18 +62,18 @@ def ppo_update(
 
 
 def corrected(policy: Policy, batch: Batch, *, norm_adv: bool) -> tuple[Batch, float]:
-    """Return a batch of earlier policies' steps as one to learn from today, and the mean of its weights.
+    """Return a batch of earlier policies' steps corrected for the current policy, and the mean importance weight.
 
-    The ratio is taken to today's policy, around which it is clipped; a step weighs as much as it is likelier today than
-    it was, at most 1 (decoupled PPO, Hilton et al., 2021, arXiv:2110.00641, with truncated weights).
+    The ratio is clipped around the current policy, and each step is weighted by its importance ratio, truncated at 1
+    (decoupled PPO, Hilton et al., 2021, arXiv:2110.00641).
     """
     with torch.no_grad():
         logits, _ = policy(batch.obs)
-    today = logits.log_softmax(-1).gather(1, batch.actions[:, None]).squeeze(1)
-    weights = (today - batch.logprobs).exp().clamp(max=1.0)
-    advantages = normalised(batch.advantages) if norm_adv else batch.advantages
+    current = logits.log_softmax(-1).gather(1, batch.actions[:, None]).squeeze(1)
+    weights = (current - batch.logprobs).exp().clamp(max=1.0)
+    advantages = normalized(batch.advantages) if norm_adv else batch.advantages
     mean = float(weights.mean()) if len(weights) else 1.0
-    return batch._replace(logprobs=today, advantages=weights * advantages), mean
+    return batch._replace(logprobs=current, advantages=weights * advantages), mean
 
 
 def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig) -> LossTerms:
@@ -91,7 +91,7 @@ def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig) -> Loss
 
 
 def _approx_kl(log_ratio: Tensor) -> float:
-    """Return the low-variance, never negative estimate (ratio - 1) - log ratio (joschu.net/blog/kl-approx.html)."""
+    """Return the low-variance, non-negative estimate (ratio - 1) - log ratio (joschu.net/blog/kl-approx.html)."""
     return float((log_ratio.expm1() - log_ratio).mean())
 
 
@@ -131,7 +131,7 @@ def _usable_device(name: str) -> torch.device:
 
 
 class PPO:
-    """Policy, optimizer, schedule and every random stream; environments are the caller's."""
+    """Policy, optimizer, schedule and every random stream; the caller owns the environments."""
 
     def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None = None) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
@@ -151,7 +151,7 @@ class PPO:
         return self.policy.frozen(deterministic=self.config.deterministic)
 
     def act(self, obs: FloatArray, env_ids: Sequence[int] | None = None, *, greedy: bool = False) -> ActOutput:
-        """Return what the policy does in environments `env_ids` (None: all), seeing obs [n, D]."""
+        """Return actions in environments `env_ids` (None: all) for observations [n, D]."""
         rngs = self.action_rngs if env_ids is None else [self.action_rngs[i] for i in env_ids]
         return self.frozen.act(obs, rngs, greedy=greedy)
 
@@ -160,10 +160,11 @@ class PPO:
         return self.frozen.get_value(obs)
 
     def update(self, buffer: RolloutBuffer, next_obs: FloatArray, *, stale: bool = False) -> dict[str, float]:
-        """Learn from a full buffer whose environments then saw `next_obs` [N, D]; return the update's statistics.
+        """Learn from a full buffer and the observations after it, `next_obs` [N, D]; return the statistics.
 
-        `stale` says that earlier policies took some of its steps: those are corrected for.
+        `stale`: earlier policies took some of its steps, which are corrected for.
         """
+        # 1. Advantages of the rollout
         advantages, returns = compute_gae(
             buffer.rewards,
             buffer.values,
@@ -175,12 +176,14 @@ class PPO:
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
+        # 2. One batch of all valid steps
         lr = self._set_learning_rate()
         batch = buffer.batch(advantages, returns).to(self.device)
         config, more = self.config, {"charts/learning_rate": lr}
         if stale:
             batch, more["losses/importance_weight"] = corrected(self.policy, batch, norm_adv=config.norm_adv)
             config = replace(config, norm_adv=False)
+        # 3. Epochs of minibatches, then act by the new weights
         stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng)
         self.updates_done += 1
         self.frozen = self._freeze()
@@ -195,7 +198,7 @@ class PPO:
         return lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a later run needs to go on exactly here: tensors and plain types."""
+        """Return the whole state as tensors and plain types."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -208,7 +211,7 @@ class PPO:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; a policy of other sizes or another number of streams is a ValueError."""
+        """Restore `state_dict`; ValueError for a policy of other sizes or another number of environments."""
         restore_streams(self.action_rngs, state["rng"]["actions"])
         try:
             self.policy.load_state_dict(state["policy"])

@@ -1,4 +1,4 @@
-"""Checkpoints that hold tensors and plain types only, so that loading one runs no code from it."""
+"""Checkpoints of tensors and plain types only, so that loading one runs no code from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
-    """Write `state` to `path` so that a reader sees the old file or the new one, whole; OSError when it cannot."""
+    """Write `state` to `path` atomically: a reader sees the old file or the new one. OSError when it cannot."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Serialised in memory first: torch reports a full disk as its own RuntimeError, a plain write as OSError.
+    # Serialized in memory first: torch reports a full disk as a RuntimeError, a plain write as OSError.
     content = io.BytesIO()
     torch.save(dict(state), content)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -32,7 +32,7 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets a folder be opened."""
+    """Sync the folder, which makes the rename durable, where the system lets a folder be opened."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -42,14 +42,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return what `save_checkpoint` wrote, on the CPU; anything else is a ValueError of one line."""
+    """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line for other files."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ValueError(f"no checkpoint at {path}") from error
-    except Exception as error:  # damaged bytes fail in as many ways as there are readers of them
+    except Exception as error:  # damaged bytes fail in many ways
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"cannot read the checkpoint {path}: {reason}") from error
     if not isinstance(state, dict) or "policy" not in state:
-        raise ValueError(f"{path} is no checkpoint of a policy: it has no entry 'policy'")
+        raise ValueError(f"{path} is not a checkpoint of a policy: it has no entry 'policy'")
     return state

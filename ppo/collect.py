@@ -1,4 +1,4 @@
-"""Stepping a gymnasium vector environment into a rollout buffer.
+"""Step a gymnasium vector environment into a rollout buffer.
 
 N envs, D obs; works with SAME_STEP and NEXT_STEP autoreset
 """
@@ -19,7 +19,7 @@ from ppo.rollout import RolloutBuffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode that ended: which environment, its undiscounted return, its steps."""
+    """One finished episode: its environment, undiscounted return and length."""
 
     env: int
     episode_return: float
@@ -27,7 +27,7 @@ class Episode:
 
 
 class RolloutCollector:
-    """Keeps the environments' observations and open episodes from one rollout to the next."""
+    """Collects rollouts. Holds the current observations and unfinished episodes."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
         self.envs = envs
@@ -38,7 +38,7 @@ class RolloutCollector:
         self._resetting = np.zeros(envs.num_envs, dtype=bool)
 
     def collect(self, ppo: PPO, buffer: RolloutBuffer) -> list[Episode]:
-        """Step all environments until the buffer is full; return the episodes that ended meanwhile."""
+        """Step all environments until the buffer is full; return the episodes that ended."""
         episodes: list[Episode] = []
         while not buffer.full:
             episodes += self._step(ppo, buffer)
@@ -48,7 +48,7 @@ class RolloutCollector:
         acted = ppo.act(self.obs)
         next_obs, rewards, terminations, truncations, infos = self.envs.step(acted.actions)
         done = terminations | truncations
-        # With NEXT_STEP the step after an episode's end only resets: it ignores the action and is no step at all.
+        # With NEXT_STEP the step after an episode's end only resets: it ignores the action and does not count.
         valid = ~self._resetting
         buffer.add(
             obs=self.obs,
@@ -104,7 +104,7 @@ def first_episode_returns(
 ) -> NDArray[np.float64]:
     """Return the greedy policy's return [N] in the first episode of each environment.
 
-    One episode each, because the first so many to finish would over-sample the short ones.
+    One episode each: the first n to finish would over-sample short ones.
     """
     obs = envs.reset(seed=seed)[0]
     returns = np.zeros(envs.num_envs)
@@ -117,5 +117,5 @@ def first_episode_returns(
 
 
 def _copied(obs: Any) -> FloatArray:
-    """Return observations as float32 [N, D] in memory of their own: a vector environment may reuse its array."""
+    """Return a float32 copy [N, D] of observations: a vector environment may reuse its array."""
     return np.array(obs, dtype=np.float32)

@@ -2,8 +2,8 @@
 
 P numbers in all parameters together
 
-A small network has many small parameters, and what clipping and Adam cost is calls, not arithmetic. Written out here
-because torch's class loads its compiler when it is made, which takes seconds.
+For a small network the cost of clipping and Adam is the number of calls, not arithmetic. Torch's Adam is not used
+because creating it loads torch's compiler, which takes seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 
 class GradNorms(NamedTuple):
-    """Norms of one gradient, each measured on what it names."""
+    """Norms of one gradient before and after clipping."""
 
-    before: Tensor  # as the loss gave it
-    after: Tensor  # as Adam got it
+    before: Tensor  # of the loss
+    after: Tensor  # as Adam gets it
 
 
 class FlatAdam:
-    """Makes the parameters of `module` views of one tensor and descends on that; `module` must stay on its device.
+    """Makes the parameters of `module` views of one tensor and optimizes that; `module` must stay on its device.
 
     Adam as by Kingma and Ba (2015), arXiv:1412.6980, algorithm 1.
     """
@@ -46,7 +46,7 @@ class FlatAdam:
         self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)  # [P] of gradients
 
     def gradient_step(self, loss: Tensor) -> GradNorms:
-        """Take one step down the gradient of `loss`, clipped to `max_grad_norm`; return its norms."""
+        """Take one gradient step on `loss`, clipped to `max_grad_norm`; return the norms."""
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([piece.flatten() for piece in gradients])  # [P]
         norm: Tensor = torch.linalg.vector_norm(gradient)
@@ -65,7 +65,7 @@ class FlatAdam:
         self._flat.addcdiv_(self._mean, root, value=-self.lr / (1 - first**self._steps))
 
     def set_lr(self, lr: float) -> None:
-        """Use step size `lr` from here on."""
+        """Set the learning rate."""
         self.lr = lr
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class FlatAdam:
         return {"steps": self._steps, "lr": self.lr, "mean": self._mean.clone(), "square": self._square.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore `state_dict`."""
         self._steps, self.lr = int(state["steps"]), float(state["lr"])
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 2016, arXiv:1506.02438).
+"""Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438).
 
 T steps, N envs; every array is [T, N], next_values [N]
 """
@@ -23,10 +23,10 @@ def compute_gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, both [T, N]; 0 at invalid steps.
 
-    `terminations[t]` and `truncations[t]` say that step t ended its episode: by termination nothing follows, by
-    truncation the episode would have gone on from `final_values[t]`. `next_values` are those after the last step. An
-    invalid step is skipped as if it had not happened: the chain runs from the step before it to the step after it,
-    but an episode that ends at it does end, there being no next step of that episode.
+    `terminations[t]` and `truncations[t]` mark that step t ended its episode: after a termination there is no value,
+    after a truncation the episode bootstraps from `final_values[t]`. `next_values` follow the last step. An invalid
+    step is skipped: the chain runs from the step before it to the step after it. An episode that ends at an invalid
+    step still ends there.
     """
     valid = torch.ones_like(terminations) if valid is None else valid
     ended = terminations | truncations
@@ -34,6 +34,7 @@ def compute_gae(
     after_end = torch.where(truncations & ~terminations, final_values, 0.0)
     advantages = torch.zeros_like(rewards)
     next_value, next_advantage = next_values, nothing
+    # Backward over time: delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}
     for t in range(len(rewards) - 1, -1, -1):
         next_value = torch.where(ended[t], after_end[t], next_value)
         next_advantage = torch.where(ended[t], nothing, next_advantage)

@@ -15,7 +15,7 @@ from ppo.rollout import Batch
 
 
 class LossTerms(NamedTuple):
-    """The loss to descend and what it is made of."""
+    """The loss and its terms."""
 
     total: Tensor  # []
     policy_loss: Tensor  # []
@@ -35,11 +35,13 @@ def ppo_loss(
     entropy_coef: float,
     value_loss_coef: float,
 ) -> LossTerms:
-    """Return the loss of today's `logits` [B, A] and `values` [B] on the steps in `batch`, a mean over them."""
+    """Return the loss of current `logits` [B, A] and `values` [B], averaged over the steps of `batch`."""
+    # Ratio of new to old probability, and entropy
     all_logprobs = logits.log_softmax(-1)
     log_ratio = -nll_loss(all_logprobs, batch.actions, reduction="none") - batch.logprobs
     entropy = -(all_logprobs.exp() * all_logprobs).sum(-1).mean()
-    advantages = normalised(batch.advantages) if norm_adv else batch.advantages
+    # Clipped surrogate and clipped value loss
+    advantages = normalized(batch.advantages) if norm_adv else batch.advantages
     policy_loss = clipped_policy_loss(log_ratio.exp(), advantages, clip_param=clip_param)
     value_clip = clip_param if clip_vloss else None
     value_loss = clipped_value_loss(values, batch.values, batch.returns, clip_param=value_clip)
@@ -47,25 +49,24 @@ def ppo_loss(
     return LossTerms(total, policy_loss, value_loss, entropy, log_ratio)
 
 
-def normalised(advantages: Tensor) -> Tensor:
-    """Return advantages [B] with mean 0 and deviation 1; one alone has no deviation and stays as it is."""
+def normalized(advantages: Tensor) -> Tensor:
+    """Return advantages [B] with mean 0 and standard deviation 1; a single one is returned unchanged."""
     if len(advantages) < 2:
         return advantages
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, *, clip_param: float) -> Tensor:
-    """Return the negated surrogate: the worse of ratio and clipped ratio times advantage, averaged.
+    """Return the negated clipped surrogate, averaged: min(ratio A, clip(ratio) A).
 
-    The worse of the two is the first, but at most (1 + clip_param) A where A > 0 and (1 - clip_param) A where A < 0:
-    the same number in fewer operations.
+    That minimum equals min(ratio A, A + clip_param |A|), which takes fewer operations.
     """
     at_most = advantages + clip_param * advantages.abs()
     return -torch.min(ratio * advantages, at_most).mean()
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip_param: float | None) -> Tensor:
-    """Return half the mean squared error, the worse of value and clipped value (None: the value as it is)."""
+    """Return half the mean squared error, the larger of value and clipped value (`clip_param` None: no clipping)."""
     if clip_param is None:
         return 0.5 * mse_loss(values, returns)
     clipped = old_values + (values - old_values).clamp(-clip_param, clip_param)

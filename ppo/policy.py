@@ -1,9 +1,9 @@
-"""Actor and critic: two small tanh networks. `Policy` learns with torch, `FrozenPolicy` acts with numpy.
+"""Actor and critic: two small tanh networks. `Policy` trains with torch, `FrozenPolicy` infers with numpy.
 
-    n rows, D obs, A actions, H hidden; 2 = the actor (0) and the critic (1) side by side
+    n rows, D obs, A actions, H hidden; 2 = the actor (0) and the critic (1)
 
-Inference asks for a few rows at a time, where torch's cost per call is several times that of the arithmetic; a copy of
-the weights in numpy answers the same to about 1e-6 and needs no device, autograd or threads.
+Inference is on a few rows at a time, where torch's overhead per call is several times the arithmetic. A copy of the
+weights in numpy gives the same results to about 1e-6 without device, autograd or threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MASKED_LOGIT = 40.0
 
 
 class ActOutput(NamedTuple):
-    """What the policy decided for n observations."""
+    """Actions for n observations, with their log-probabilities and values."""
 
     actions: NDArray[np.int64]  # [n]
     logprobs: FloatArray  # [n]
@@ -33,7 +33,7 @@ class ActOutput(NamedTuple):
 
 
 class Chosen(Protocol):
-    """What some policy decided for n observations."""
+    """Actions for n observations."""
 
     @property
     def actions(self) -> NDArray[np.int64]:
@@ -41,14 +41,14 @@ class Chosen(Protocol):
 
 
 class InferencePolicy(Protocol):
-    """A policy as it stood: all that playing it takes."""
+    """A policy for inference: a snapshot that later updates do not change."""
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Chosen:
         """Return actions for observations [n, D]; `greedy` draws nothing from `rngs`."""
 
 
 class TwinLinear(nn.Module):
-    """Two linear layers of one shape, the actor's and the critic's, applied in one product (half the calls)."""
+    """Two linear layers of one shape, for actor and critic, applied in one matrix product."""
 
     def __init__(self, in_features: int, out_features: int, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TwinLinear(nn.Module):
 
 
 class Policy(nn.Module):
-    """Separate actor and critic networks of one shape, with orthogonal initial weights drawn from `seed`."""
+    """Separate actor and critic networks of one shape; orthogonal initial weights from `seed`."""
 
     closed: Tensor
 
@@ -82,7 +82,7 @@ class Policy(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         sizes = pairwise([obs_dim, *hidden_sizes])
         self.hidden = nn.ModuleList(TwinLinear(*size, generator=generator) for size in sizes)
-        # A nearly flat first policy explores; a critic head of gain 1 starts at the scale of normalised returns.
+        # A nearly uniform first policy explores; a critic head of gain 1 starts at the scale of normalized returns.
         self.actor_head = _head(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
         self.critic_head = _head(hidden_sizes[-1], 1, gain=1.0, generator=generator)
         columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
@@ -101,12 +101,12 @@ class Policy(nn.Module):
         return logits, values
 
     def frozen(self, *, deterministic: bool = False) -> FrozenPolicy:
-        """Return a copy of today's weights that acts without torch."""
+        """Return a copy of the weights for inference without torch."""
         return FrozenPolicy(self.state_dict(), deterministic=deterministic)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Policy:
-        """Return the policy of a saved state dict; sizes are read off the weights, other contents are a ValueError."""
+        """Return the policy of a saved state dict, sized by its weights; ValueError for other contents."""
         try:
             obs_dim, *_ = sizes = [state["hidden.0.weight"].shape[1]]
             for index in range(sum(name.startswith("hidden") for name in state) // 2):
@@ -120,7 +120,7 @@ class Policy(nn.Module):
 
 
 def _head(in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
-    # Made on "meta", a layer draws no weights of its own from torch's global random stream.
+    # On "meta" a layer draws no initial weights from torch's global random stream.
     linear = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(linear.weight, gain, generator=generator)
     nn.init.zeros_(linear.bias)
@@ -128,10 +128,10 @@ def _head(in_features: int, out_features: int, *, gain: float, generator: torch.
 
 
 class FrozenPolicy:
-    """A policy's weights as they stood, for acting; `deterministic` makes every row's result independent of the others.
+    """A snapshot of a policy for inference; `deterministic` makes each row's result independent of the others.
 
-    A matrix product's last bits depend on how many rows it is given. Deterministic acting takes one row at a time
-    and sums its products in a fixed order, without BLAS, whose threads may change it.
+    The last bits of a matrix product depend on its number of rows. Deterministic inference takes one row at a time
+    and sums its products in a fixed order, without BLAS, whose threads may change the order.
     """
 
     def __init__(self, state: Mapping[str, Tensor], *, deterministic: bool = False) -> None:
@@ -148,8 +148,8 @@ class FrozenPolicy:
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> ActOutput:
         """Return actions, their log-probabilities and the values of observations [n, D].
 
-        Row i draws one uniform number from `rngs[i]` and inverts its cumulative distribution, so a stream serves its
-        environment alone. `greedy` takes the likeliest action and draws nothing.
+        Row i draws one uniform number from `rngs[i]` and inverts its cumulative distribution, so each environment has
+        its own stream. `greedy` takes the most probable action and draws nothing.
         """
         if self.deterministic and len(obs) > 1:
             rows = [self.act(obs[i : i + 1], rngs[i : i + 1], greedy=greedy) for i in range(len(obs))]
@@ -192,6 +192,6 @@ class FrozenPolicy:
 
 
 def _ordered_product(rows: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return rows [..., n, in] times weight [..., in, out], each sum taken in one fixed order."""
+    """Return rows [..., n, in] times weight [..., in, out], each sum in one fixed order."""
     summed: FloatArray = (rows[..., None] * weight[..., None, :, :]).sum(axis=-2)
     return summed

@@ -1,8 +1,8 @@
-"""The rollout buffer: what N environments did in T steps each.
+"""The rollout buffer: T steps of each of N environments.
 
     T steps, N envs, D obs, B valid steps; every array is [T, N] (obs [T, N, D])
 
-Each environment has its own cursor, so environments may run ahead of one another: lock-step and out-of-order
+Each environment has its own cursor, so environments may run ahead of each other: lock-step and out-of-order
 collection give the same buffer.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """B steps to learn from, in any order; a minibatch is the same thing with fewer rows."""
+    """B steps to learn from, in any order; a minibatch is a Batch with fewer rows."""
 
     obs: Tensor  # [B, D]
     actions: Tensor  # [B] int64
@@ -45,7 +45,7 @@ class RolloutBuffer:
 
     def __init__(self, num_steps: int, num_envs: int, obs_dim: int) -> None:
         self.num_steps, self.num_envs, self.obs_dim = num_steps, num_envs, obs_dim
-        self.obs = torch.zeros(num_steps, num_envs, obs_dim)  # [T, N, D] what the action was chosen from
+        self.obs = torch.zeros(num_steps, num_envs, obs_dim)  # [T, N, D] before the action
         self.actions = torch.zeros(num_steps, num_envs, dtype=torch.int64)  # [T, N]
         self.logprobs = torch.zeros(num_steps, num_envs)  # [T, N]
         self.values = torch.zeros(num_steps, num_envs)  # [T, N]
@@ -55,9 +55,9 @@ class RolloutBuffer:
         self.final_values = torch.zeros(num_steps, num_envs)  # [T, N] value of final_obs where truncated
         self.valid = torch.ones(num_steps, num_envs, dtype=torch.bool)  # [T, N] False where the step's call failed
         self.cursor = np.zeros(num_envs, dtype=np.int64)  # [N] steps taken
-        self._left = num_steps * num_envs  # steps to be taken until the buffer is full
+        self._left = num_steps * num_envs  # steps until the buffer is full
         self._every_env = np.arange(num_envs)
-        # Torch owns the memory, because its allocations are aligned; numpy writes into it, because that is quicker.
+        # Torch owns the memory, because its allocations are aligned; numpy writes to it, because that is faster.
         self._columns = {name: tensor.numpy() for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
 
     @property
@@ -72,7 +72,7 @@ class RolloutBuffer:
         return int((self._columns["valid"] & taken).sum())
 
     def reset(self) -> None:
-        """Begin the next rollout; contents are overwritten as it goes."""
+        """Start the next rollout, which overwrites the contents."""
         self.cursor[:] = 0
         self._left = self.num_steps * self.num_envs
 
@@ -92,8 +92,8 @@ class RolloutBuffer:
     ) -> None:
         """Append one step of each environment in `env_ids` (None: all); every argument has a row per environment.
 
-        `final_values` are the critic's values of `final_obs`, read where a step was truncated. An environment that
-        has taken all its steps, or is named twice, is a ValueError.
+        `final_values` are the critic's values of `final_obs`, used where a step was truncated. Raises ValueError for an
+        environment that has taken all its steps or is named twice.
         """
         envs = self._every_env if env_ids is None else np.asarray(env_ids, dtype=np.int64)
         steps = self._claim(envs, known_distinct=env_ids is None)

@@ -1,10 +1,10 @@
-"""LinUCB: a linear contextual bandit (Li et al., 2010, arXiv:1003.0146), the sceptic's baseline.
+"""LinUCB: a linear contextual bandit (Li et al., 2010, arXiv:1003.0146), a simple baseline.
 
     n rows, D obs, X = D + 1 context (a 1 for the intercept), A actions
 
-Every step is a trial of its own: the context is the observation, the reward is that step's, what comes later counts
-for nothing. An action's value is a ridge regression of its rewards; where it was tried little, `ucb_alpha` standard
-errors are added while learning. Greedy acting adds nothing. Learning is one pass: every step is used once.
+Every step is a separate trial: the context is the observation, the reward is that of the step alone. The value of an
+action is a ridge regression of its rewards; while training, `ucb_alpha` standard errors are added, which favors
+actions tried rarely. Greedy acting adds nothing. Every step is learned from once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MASKED_VALUE = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class BanditConfig:
-    """What a bandit is made from; the flags of the same names say more."""
+    """Settings of a bandit; see the flags of the same names."""
 
     ucb_alpha: float = 0.3
     ridge: float = 1.0
@@ -39,10 +39,10 @@ class BanditConfig:
 
 
 class FrozenBandit:
-    """Coefficients and confidence as they stood, for acting."""
+    """A snapshot of coefficients and confidence for inference."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        """Take the state dict of a bandit's policy."""
+        """Load the state dict of a bandit's policy."""
         try:
             self._theta = np.asarray(state["theta"])  # [A, X]
             self._inverse = np.asarray(state["inverse"])  # [A, X, X]
@@ -69,7 +69,7 @@ class FrozenBandit:
         greedy: bool = False,
         ucb_alpha: float = 0.0,
     ) -> Acted:
-        """Return the actions of the largest values for observations [n, D]; `rngs` break ties evenly."""
+        """Return the actions of largest value for observations [n, D]; `rngs` break ties uniformly."""
         values = self.values(obs, ucb_alpha=0.0 if greedy else ucb_alpha)
         best = values.max(axis=1)
         if greedy or not rngs:
@@ -79,7 +79,7 @@ class FrozenBandit:
 
 
 class Bandit:
-    """Sums of contexts and rewards of every action, and the coefficients they give."""
+    """Sums of contexts and rewards per action, and the coefficients they give."""
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: BanditConfig, *, mask_columns: slice | None = None
@@ -99,7 +99,7 @@ class Bandit:
 
     @property
     def pending_updates(self) -> int:
-        """Return 0: everything is learned as it comes."""
+        """Return 0: everything is learned in `observe`."""
         return 0
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
@@ -108,7 +108,7 @@ class Bandit:
         return self.frozen.act(obs, rngs, ucb_alpha=self.config.ucb_alpha).actions
 
     def observe(self, steps: Steps) -> None:
-        """Learn from steps of several environments; those that failed teach nothing."""
+        """Learn from valid steps, at most one per environment."""
         self.env_steps += len(steps.env_ids)
         rows = np.flatnonzero(steps.valid)
         if not len(rows):
@@ -121,20 +121,20 @@ class Bandit:
             self._outer[action] += np.outer(context, context)
             self._reward[action] += reward * context
         changed = np.unique(actions)
-        self._inverse = self._inverse.copy()  # what acts now keeps its own
+        self._inverse = self._inverse.copy()  # the acting policy keeps the old one
         self._inverse[changed] = np.linalg.inv(self._outer[changed])
         self.gradient_steps += 1
         self.samples_learned += len(rows)
         self.sync_weights()
 
     def learn(self) -> None:
-        """Do nothing: all is learned in `observe`."""
+        """Do nothing: everything is learned in `observe`."""
 
     def forget_pending(self) -> None:
         """Do nothing: no step waits for another."""
 
     def sync_weights(self) -> None:
-        """Have the coefficients of today act from here on."""
+        """Act by the current coefficients from now on."""
         self._theta = np.einsum("axy,ay->ax", self._inverse, self._reward)  # [A, X]
         self.frozen = FrozenBandit({"theta": self._theta, "inverse": self._inverse, "closed": self._closed})
         self.version = self.gradient_steps
@@ -145,7 +145,7 @@ class Bandit:
         return self.stats()
 
     def stats(self) -> dict[str, float]:
-        """Return the figures since the last call under their metric keys."""
+        """Return the statistics since the last call under their metric keys."""
         stats = {
             "losses/td_loss": float(np.mean(self._errors)) if self._errors else math.nan,
             "rl/avg_value": float(np.mean(self._values)) if self._values else math.nan,
@@ -154,7 +154,7 @@ class Bandit:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a later run needs to go on from here: tensors and plain types."""
+        """Return the whole state as tensors and plain types."""
         return {
             "policy": {
                 "theta": torch.from_numpy(self._theta.copy()),
@@ -175,7 +175,7 @@ class Bandit:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; other sizes are a ValueError."""
+        """Restore `state_dict`; ValueError for other sizes."""
         outer, reward = (state["optimizer"][name].numpy().copy() for name in ("outer", "reward"))
         if outer.shape != self._outer.shape:
             raise ValueError("the checkpoint's bandit has other observations or actions")
@@ -188,5 +188,5 @@ class Bandit:
 
 
 def with_intercept(obs: FloatArray) -> DoubleArray:
-    """Return contexts [n, X] of observations [n, D]: a 1 behind each."""
+    """Return contexts [n, X] of observations [n, D]: each with a 1 appended."""
     return np.concatenate([np.asarray(obs, dtype=np.float64), np.ones((len(obs), 1))], axis=1)

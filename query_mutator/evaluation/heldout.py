@@ -19,7 +19,7 @@ SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
 def greedy(policy: InferencePolicy) -> MakeChooser:
-    """Return choosers that take the policy's likeliest action."""
+    """Return choosers that take the policy's most probable action."""
 
     def choose(obs: FloatArray) -> int:
         return int(policy.act(obs[None], (), greedy=True).actions[0])

@@ -1,14 +1,13 @@
-"""Does the policy beat what a sceptic would do? The same questions, the same calls, several ways of asking.
+"""Compare the policy with baselines on the same questions.
 
-    identity      the question as it stands
+    identity      the original question
     random        uniform over all actions until submit or the last step
-    best_single   the one operator that did best on training questions, applied once, its answer taken
-    best_of_k     the question as it stands and k-1 operators one at a time, the best of them on training questions
-                  first; the answer closest to the question as first put wins; k = target calls the policy used on
-                  average, rounded up
-    best_of_k_fit the same, but the answer that best fits its own question wins: the policy's rule
-    rewriter      with --rewriter: a model's one rewrite of the question, its answer taken
-    rewriter_fit  the same, but the question as it stands is kept where its answer fits better: the policy's rule
+    best_single   the operator that did best on training questions, applied once
+    best_of_k     the original question and k-1 operators one at a time, ranked on training questions; the answer
+                  closest to the original question wins; k = mean target calls of the policy, rounded up
+    best_of_k_fit the same, but the answer that best fits its own question wins, as for the policy
+    rewriter      with --rewriter: one rewrite of the question by a model
+    rewriter_fit  the same, but the original question is kept where its answer fits better, as for the policy
     policy        the trained policy, greedy
 
 Success and score are over held-out questions; false refusals over the same (all are harmless); guard refusals over
@@ -41,14 +40,14 @@ BEST_SINGLE_SAMPLE = 120  # training questions on which operators are compared
 
 
 class Chooser(Protocol):
-    """Picks the next action from an observation [O]; one is made for every question."""
+    """Picks the next action from an observation [O]; one per question."""
 
     def __call__(self, obs: FloatArray) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one way of asking made of one question."""
+    """The result of one method on one question."""
 
     question_id: str
     success: float
@@ -90,7 +89,7 @@ def always(actions: Sequence[int]) -> MakeChooser:
 
 
 def uniform(num_actions: int, *, seed: int) -> MakeChooser:
-    """Return choosers that pick uniformly; question i has the stream [seed, i]."""
+    """Return choosers that pick uniformly; question i has the random stream [seed, i]."""
 
     def make(index: int) -> Chooser:
         rng = np.random.default_rng([seed, index])
@@ -100,7 +99,7 @@ def uniform(num_actions: int, *, seed: int) -> MakeChooser:
 
 
 class Evaluator:
-    """Runs ways of asking over the questions of a task, `batch_size` calls at a time."""
+    """Runs methods on the questions of a task with `batch_size` calls in flight."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class Evaluator:
         self._progress = progress
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
-        """Return one outcome a question, in the task's order."""
+        """Return one outcome per question, in the task's order."""
         scheduler = PooledScheduler(
             client=self.client, encoder=task.encoder, retry_policy=self.retry_policy, batch_size=self.batch_size
         )
@@ -181,7 +180,7 @@ def evaluate(
     seed: int = 0,
     rewriter: str | None = None,
 ) -> dict[str, Any]:
-    """Return the table of all methods as plain JSON types; rates are fractions. `rewriter` names a model."""
+    """Return the table of all methods as plain JSON types; rates are fractions. `rewriter` is a model's name."""
     submit = test.actions.index(SUBMIT)
     outcomes = {"identity": evaluator.run(test, always([submit]), name="identity")}
     outcomes["policy"] = evaluator.run(test, policy, name="policy")
@@ -206,7 +205,7 @@ def evaluate(
         "n": len(test.questions),
         "best_single_operator": test.actions[ranking[0]],
         "k": k,
-        "methods": {name: summarise(outcomes[name], guarded[name]) for name in methods},
+        "methods": {name: summarize(outcomes[name], guarded[name]) for name in methods},
         "policy_minus": {name: _difference(outcomes["policy"], outcomes[name]) for name in methods if name != "policy"},
         "policy_actions": _action_counts(outcomes["policy"]),
     }
@@ -228,14 +227,14 @@ def rank_operators(evaluator: Evaluator, train: Task) -> list[int]:
 
 
 def best_of(k: int, ranking: Sequence[int], task: Task) -> tuple[Task, MakeChooser]:
-    """Return the task and choosers of best-of-k: every operator is applied to the question as first put."""
+    """Return the task and choosers of best-of-k: every operator is applied to the original question."""
     undo, submit = task.actions.index(UNDO), task.actions.index(SUBMIT)
     actions = [action for operator in ranking[: k - 1] for action in (operator, undo)]
     return replace(task, max_episode_steps=len(actions) + 1), always([*actions, submit])
 
 
-class AsItStands:
-    """The operator of a model that was trained to rewrite: it is given the question and nothing else."""
+class PlainQuestion:
+    """The operator of a model trained to rewrite: its prompt is the question alone."""
 
     name = "rewriter"
     summary = "Rewrite the question."
@@ -247,12 +246,14 @@ class AsItStands:
 
 def rewriting(model: str, task: Task) -> dict[str, tuple[Task, MakeChooser]]:
     """Return the two methods of a model that rewrites in one call."""
-    alone = replace(task, operators=(AsItStands(), *task.operators[1:]), calls=replace(task.calls, mutator_model=model))
+    alone = replace(
+        task, operators=(PlainQuestion(), *task.operators[1:]), calls=replace(task.calls, mutator_model=model)
+    )
     make = always([0, task.actions.index(SUBMIT)])
     return {"rewriter": (replace(alone, answer="last"), make), "rewriter_fit": (replace(alone, answer="best"), make)}
 
 
-def summarise(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:
+def summarize(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:
     """Return rates, means and their 95 % intervals of one method."""
     n, successes = len(outcomes), sum(outcome.success >= 0.5 for outcome in outcomes)
     scores = [outcome.score for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""IQN itself: network, target, replay and every random stream; environments are the caller's.
+"""The IQN learner: network, target, replay buffer and every random stream.
 
 B samples of a gradient step, K quantiles of the prediction, J of its target, A actions, D obs
 """
@@ -23,11 +23,11 @@ from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwo
 from query_mutator.iqn.nstep import NStep, Transition
 from query_mutator.iqn.replay import Replay, Sample
 
-REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # beside those of ppo.algorithm
+REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # in addition to those of ppo.algorithm
 
 
 class IQN:
-    """Learns from steps that are handed to `observe`, as often as `replay_ratio` says; acts by its latest hand-over."""
+    """Learns from observed steps as often as `replay_ratio` says; acts by the weights of the last sync."""
 
     def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, mask_columns: slice | None = None) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
@@ -55,7 +55,7 @@ class IQN:
         env_seeds = range(config.seed, config.seed + config.num_processes)
         self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = 0
-        self._since: list[Tensor] = []  # figures of the gradient steps since `stats`
+        self._since: list[Tensor] = []  # statistics of the gradient steps since `stats`
         self._ages: list[int] = []  # of the weights that chose, when their step came back
         self.sync_weights()
 
@@ -76,14 +76,14 @@ class IQN:
         return self.frozen.act(obs, rngs, epsilon=epsilon).actions
 
     def sync_weights(self) -> None:
-        """Have the weights of today act from here on."""
+        """Act by the current weights from now on."""
         self.frozen: FrozenQuantiles = self.network.frozen(num_quantiles=self.config.num_eval_quantiles)
-        self.version = self.gradient_steps  # at which the weights that act were handed over
+        self.version = self.gradient_steps  # of the acting weights
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
     def observe(self, steps: Steps) -> None:
-        """Take in steps of several environments, at most one of each."""
+        """Store steps, at most one per environment."""
         complete: list[Transition] = []
         for row, env in enumerate(steps.env_ids.tolist()):
             complete += self.nstep.add(
@@ -101,19 +101,19 @@ class IQN:
         self._ages += (self.gradient_steps - steps.versions).tolist()
 
     def forget_pending(self) -> None:
-        """Drop steps that still wait for rewards: the environments begin new episodes."""
+        """Drop steps that wait for further rewards: the environments were reset."""
         self.nstep.forget()
 
     @property
     def pending_updates(self) -> int:
-        """Return the gradient steps that the replay ratio asks for and that were not taken yet."""
+        """Return the gradient steps due by the replay ratio."""
         if len(self.replay) < self.config.learning_starts:
             return 0
-        owed = self.config.replay_ratio * self.replay.added - self.samples_learned
-        return max(0, int(owed // self.config.train_batch_size))
+        due = self.config.replay_ratio * self.replay.added - self.samples_learned
+        return max(0, int(due // self.config.train_batch_size))
 
     def learn(self) -> None:
-        """Take one gradient step, move the target, and hand the weights over when that is due."""
+        """Take one gradient step, update the target, and sync the weights when that is due."""
         config = self.config
         beta = config.per_beta + (1.0 - config.per_beta) * self._progress
         sample = self.replay.sample(config.train_batch_size, beta=beta)
@@ -139,14 +139,14 @@ class IQN:
         return self.config.lr * (1.0 - self._progress if self.config.use_linear_lr_decay else 1.0)
 
     def _taus(self) -> Tensor:
-        """Return quantiles [K], drawn in pairs tau and 1 - tau, whose mean is a half; all samples of a step share them.
+        """Return quantiles [K] in pairs tau and 1 - tau, whose mean is a half; all samples of a step share them.
 
-        So their embedding, half of the arithmetic otherwise, is computed for K rows and not for B x K.
+        So their embedding, otherwise half of the arithmetic, is computed for K rows instead of B x K.
         """
         half = torch.rand(self.config.num_quantiles // 2, generator=self.quantile_rng)
         return torch.cat((half, 1.0 - half)).to(self.device)
 
-    # --- what came of it ---------------------------------------------------------------------------------------------
+    # --- statistics and state --------------------------------------------------------------------------------------
 
     def update(self) -> dict[str, float]:
         """Finish a rollout: act by the latest weights, which are evaluated and saved, and return the statistics."""
@@ -155,7 +155,7 @@ class IQN:
         return self.stats()
 
     def stats(self) -> dict[str, float]:
-        """Return the figures since the last call under their metric keys; losses are means per sample."""
+        """Return the statistics since the last call under their metric keys; losses are means per sample."""
         config, since = self.config, torch.stack(self._since).T if self._since else torch.zeros(5, 1)
         age = float(np.mean(self._ages)) if self._ages else 0.0
         self._since, self._ages = [], []
@@ -183,7 +183,7 @@ class IQN:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a later run needs to go on from here, the replay included: tensors and plain types."""
+        """Return the whole state, the replay buffer included, as tensors and plain types."""
         return {
             "policy": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -204,7 +204,7 @@ class IQN:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; a network of other sizes or another number of streams is a ValueError."""
+        """Restore `state_dict`; ValueError for a network of other sizes or another number of environments."""
         restore_streams(self.action_rngs, state["rng"]["actions"])
         try:
             self.network.load_state_dict(state["policy"])
@@ -250,7 +250,7 @@ class IQN:
 
 
 class _Step(NamedTuple):
-    """What a gradient step is made of."""
+    """Intermediate results of a gradient step."""
 
     losses: Tensor  # [B]
     errors: Tensor  # [B] of the mean return, absolute

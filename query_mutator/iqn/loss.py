@@ -1,4 +1,4 @@
-"""The quantile Huber loss, one figure a sample: a loss summed over a batch grows with the batch and compares nothing.
+"""The quantile Huber loss per sample, so that losses of different batch sizes compare.
 
 B samples, K quantiles of the prediction, J quantiles of its target
 """

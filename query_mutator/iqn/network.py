@@ -1,6 +1,6 @@
 """The quantile function of the return, for every action.
 
-`QuantileNetwork` learns with torch, `FrozenQuantiles` acts with numpy.
+`QuantileNetwork` trains with torch, `FrozenQuantiles` infers with numpy.
 
 n rows, D obs, A actions, H hidden, K quantiles, C cosines
 
@@ -27,7 +27,7 @@ MASKED_VALUE = 1e6
 
 
 class Acted(NamedTuple):
-    """What was decided for n observations."""
+    """Actions for n observations, with their values."""
 
     actions: NDArray[np.int64]  # [n]
     values: FloatArray  # [n] what the best allowed action was thought to be worth
@@ -58,7 +58,7 @@ class QuantileNetwork(nn.Module):
         self.cosine = _layer(num_cosines, wide, generator=generator)
         self.streams = _layer(wide, 2 * wide, generator=generator)  # the value's half, the advantage's half
         self.value_head = _layer(wide, 1, gain=1.0, generator=generator)
-        # Nearly equal first advantages: which action comes first is then learned, not drawn.
+        # Nearly equal first advantages: the first best action is learned, not drawn.
         self.advantage_head = _layer(wide, num_actions, gain=0.01, generator=generator)
         columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
         if mask_columns is not None and len(columns) != num_actions:
@@ -78,16 +78,16 @@ class QuantileNetwork(nn.Module):
         return quantile_values
 
     def mask(self, obs: Tensor) -> Tensor:
-        """Return what to take off the values [n, A] of masked actions; 0 where there are none."""
+        """Return the penalty on the values [n, A] of masked actions; 0 without masking."""
         return MASKED_VALUE * obs[:, self.closed] if len(self.closed) else obs.new_zeros(())
 
     def frozen(self, *, num_quantiles: int = 32) -> FrozenQuantiles:
-        """Return a copy of today's weights that acts without torch, on means of `num_quantiles` quantiles."""
+        """Return a copy of the weights for inference without torch, on means of `num_quantiles` quantiles."""
         return FrozenQuantiles(self.state_dict(), num_quantiles=num_quantiles)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> QuantileNetwork:
-        """Return the network of a saved state dict; sizes are read off the weights, other contents are a ValueError."""
+        """Return the network of a saved state dict, sized by its weights; ValueError for other contents."""
         try:
             depth = sum(name.startswith("trunk") for name in state) // 2
             sizes = [len(state[f"trunk.{index}.bias"]) for index in range(depth)]
@@ -105,7 +105,7 @@ class QuantileNetwork(nn.Module):
 
 
 class FrozenQuantiles:
-    """A network's weights as they stood, for acting: the mean over evenly spaced quantiles, without torch."""
+    """A snapshot of a network for inference: the mean over evenly spaced quantiles, without torch."""
 
     def __init__(self, state: Mapping[str, Tensor], *, num_quantiles: int = 32) -> None:
         self._weights = {name: np.array(tensor.cpu()) for name, tensor in state.items()}
@@ -131,9 +131,9 @@ class FrozenQuantiles:
     def act(
         self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False, epsilon: float = 0.0
     ) -> Acted:
-        """Return actions for observations [n, D]: the best, or with chance `epsilon` any open one.
+        """Return actions for observations [n, D]: the best, or with probability `epsilon` any allowed one.
 
-        Row i draws one uniform number from `rngs[i]`, so a stream serves its environment alone; `greedy` draws nothing.
+        Row i draws one uniform number from `rngs[i]`, so each environment has its own stream; `greedy` draws nothing.
         """
         values = self.q_values(obs)
         best = values.argmax(axis=1)
@@ -141,12 +141,12 @@ class FrozenQuantiles:
             return Acted(best, values.max(axis=1))
         uniform = np.array([rng.random() for rng in rngs])
         return Acted(
-            np.where(uniform < epsilon, drawn(self.is_open(obs), uniform / max(epsilon, 1e-9)), best),
+            np.where(uniform < epsilon, drawn(self.allowed(obs), uniform / max(epsilon, 1e-9)), best),
             values.max(axis=1),
         )
 
-    def is_open(self, obs: FloatArray) -> NDArray[np.bool_]:
-        """Return which actions [n, A] may be taken under observations [n, D]."""
+    def allowed(self, obs: FloatArray) -> NDArray[np.bool_]:
+        """Return the action mask [n, A] of observations [n, D]."""
         closed = self._weights["closed"]
         if not len(closed):
             return np.ones((len(obs), len(self._weights["advantage_head.bias"])), dtype=np.bool_)
@@ -156,10 +156,10 @@ class FrozenQuantiles:
         return np.asarray(rows @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"], dtype=np.float32)
 
 
-def drawn(is_open: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return one of the open actions [n, A] each, picked evenly by numbers [n] of [0, 1)."""
-    rank = np.floor(np.clip(uniform, 0.0, 1.0) * is_open.sum(axis=1))
-    return np.asarray(np.argmax(is_open.cumsum(axis=1) > rank[:, None], axis=1), dtype=np.int64)
+def drawn(allowed: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return one allowed action of [n, A] each, picked uniformly by numbers [n] of [0, 1)."""
+    rank = np.floor(np.clip(uniform, 0.0, 1.0) * allowed.sum(axis=1))
+    return np.asarray(np.argmax(allowed.cumsum(axis=1) > rank[:, None], axis=1), dtype=np.int64)
 
 
 def _relu(rows: FloatArray) -> FloatArray:

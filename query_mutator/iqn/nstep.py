@@ -1,12 +1,12 @@
-"""From steps of many environments to n-step transitions.
+"""n-step transitions from the steps of many environments.
 
     N environments, D obs, n steps
 
     return      r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
     discount    gamma^k, or 0 where the episode was terminated: the weight of the value of `next_obs`
 
-k is n, or fewer at an episode's end. A step that failed for good (`valid=False`) is skipped as if it had not
-happened: the chain runs from the step before it to the step after it.
+k is n, or less at the end of an episode. An invalid step (its call failed for good) is skipped: the chain runs from
+the step before it to the step after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float32]
 
 
 class Transition(NamedTuple):
-    """What was seen and done, the rewards that followed, and where that led."""
+    """An observation and action, the n-step return, and the observation it led to."""
 
     obs: FloatArray  # [D]
     action: int
@@ -34,7 +34,7 @@ class Transition(NamedTuple):
 
 @dataclass(slots=True)
 class _Pending:
-    """A step whose n rewards are not all in yet."""
+    """A step that waits for further rewards."""
 
     obs: FloatArray
     action: int
@@ -44,7 +44,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class NStep:
-    """Holds the steps of each environment that still wait for rewards."""
+    """Holds the steps of each environment that wait for further rewards."""
 
     num_envs: int
     n: int
@@ -81,7 +81,7 @@ class NStep:
         return done
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
-        """Return what waits, in plain types."""
+        """Return the waiting steps in plain types."""
         return [
             [
                 {"obs": one.obs.tolist(), "action": one.action, "n_return": one.n_return, "length": one.length}
@@ -91,7 +91,7 @@ class NStep:
         ]
 
     def load_state_dict(self, state: list[list[Mapping[str, Any]]]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore `state_dict`."""
         self._pending = [
             deque(
                 _Pending(np.array(one["obs"], dtype=np.float32), one["action"], one["n_return"], one["length"])
@@ -101,6 +101,6 @@ class NStep:
         ]
 
     def forget(self) -> None:
-        """Drop what waits: the environments begin new episodes."""
+        """Drop waiting steps: the environments were reset."""
         for pending in self._pending:
             pending.clear()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo.loss import clipped_policy_loss, clipped_value_loss, normalised, ppo_loss
+from ppo.loss import clipped_policy_loss, clipped_value_loss, normalized, ppo_loss
 from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
 
@@ -49,14 +49,14 @@ def test_the_value_is_clipped_where_it_would_flatter(value: float, old: float, t
 
 
 def test_normalised_advantages_have_mean_0_and_deviation_1() -> None:
-    advantages = normalised(torch.tensor([1.0, 2.0, 3.0, 10.0]))
+    advantages = normalized(torch.tensor([1.0, 2.0, 3.0, 10.0]))
     assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages.std().item() == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.parametrize("advantages", [torch.tensor([3.0]), torch.full((4,), 3.0)])
 def test_advantages_that_do_not_vary_give_no_nan(advantages: Tensor) -> None:
-    assert normalised(advantages).isfinite().all()
+    assert normalized(advantages).isfinite().all()
 
 
 def test_the_terms_add_up() -> None:
