@@ -9,6 +9,15 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    BatchWriter,
+    JsonlSamples,
+    check_plan,
+    compute_dataset_fingerprint,
+    load_batch_plan,
+    tokenizer_fingerprint,
+)
+from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.common import JsonFlags, show, with_bar
 from query_mutator.errors import UsageError
 
@@ -33,16 +42,6 @@ class GenerateFlags(JsonFlags):
 
 def generate_batches(flags: GenerateFlags) -> None:
     """Write the batches of a plan after comparing it with data and tokenizer."""
-    from query_mutator.batching import (
-        BatchWriter,
-        JsonlSamples,
-        check_plan,
-        compute_dataset_fingerprint,
-        load_batch_plan,
-        tokenizer_fingerprint,
-    )
-    from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
-
     tokenizer = load_tokenizer(flags.tokenizer)
     tokenizer_hash = tokenizer_fingerprint(tokenizer)
     plan = load_batch_plan(flags.plan, tokenizer_hash=tokenizer_hash)

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    BucketSpec,
+    LengthCache,
+    compute_length_histogram,
+    create_efficiency_report,
+    suggest_bucket_edges,
+)
+from query_mutator.batching.records import settings_errors
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show
 from query_mutator.files import disk_errors
 
@@ -27,8 +35,6 @@ class CacheFlags(JsonFlags):
 
     def load(self) -> LengthCache:
         """Return the cache."""
-        from query_mutator.batching import LengthCache
-
         return LengthCache.load_sync(self.cache)
 
 
@@ -82,17 +88,12 @@ class SuggestFlags(CacheFlags):
 
 def show_histogram(flags: HistogramFlags) -> None:
     """Print a bar for each bin, and percentiles."""
-    from query_mutator.batching import compute_length_histogram
-
     histogram = compute_length_histogram(flags.load(), num_bins=flags.bins)
     show(flags, histogram.model_dump(), histogram.to_ascii(flags.width))
 
 
 def analyze_buckets(flags: AnalyzeFlags) -> None:
     """Print the efficiency report; with --output write it as well."""
-    from query_mutator.batching import BucketSpec, create_efficiency_report
-    from query_mutator.batching.records import settings_errors
-
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():
         spec = BucketSpec(edges=edges, overflow_max=max(flags.overflow_max, edges[-1]))
@@ -106,8 +107,6 @@ def analyze_buckets(flags: AnalyzeFlags) -> None:
 
 def suggest_edges(flags: SuggestFlags) -> None:
     """Print edges, and what they achieve."""
-    from query_mutator.batching import suggest_bucket_edges
-
     found = suggest_bucket_edges(
         flags.load(), flags.num_buckets, GOALS[flags.goal], flags.max_length, multiple=flags.multiple
     )

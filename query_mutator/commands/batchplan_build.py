@@ -7,6 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    BatchingConfig,
+    BatchPlanBuilder,
+    LengthCache,
+    OverlongPolicy,
+    PackingConfig,
+    PackingMode,
+    compute_dataset_fingerprint,
+    save_batch_plan,
+)
+from query_mutator.batching.records import settings_errors
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, rows_of, show
 
 if TYPE_CHECKING:
@@ -65,9 +76,6 @@ class BuildFlags(JsonFlags):
 
 def build_plan(flags: BuildFlags) -> None:
     """Write the plan of a length cache and say how well its batches are filled."""
-    from query_mutator.batching import BatchPlanBuilder, LengthCache, save_batch_plan
-    from query_mutator.batching.records import settings_errors
-
     cache = LengthCache.load_sync(flags.lengths)
     with settings_errors():
         config, packing = batching_config(flags), packing_config(flags)
@@ -79,8 +87,6 @@ def build_plan(flags: BuildFlags) -> None:
 
 def batching_config(flags: BuildFlags) -> BatchingConfig:
     """Return the settings the flags stand for."""
-    from query_mutator.batching import BatchingConfig, OverlongPolicy
-
     make = BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput
     edges = parse_edges(flags.bucket_edges)
     return make(
@@ -99,8 +105,6 @@ def batching_config(flags: BuildFlags) -> BatchingConfig:
 
 def packing_config(flags: BuildFlags) -> PackingConfig | None:
     """Return how rows are packed, None without --pack."""
-    from query_mutator.batching import OverlongPolicy, PackingConfig, PackingMode
-
     if not flags.pack:
         return None
     return PackingConfig(
@@ -109,8 +113,6 @@ def packing_config(flags: BuildFlags) -> PackingConfig | None:
 
 
 def _dataset_hash(flags: BuildFlags, tokenizer_hash: str) -> str:
-    from query_mutator.batching import compute_dataset_fingerprint
-
     if flags.dataset is None:
         return flags.dataset_hash
     return compute_dataset_fingerprint(flags.dataset, tokenizer_hash).fingerprint

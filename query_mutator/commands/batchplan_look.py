@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    LengthCache,
+    compute_dataset_fingerprint,
+    load_batch_plan,
+    report_shards,
+    save_batch_plan,
+    verify_batch_plan,
+)
 from query_mutator.cli.common import JsonFlags, check_at_least, show
 from query_mutator.commands.batchplan_build import plan_report, plan_text
 from query_mutator.errors import UsageError
@@ -74,8 +82,6 @@ class ShardFlags(JsonFlags):
 
 def show_plan(flags: InfoFlags) -> None:
     """Print the report of a plan, or of one rank's part of it."""
-    from query_mutator.batching import load_batch_plan
-
     plan = load_batch_plan(flags.plan)
     if flags.rank is not None and flags.world_size is not None:
         plan = plan.shard(flags.rank, flags.world_size)
@@ -105,8 +111,6 @@ def _line(epoch: int, batch: MicrobatchSpec) -> str:
 
 def verify_plan(flags: VerifyFlags) -> int:
     """Say whether a plan follows from these lengths; return 1 when not."""
-    from query_mutator.batching import LengthCache, compute_dataset_fingerprint, load_batch_plan, verify_batch_plan
-
     plan, cache = load_batch_plan(flags.plan, verify_all=True), LengthCache.load_sync(flags.lengths)
     same, said = verify_batch_plan(plan, cache)
     if same and cache.tokenizer_hash != plan.meta.tokenizer_hash:
@@ -124,8 +128,6 @@ def verify_plan(flags: VerifyFlags) -> int:
 
 def shard_plan(flags: ShardFlags) -> None:
     """Write every rank's part and say how evenly the parts fall."""
-    from query_mutator.batching import load_batch_plan, report_shards, save_batch_plan
-
     plan = load_batch_plan(flags.plan, verify_all=True)
     fewest = min(epoch.num_microbatches for epoch in plan.epochs.values())
     if not flags.equal_steps and flags.world_size > fewest:

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    BatchingConfig,
+    BatchPlanBuilder,
+    JsonlSamples,
+    LengthCache,
+    PackingConfig,
+    PackingMode,
+    suggest_bucket_edges,
+)
+from query_mutator.batching.records import settings_errors
+from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show, with_bar
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
@@ -74,8 +85,6 @@ def bench(flags: BenchFlags) -> None:
 
 
 def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
-    from query_mutator.batching import LengthCache
-
     if flags.cache is not None:
         return LengthCache.load_sync(flags.cache).lengths
     if flags.dataset is not None:
@@ -85,9 +94,6 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
 
 
 def _tokenised(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
-    from query_mutator.batching import JsonlSamples
-    from query_mutator.batching.tokenizers import load_tokenizer
-
     samples = JsonlSamples(dataset, load_tokenizer(flags.tokenizer))
     names = list(samples)[: flags.max_samples]
 
@@ -102,15 +108,6 @@ def _tokenised(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
 
 def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[], BatchPlan]]:
     """Return what builds a plan of one epoch in each way."""
-    from query_mutator.batching import (
-        BatchingConfig,
-        BatchPlanBuilder,
-        PackingConfig,
-        PackingMode,
-        suggest_bucket_edges,
-    )
-    from query_mutator.batching.records import settings_errors
-
     given = parse_edges(flags.bucket_edges)
     edges = given if given[-1] == flags.max_length else (*given, flags.max_length)
     best = suggest_bucket_edges(lengths, len(edges), max_length=flags.max_length).edges

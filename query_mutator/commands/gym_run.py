@@ -9,6 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from query_mutator.batching import (
+    GymConfig,
+    GymEpisodeStream,
+    GymOutputMode,
+    GymTransport,
+    MockGymStream,
+    PuzzleDifficulty,
+    PuzzleGame,
+    ReplayBuffer,
+    ReplayBufferConfig,
+)
+from query_mutator.batching.records import settings_errors
+from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, check_at_least, rows_of, show
 from query_mutator.cli.console import progress
 
@@ -84,9 +97,6 @@ def _check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
 
 def gym_config(flags: GymRunFlags) -> GymConfig:
     """Return where the gym is and how patient its client is."""
-    from query_mutator.batching import GymConfig, GymOutputMode, GymTransport
-    from query_mutator.batching.records import settings_errors
-
     names = tuple(name.strip() for name in flags.puzzles.split(",") if name.strip())
     with settings_errors():
         return GymConfig(
@@ -105,8 +115,6 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 
 def gym_run(flags: GymRunFlags) -> None:
     """Play, save the samples with --output, and print the account."""
-    from query_mutator.batching import ReplayBuffer, ReplayBufferConfig
-
     stream = _stream(flags)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
     with progress("episodes", flags.num_episodes, unit="episode") as bar:
@@ -121,9 +129,6 @@ def gym_run(flags: GymRunFlags) -> None:
 
 
 def _stream(flags: GymRunFlags) -> Any:
-    from query_mutator.batching import GymEpisodeStream, MockGymStream
-    from query_mutator.batching.tokenizers import load_tokenizer
-
     tokenizer = load_tokenizer(flags.tokenizer)
     config = gym_config(flags)
     if not flags.mock:
@@ -162,8 +167,6 @@ def _brief(value: object) -> str:
 
 def gym_info(flags: GymInfoFlags) -> None:
     """Print transports, output modes, puzzles and the defaults of a connection."""
-    from query_mutator.batching import GymConfig, PuzzleDifficulty, PuzzleGame, ReplayBufferConfig
-
     data = {
         "transports": list(TRANSPORTS),
         "output_modes": list(OUTPUT_MODES),

@@ -11,8 +11,12 @@ from tyro.conf import arg
 
 from query_mutator.cli.common import check_at_least
 from query_mutator.cli.console import closing_on_interrupt, note
+from query_mutator.evaluation.heldout import embed_questions
+from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.env.observation import Projection
@@ -62,8 +66,6 @@ class GymServeFlags:
 
 def gym_serve(flags: GymServeFlags) -> None:
     """Serve until interrupted."""
-    from query_mutator.gym.server import GymServer
-
     with (
         serving(flags) as game,
         GymServer([game], host=flags.host, port=flags.port, seed=flags.seed, max_workers=flags.batch_size) as server,
@@ -75,8 +77,6 @@ def gym_serve(flags: GymServeFlags) -> None:
 @contextmanager
 def serving(flags: GymServeFlags) -> Iterator[Game]:
     """Yield our environment as a game, with its models running."""
-    from query_mutator.evaluation.heldout import embed_questions
-
     names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
     task_settings, projection = TaskSettings(dataset=flags.dataset, operators=flags.operators), None
@@ -93,8 +93,6 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
 
 def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
     """Return the game of rewriting one of the task's questions until its answer is submitted."""
-    from query_mutator.gym.server import Game, GymnasiumTextEnv
-    from rl_query_mutator_env import QueryMutationEnv
 
     def make() -> TextEnv:
         return GymnasiumTextEnv(
@@ -132,8 +130,6 @@ def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
 
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
-    from query_mutator.training.learners import load_policy
-
     found = read_checkpoint(checkpoint)
     policy = load_policy(found)
 

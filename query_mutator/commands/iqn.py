@@ -17,6 +17,7 @@ from ppo.__main__ import evaluate, make_envs, report
 from query_mutator.cli.common import JsonFlags
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import parse_flags
+from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors, encode, write_json
 from query_mutator.iqn.config import IQNConfig
@@ -95,8 +96,6 @@ def run(args: Args) -> dict[str, Any]:
 
 def train(learner: IQN, envs: Any, args: Args) -> None:
     """Step all environments, and after each step make the gradient steps that the replay ratio asks for."""
-    from query_mutator.env.steps import Steps
-
     env_ids = np.arange(args.num_processes)
     obs = np.array(envs.reset(seed=args.seed)[0], dtype=np.float32)  # [N, D]
     with progress("training", args.total_steps, unit="step") as bar:

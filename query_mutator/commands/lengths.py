@@ -9,6 +9,8 @@ from typing import Annotated
 import numpy as np
 from tyro.conf import arg
 
+from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
+from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, rows_of, show, with_bar
 from query_mutator.errors import UsageError
 
@@ -39,9 +41,6 @@ class LengthsStatsFlags(JsonFlags):
 
 def build_lengths(flags: LengthsBuildFlags) -> None:
     """Write the length cache of a data set and say what is in it."""
-    from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
-    from query_mutator.batching.tokenizers import load_tokenizer
-
     tokenizer = load_tokenizer(flags.tokenizer)
     samples = JsonlSamples(flags.dataset, tokenizer, skip_bad=flags.skip_bad)
 
@@ -70,8 +69,6 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
 
 def show_length_stats(flags: LengthsStatsFlags) -> None:
     """Print number, total, extremes, mean and percentiles."""
-    from query_mutator.batching import LengthCache
-
     cache = LengthCache.load_sync(flags.cache)
     if not len(cache):
         raise UsageError(f"{flags.cache} holds no lengths")

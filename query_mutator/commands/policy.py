@@ -16,12 +16,15 @@ from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.heldout import compare, embed_questions, greedy
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import encode, write_text
 from query_mutator.report.table import result_table
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
 from query_mutator.types import Question
+from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.env.task import Task
@@ -99,8 +102,6 @@ class RewriteFlags(PolicyFlags):
 
 def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or write the report with --json."""
-    from query_mutator.evaluation.heldout import compare
-
     with _open_policy(flags, rewriter=flags.rewriter) as policy:
         questions = _questions(flags, policy.checkpoint)
         report = compare(
@@ -144,7 +145,6 @@ def rewrite(flags: RewriteFlags) -> None:
     texts = [text for text in texts if text]
     if not texts:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
-    from query_mutator.evaluation.heldout import greedy
 
     questions = [Question(id=str(number), text=text) for number, text in enumerate(texts)]
     with _open_policy(flags, with_gold=False) as policy:
@@ -180,8 +180,6 @@ class _Policy:
     """A trained policy with the models it needs."""
 
     def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
-        from query_mutator.training.learners import load_policy
-
         self.checkpoint, self.system, self.task, self.evaluator = checkpoint, system, task, evaluator
         self.frozen = load_policy(checkpoint)
 
@@ -192,9 +190,6 @@ def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | 
 
     Without gold the reference answers of the training questions are not embedded, because nothing is scored.
     """
-    from query_mutator.evaluation.heldout import embed_questions
-    from rl_query_mutator_env import QueryMutationEnv
-
     checkpoint = read_checkpoint(flags.checkpoint)
     checkpoint.load_plugins()
     train = split_dataset(checkpoint.task).train
