@@ -1,4 +1,4 @@
-"""What is measured: metrics with the tags that trainers log them under, read from YAML and checked as it is read."""
+"""What is measured: metrics, the tags that trainers log them under, axes and confounders, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from query_mutator.analysis.tables import read_mapping
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
+
+__all__ = [
+    "DEFAULT_SPEC", "Confounder", "Direction", "FieldAlias", "MetricSpec", "Reducer", "Role", "Spec", "TagPattern",
+    "WatchRule", "read_spec",
+]  # fmt: skip
 
 Reducer = Literal[
     "last", "best_so_far", "mean_last_k", "auc", "time_to_threshold", "rate", "mean", "median", "max", "min"
@@ -24,20 +32,42 @@ Role = Literal["performance", "throughput", "stability", "diagnostic"]
 Rule = Literal["nan", "above", "below", "spike", "plateau"]
 
 DEFAULT_SPEC = Path(__file__).with_name("metrics.yaml")
-C = TypeVar("C")
+
+_STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _or_text(key: str) -> BeforeValidator:
+    """Return a validator that reads a bare text as an object with this key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+_LIST = BeforeValidator(_as_list)
+Names = Annotated[tuple[str, ...], _LIST]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TagPattern:
     """Tags of one trainer; a value is multiplied by `scale` and divided by the first setting of `normalise_by`."""
 
     tag: str
-    normalise_by: tuple[str, ...] = ()
+    normalise_by: Names = ()
     scale: float = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> TagPattern:
+        try:
+            assert self.regex
+        except re.error as error:
+            raise ValueError(f"{self.tag!r} is not a regular expression ({error})") from None
+        return self
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        """Return what a tag must match; the group `task` is the task."""
+        """Return the pattern of a tag; the group `task` is the task."""
         if self.tag.startswith("re:"):
             return re.compile(self.tag.removeprefix("re:"))
         before, star, after = self.tag.partition("*")
@@ -49,9 +79,9 @@ class TagPattern:
         return {(found.groupdict().get("task") or ""): tag for tag, found in matches if found}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class WatchRule:
-    """One thing to look out for in every run."""
+    """A condition that is checked in every run."""
 
     rule: Rule
     value: float = 0.0  # of above, below
@@ -60,12 +90,12 @@ class WatchRule:
     says: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class MetricSpec:
     """One metric; docs/comparing.md explains the fields."""
 
     name: str
-    tags: tuple[TagPattern, ...]
+    tags: Annotated[tuple[Annotated[TagPattern, _or_text("tag")], ...], BeforeValidator(_as_list), Field(min_length=1)]
     title: str = ""
     unit: str = ""
     direction: Direction = "-"
@@ -74,7 +104,15 @@ class MetricSpec:
     threshold: float | None = None
     role: Role = "diagnostic"
     margin: str = ""
-    watch: tuple[WatchRule, ...] = ()
+    watch: Annotated[tuple[Annotated[WatchRule, _or_text("rule")], ...], _LIST] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> MetricSpec:
+        if self.reducer == "time_to_threshold" and self.threshold is None:
+            raise ValueError("time_to_threshold needs a threshold")
+        if not re.fullmatch(r"|[0-9.]+(e-?\d+)?%?", self.margin):
+            raise ValueError(f"margin must be a number, or a share such as 5%, not {self.margin!r}")
+        return self
 
     @property
     def maximize(self) -> bool:
@@ -98,7 +136,7 @@ class MetricSpec:
         return float(self.margin)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Confounder:
     """A derived figure: a counter's growth over another's, a metric, or a setting (over another)."""
 
@@ -110,14 +148,20 @@ class Confounder:
     per_field: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class FieldAlias:
     """A setting under another name, or made of several: their product, divided by `per`; not where `unless` holds."""
 
     field: str = ""
-    product: tuple[str, ...] = ()
+    product: Names = ()
     per: str = ""
-    unless: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    unless: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> FieldAlias:
+        if bool(self.field) == bool(self.product):
+            raise ValueError("give either a field or a product")
+        return self
 
     def value(self, config: Mapping[str, Any]) -> object | None:
         """Return what a run's settings say; None where a part is missing or `unless` holds."""
@@ -132,15 +176,26 @@ class FieldAlias:
         return math.prod(map(float, filter(None, parts))) / float(over) if all(parts) else None
 
 
-@dataclass(frozen=True, kw_only=True)
+Aliases = Annotated[tuple[Annotated[FieldAlias, _or_text("field")], ...], _LIST]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Spec:
     """A whole metric file."""
 
     metrics: tuple[MetricSpec, ...]
-    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    fields: Mapping[str, tuple[FieldAlias, ...]] = field(default_factory=dict)
-    field_tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    axes: Mapping[str, Names] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Aliases] = dataclasses.field(default_factory=dict)
+    field_tags: Mapping[str, Names] = dataclasses.field(default_factory=dict)
     confounders: tuple[Confounder, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Spec:
+        names = [metric.name for metric in self.metrics]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"metric {min(twice)!r} is defined twice; rename one")
+        return self
 
     def metric(self, name: str) -> MetricSpec:
         """Return the metric of that name; UsageError with the nearest known one."""
@@ -176,102 +231,28 @@ class Spec:
 
 
 def read_spec(path: str | Path | None = None) -> Spec:
-    """Return the metrics of a YAML file, by default the one that comes with the package; UsageError for a mistake."""
+    """Read the metrics of a YAML file, by default the one in the package; UsageError for an invalid file."""
     path = Path(path) if path else DEFAULT_SPEC
     data = read_mapping(path)
     try:
-        return _spec(data)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        return TypeAdapter(Spec).validate_python({key: value for key, value in data.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError(f"{path}: {_explained(error.errors()[0], data)}") from None
 
 
-def _spec(data: Mapping[str, Any]) -> Spec:
-    _only(data, ("metrics", "axes", "fields", "field_tags", "confounders"), "the file")
-    metrics = tuple(_metric(entry) for entry in data.get("metrics") or ())
-    names = [metric.name for metric in metrics]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"metric {min(twice)!r} is there twice; give each a name of its own")
-    return Spec(
-        metrics=metrics,
-        axes=_lists(data.get("axes")),
-        fields={str(name): tuple(map(_alias, _listed(ways))) for name, ways in (data.get("fields") or {}).items()},
-        field_tags=_lists(data.get("field_tags")),
-        confounders=tuple(_record(Confounder, entry, "a confounder") for entry in data.get("confounders") or ()),
-    )
-
-
-def _metric(entry: Any) -> MetricSpec:
-    if not isinstance(entry, Mapping) or not entry.get("name") or not entry.get("tags"):
-        raise ValueError(f"a metric needs a name and tags, not {entry!r}")
-    where = f"metric {entry['name']!r}"
-    values = dict(entry) | {
-        "tags": tuple(_tag(tag, where) for tag in _listed(entry["tags"])),
-        "watch": tuple(_watch(rule, where) for rule in _listed(entry.get("watch") or [])),
-        "margin": str(entry.get("margin", "")),
-    }
-    metric = _record(MetricSpec, values, where)
-    for name, allowed in (("direction", Direction), ("reducer", Reducer), ("role", Role)):
-        _one_of(getattr(metric, name), get_args(allowed), f"{where}: {name}")
-    if metric.reducer == "time_to_threshold" and metric.threshold is None:
-        raise ValueError(f"{where}: time_to_threshold needs a threshold")
-    if not re.fullmatch(r"|[0-9.]+(e-?\d+)?%?", metric.margin):
-        raise ValueError(f"{where}: margin must be a number, or a share such as 5%, not {metric.margin!r}")
-    return metric
-
-
-def _tag(entry: Any, where: str) -> TagPattern:
-    values = dict(entry) if isinstance(entry, Mapping) else {"tag": str(entry)}
-    values["normalise_by"] = tuple(_listed(values.get("normalise_by") or []))
-    pattern = _record(TagPattern, values, f"{where}: a tag")
-    try:
-        assert pattern.regex
-    except re.error as error:
-        raise ValueError(f"{where}: {pattern.tag!r} is no regular expression ({error})") from None
-    return pattern
-
-
-def _alias(entry: Any) -> FieldAlias:
-    values = dict(entry) if isinstance(entry, Mapping) else {"field": str(entry)}
-    values["product"] = tuple(map(str, _listed(values.get("product") or [])))
-    alias = _record(FieldAlias, values, "fields")
-    if bool(alias.field) == bool(alias.product):
-        raise ValueError(f"fields: {entry!r} should have a field or a product")
-    return alias
-
-
-def _watch(entry: Any, where: str) -> WatchRule:
-    rule = _record(WatchRule, dict(entry) if isinstance(entry, Mapping) else {"rule": str(entry)}, f"{where}: watch")
-    _one_of(rule.rule, get_args(Rule), f"{where}: watch")
-    return rule
-
-
-def _record(cls: type[C], values: Mapping[str, Any], where: str) -> C:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where}: {values!r} should have names, as {{name: ...}}")
-    _only(values, [item.name for item in fields(cls)], where)  # type: ignore[arg-type]
-    return cls(**values)
-
-
-def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where}: {_unknown('key', str(name), known)}")
-
-
-def _one_of(value: str, known: Sequence[str], where: str) -> None:
-    if value not in known:
-        raise ValueError(f"{where}: {value!r} is none of {', '.join(known)}")
+def _explained(error: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return where in a metric file an error is, what is wrong, and the nearest known key for an unknown one."""
+    where = list(map(str, error["loc"]))
+    if where[:1] == ["metrics"] and len(where) > 1 and isinstance(metric := data["metrics"][int(where[1])], Mapping):
+        where[:2] = [f"metric {metric.get('name')!r}"]
+    if error["type"] == "unexpected_keyword_argument":
+        classes = (Spec, MetricSpec, TagPattern, WatchRule, FieldAlias, Confounder)
+        known = [field.name for cls in classes for field in fields(cls)]
+        return ": ".join([*where[:-1], _unknown("key", where[-1], known)])
+    problem = error["msg"].removeprefix("Value error, ")
+    return ": ".join([*where, problem if error["type"] == "value_error" else f"{problem}, not {error['input']!r}"])
 
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
     near = nearest(name, known)
     return f"unknown {kind} {name!r}; " + (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
-
-
-def _lists(data: Any) -> dict[str, tuple[str, ...]]:
-    return {str(name): tuple(map(str, _listed(values))) for name, values in (data or {}).items()}
-
-
-def _listed(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, (list, tuple)) else [values]

@@ -11,6 +11,7 @@ from typing import Any
 from query_mutator.analysis.spec import MetricSpec, Spec, read_spec
 from query_mutator.analysis.wording import interval, number, reading_name
 from query_mutator.cli.console import note, table
+from query_mutator.errors import UsageError
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import (
     Setting,
@@ -199,5 +200,7 @@ def _spec(flags: SweepFlags) -> Spec:
         spec.metric(flags.throughput)
     if not flags.reducer:
         return spec
+    if flags.reducer == "time_to_threshold" and metric.threshold is None:
+        raise UsageError(f"--reducer time_to_threshold needs a threshold of {metric.name}; add one in --spec")
     read = replace(metric, reducer=flags.reducer)
     return replace(spec, metrics=tuple(read if one is metric else one for one in spec.metrics))
