@@ -124,7 +124,7 @@ def in_turn(env: QueryMutationEnv) -> str:
     return "undo" if steps % 2 else operators[(env.episode.index + steps // 2) % len(operators)].name
 
 
-def _is_right(info: Mapping[str, Any], total_reward: float) -> bool:
+def _is_right(info: Mapping[str, Any], _total: float) -> bool:
     return bool(info.get("success", 0.0) >= 0.5)
 
 

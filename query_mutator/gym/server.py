@@ -156,9 +156,10 @@ class GymServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = set()  # the event loop refers to tasks only weakly
 
         def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # not passed as a coroutine: Python 3.11.7 then logs an error for each task that is cancelled
             task = asyncio.ensure_future(self._client(reader, writer))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -166,12 +167,8 @@ class GymServer:
         server = await asyncio.start_server(on_client, self.host, self.port)
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
-        async with server:
-            await self._stop.wait()
-            server.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stop.wait()
+        server.close()  # asyncio.run then cancels the tasks of the clients
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rng = np.random.default_rng([self._seed, self.sessions_served])

@@ -20,7 +20,7 @@ from query_mutator.env.steps import Steps
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.iqn.loss import quantile_huber_loss
 from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwork
-from query_mutator.iqn.nstep import NStep, Transition
+from query_mutator.iqn.nstep import NStep
 from query_mutator.iqn.replay import Replay, Sample
 
 REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # in addition to those of ppo.algorithm
@@ -84,19 +84,7 @@ class IQN:
 
     def observe(self, steps: Steps) -> None:
         """Store steps, at most one per environment."""
-        complete: list[Transition] = []
-        for row, env in enumerate(steps.env_ids.tolist()):
-            complete += self.nstep.add(
-                env,
-                steps.obs[row],
-                int(steps.actions[row]),
-                float(steps.rewards[row]),
-                steps.next_obs[row],
-                terminated=bool(steps.terminations[row]),
-                truncated=bool(steps.truncations[row]),
-                valid=bool(steps.valid[row]),
-            )
-        self.replay.add(complete)
+        self.replay.add(self.nstep.add(steps))
         self.env_steps += len(steps.env_ids)
         self._ages += (self.gradient_steps - steps.versions).tolist()
 

@@ -1,29 +1,30 @@
-"""n-step transitions from the steps of many environments.
+"""From steps of many environments to n-step transitions.
 
     N environments, D obs, n steps
 
     return      r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
     discount    gamma^k, or 0 where the episode was terminated: the weight of the value of `next_obs`
 
-k is n, or less at the end of an episode. An invalid step (its call failed for good) is skipped: the chain runs from
-the step before it to the step after it.
+k is n, or fewer at an episode's end. A step that failed for good (`valid=False`) is skipped as if it had not
+happened: the chain runs from the step before it to the step after it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
+from query_mutator.env.steps import FloatArray, Steps
+
+__all__ = ["NStep", "Transition"]
 
 
 class Transition(NamedTuple):
-    """An observation and action, the n-step return, and the observation it led to."""
+    """An observation, the action on it, the rewards that followed, and where that led."""
 
     obs: FloatArray  # [D]
     action: int
@@ -34,7 +35,7 @@ class Transition(NamedTuple):
 
 @dataclass(slots=True)
 class _Pending:
-    """A step that waits for further rewards."""
+    """A step that has fewer than n rewards so far."""
 
     obs: FloatArray
     action: int
@@ -44,7 +45,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class NStep:
-    """Holds the steps of each environment that wait for further rewards."""
+    """Hold the steps of each environment that wait for rewards."""
 
     num_envs: int
     n: int
@@ -54,53 +55,37 @@ class NStep:
     def __post_init__(self) -> None:
         self._pending = [deque() for _ in range(self.num_envs)]
 
-    def add(
-        self,
-        env: int,
-        obs: FloatArray,
-        action: int,
-        reward: float,
-        next_obs: FloatArray,
-        *,
-        terminated: bool,
-        truncated: bool,
-        valid: bool = True,
-    ) -> list[Transition]:
-        """Return the transitions that a step completes; `next_obs` is the episode's last one where it ended."""
-        pending = self._pending[env]
-        if valid:
-            pending.append(_Pending(obs, action))
-            for one in pending:
-                one.n_return += self.gamma**one.length * reward
-                one.length += 1
+    def add(self, steps: Steps) -> list[Transition]:
+        """Return the transitions that these steps complete, at most one step of each environment."""
         done: list[Transition] = []
-        while pending and (terminated or truncated or pending[0].length == self.n):
-            one = pending.popleft()
-            discount = 0.0 if terminated else self.gamma**one.length
-            done.append(Transition(one.obs, one.action, one.n_return, next_obs, discount))
+        for row, env in enumerate(steps.env_ids.tolist()):
+            pending = self._pending[env]
+            # 1. the reward counts for this step and for those that wait
+            if steps.valid[row]:
+                pending.append(_Pending(steps.obs[row], int(steps.actions[row])))
+                for one in pending:
+                    one.n_return += self.gamma**one.length * float(steps.rewards[row])
+                    one.length += 1
+            # 2. at an episode's end all are complete, otherwise the one with n rewards
+            terminated, ended = steps.terminations[row], steps.terminations[row] or steps.truncations[row]
+            while pending and (ended or pending[0].length == self.n):
+                one = pending.popleft()
+                discount = 0.0 if terminated else self.gamma**one.length
+                done.append(Transition(one.obs, one.action, one.n_return, steps.next_obs[row], discount))
         return done
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
-        """Return the waiting steps in plain types."""
-        return [
-            [
-                {"obs": one.obs.tolist(), "action": one.action, "n_return": one.n_return, "length": one.length}
-                for one in pending
-            ]
-            for pending in self._pending
-        ]
+        """Return the waiting steps as plain types."""
+        return [[{**asdict(one), "obs": one.obs.tolist()} for one in pending] for pending in self._pending]
 
     def load_state_dict(self, state: list[list[Mapping[str, Any]]]) -> None:
-        """Restore `state_dict`."""
+        """Resume from a `state_dict`."""
         self._pending = [
-            deque(
-                _Pending(np.array(one["obs"], dtype=np.float32), one["action"], one["n_return"], one["length"])
-                for one in pending
-            )
+            deque(_Pending(**{**one, "obs": np.array(one["obs"], dtype=np.float32)}) for one in pending)
             for pending in state
         ]
 
     def forget(self) -> None:
-        """Drop waiting steps: the environments were reset."""
+        """Drop the waiting steps: the environments were reset."""
         for pending in self._pending:
             pending.clear()

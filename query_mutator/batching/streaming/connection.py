@@ -17,7 +17,7 @@ from query_mutator.batching.streaming.gym_types import (
     GymTransport,
 )
 from query_mutator.batching.streaming.telnet import SUPPRESS_GO_AHEAD, TelnetCodec
-from query_mutator.batching.streaming.wires import TextWire, WebSocketWire, Wire
+from query_mutator.batching.streaming.wires import WebSocketWire, Wire
 
 __all__ = ["LineConnection", "accept", "connect"]
 
@@ -113,10 +113,10 @@ async def connect(config: GymConfig) -> LineConnection:
 
 
 async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, config: GymConfig) -> LineConnection:
-    wire: Wire = TextWire()
+    wire = Wire()
     if config.transport is GymTransport.TELNET:
         telnet = TelnetCodec()
-        wire = TextWire(telnet)
+        wire = Wire(telnet)
         # sent first: servers recognize a telnet client by its first byte
         writer.write(telnet.ask(SUPPRESS_GO_AHEAD))
     elif config.transport is GymTransport.WEBSOCKET:
@@ -144,7 +144,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
     while first and b"GET ".startswith(first) and first != b"GET " and (byte := await reader.read(1)):
         first += byte
     http = first == b"GET "
-    wire = WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES)) if http else TextWire(TelnetCodec())
+    wire = WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES)) if http else Wire(TelnetCodec())
     connection = LineConnection(reader, writer, wire, name=str(writer.get_extra_info("peername")))
     if first:
         connection.feed(first)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: Chooses an action for an observation, or None to give up. With an attribute `wants_hint = True` the observation
 #: includes the server's hint.
-Policy = Callable[[PuzzleObservation], "str | Awaitable[str | None] | None"]
+Policy = Callable[[PuzzleObservation], str | Awaitable[str | None] | None]
 
 
 class HintPolicy:

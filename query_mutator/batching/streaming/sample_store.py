@@ -25,7 +25,7 @@ class ColumnMean:
     def __init__(self, column: str) -> None:
         self._column = column
 
-    def __get__(self, store: SampleStore, owner: type) -> float:
+    def __get__(self, store: SampleStore, _owner: type) -> float:
         values = np.array(getattr(store, self._column))
         known = values[~np.isnan(values)]
         return float(known.mean()) if len(known) else 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from websockets.client import ClientProtocol
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -12,66 +10,47 @@ from websockets.server import ServerProtocol
 
 from query_mutator.batching.streaming.telnet import TelnetCodec
 
-__all__ = ["TextWire", "WebSocketWire", "Wire"]
+__all__ = ["WebSocketWire", "Wire"]
 
 
-class Wire(Protocol):
-    """Decode received bytes, encode lines, and report how the protocol stands."""
-
-    @property
-    def opening(self) -> bool:
-        """Return whether the handshake is still incomplete."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Return whether either side has closed the conversation."""
-        ...
-
-    @property
-    def failure(self) -> Exception | None:
-        """Return how the peer broke the protocol, if it did."""
-        ...
-
-    def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the text in `data` (b"" at the end of the stream) and the bytes to send in answer."""
-        ...
-
-    def encode(self, line: str) -> bytes:
-        """Return the bytes of one line."""
-        ...
-
-    def goodbye(self) -> bytes:
-        """Return the last bytes to send."""
-        ...
-
-
-class TextWire:
+class Wire:
     """Lines that end in CR LF; with a `telnet` codec its commands are removed and answered.
 
     A peer that receives no telnet commands sends none, so a server uses the codec for plain TCP clients too.
     """
 
-    opening = closed = False
-    failure = None
-
     def __init__(self, telnet: TelnetCodec | None = None) -> None:
         self.telnet = telnet
 
+    @property
+    def opening(self) -> bool:
+        """Return whether the handshake is still incomplete."""
+        return False
+
+    @property
+    def closed(self) -> bool:
+        """Return whether either side has ended the conversation."""
+        return False
+
+    @property
+    def failure(self) -> Exception | None:
+        """Return how the peer broke the protocol, if it did."""
+        return None
+
     def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the text without telnet commands, and the answer to them."""
+        """Return the text in `data` (b"" at the end of the stream) and the bytes to send in answer."""
         return self.telnet.feed(data) if self.telnet else (data, b"")
 
     def encode(self, line: str) -> bytes:
-        """Return the line with its end; UTF-8 has no byte 255, so telnet needs no escape."""
+        """Return the bytes of one line; UTF-8 has no byte 255, so telnet needs no escape."""
         return f"{line}\r\n".encode()
 
     def goodbye(self) -> bytes:
-        """Return nothing."""
+        """Return the last bytes to send."""
         return b""
 
 
-class WebSocketWire:
+class WebSocketWire(Wire):
     """Lines over a WebSocket protocol of the `websockets` library, including its handshake.
 
     A text message is one line or several; binary messages are parts of a byte stream, which may contain telnet.
@@ -79,7 +58,7 @@ class WebSocketWire:
 
     def __init__(self, protocol: ClientProtocol | ServerProtocol) -> None:
         self.protocol = protocol
-        self._telnet = TelnetCodec()
+        self._binary = TelnetCodec()
         self._opcode = Opcode.TEXT  # of the message being received
         self._message = bytearray()
 
@@ -124,7 +103,7 @@ class WebSocketWire:
         message, self._message = bytes(self._message), bytearray()
         if self._opcode is Opcode.TEXT:
             return self._checked(message)
-        text, answer = self._telnet.feed(message)
+        text, answer = self._binary.feed(message)
         if answer and not self.closed:
             self.protocol.send_binary(answer)
         return text

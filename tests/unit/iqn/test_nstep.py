@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from query_mutator.env.steps import Steps
 from query_mutator.iqn.nstep import NStep, Transition
 
 
@@ -12,21 +13,27 @@ def obs(number: int) -> np.ndarray:
     return np.array([number], dtype=np.float32)
 
 
+def one_step(env: int, i: int, reward: float, *, end: str = "", valid: bool = True) -> Steps:
+    """Action i in one environment, which sees i and leads to i + 1."""
+    return Steps(
+        env_ids=np.array([env]),
+        obs=obs(i)[None],
+        actions=np.array([i]),
+        rewards=np.array([reward]),
+        next_obs=obs(i + 1)[None],
+        terminations=np.array([end == "terminated"]),
+        truncations=np.array([end == "truncated"]),
+        valid=np.array([valid]),
+        versions=np.array([0]),
+    )
+
+
 def steps(nstep: NStep, *rewards: float, end: str = "", failed: tuple[int, ...] = (), env: int = 0) -> list[Transition]:
     """Take a step for each reward, action i seeing i and leading to i + 1; `end` says how the last one ended."""
     done: list[Transition] = []
     for i, reward in enumerate(rewards):
         last = i == len(rewards) - 1
-        done += nstep.add(
-            env,
-            obs(i),
-            i,
-            reward,
-            obs(i + 1),
-            terminated=last and end == "terminated",
-            truncated=last and end == "truncated",
-            valid=i not in failed,
-        )
+        done += nstep.add(one_step(env, i, reward, end=end if last else "", valid=i not in failed))
     return done
 
 
@@ -68,14 +75,14 @@ def test_environments_do_not_mix() -> None:
     nstep = NStep(2, 2, 0.5)
     assert steps(nstep, 1.0, env=0) == []
     assert steps(nstep, 7.0, env=1) == []
-    assert told(nstep.add(0, obs(1), 1, 2.0, obs(2), terminated=False, truncated=False)) == [(0, 2.0, 2, 0.25)]
+    assert told(nstep.add(one_step(0, 1, 2.0))) == [(0, 2.0, 2, 0.25)]
 
 
 def test_it_goes_on_from_its_state_and_forgets_when_told() -> None:
     first, second = NStep(1, 3, 0.5), NStep(1, 3, 0.5)
     steps(first, 1.0, 2.0)
     second.load_state_dict(first.state_dict())
-    (whole,) = second.add(0, obs(2), 2, 4.0, obs(3), terminated=False, truncated=False)
+    (whole,) = second.add(one_step(0, 2, 4.0))
     assert whole.n_return == pytest.approx(1.0 + 1.0 + 1.0)
     first.forget()
-    assert first.add(0, obs(2), 2, 4.0, obs(3), terminated=False, truncated=False) == []
+    assert first.add(one_step(0, 2, 4.0)) == []
