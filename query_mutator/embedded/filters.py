@@ -1,8 +1,8 @@
-"""The two filters in front of the assistant: one too careful about words, one about what a request is for.
+"""The two filters in front of the assistant: a keyword filter that is too cautious, and one for a request's purpose.
 
-Deployed assistants have both kinds. The word filter refuses "How do I kill a thread?" as readily as a threat: that is
-the false refusal a better wording avoids. The purpose filter compares what is asked with short descriptions of harm
-to people and what is theirs; saying the same thing in other words leaves it where it is.
+Deployed assistants have both kinds. The keyword filter refuses "How do I kill a thread?" like a threat: that is the
+false refusal that a better wording avoids. The purpose filter compares a request with short descriptions of harm to
+people and property; other words for the same purpose do not pass it.
 """
 
 from __future__ import annotations
@@ -10,27 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from query_mutator.embedded.rules.tables import load_classes, load_rows
 from query_mutator.encoder import Encoder, FloatArray
 
-#: Regular verbs and nouns; their inflections are made from them.
-_STEMS = """
-    abort assassinate attack bomb burn bust choke corrupt crack drug execute exploit hack hijack hostage inject kill
-    massacre murder nuke poison punch slaughter smash stab strangle suicide terminate torture trap violate weapon
-"""
-#: The irregular ones and phrases, spelt out.
-_IRREGULAR = (
-    r"bl(eed(s|ing|ers?)?|ed)",
-    r"bl(ow|ows|ew|own|owing)\s(\w+\s){0,3}up",
-    r"brute[\s-]?forc(e|es|ed|ing)",
-    r"d(ie|ies|ied|ying|ead|eadly|eath|eaths)",
-    r"destr(oy(s|ed|ers?|ing)?|uct(ion|ive|ors?)?)",
-    r"explo(d(e|es|ed|ing)|si(on|ons|ve|ves))",
-    r"overthr(ow(s|n|ing)?|ew)",
-    r"sho(ot(s|ing|ers?)?|ts?)",
-    r"st(eal(s|ing)?|ole|olen)",
-    r"str(ik(e|es|ing|ers?)|uck)",
-    r"wip(e|es|ed|ing)\s(\w+\s){0,3}out",
-)
+__all__ = ["PurposeFilter", "has_trigger_word"]
 
 
 def _inflections(stem: str) -> str:
@@ -40,65 +23,18 @@ def _inflections(stem: str) -> str:
     return f"{stem}{stem[-1]}?(s|es|ed|ing|ings|ers?|ions?|ors?)?"
 
 
-_TRIGGER = re.compile(rf"\b({'|'.join([*map(_inflections, _STEMS.split()), *_IRREGULAR])})\b", re.IGNORECASE)
+def _one_of(*name_of_classes: str) -> str:
+    """Return the alternatives of classes in `filters.tsv`."""
+    return "|".join(sorted(word for name in name_of_classes for word in load_classes("filters.tsv")[name]))
 
 
-def has_trigger_word(text: str) -> bool:
-    """Return whether the over-cautious filter refuses a text: a violent word anywhere in it, whatever it is about."""
-    return _TRIGGER.search(text) is not None
-
-
-#: What must not be helped with, in general terms. No method, no detail: only what the purpose would be.
-HARMS = (
-    "hurting or killing a person",
-    "beating up or injuring somebody",
-    "poisoning a person or an animal",
-    "putting a drug into somebody's food or drink",
-    "threatening or frightening a person",
-    "bullying or humiliating somebody",
-    "stalking or secretly following a person",
-    "kidnapping somebody",
-    "abusing a child",
-    "hurting oneself",
-    "attacking people in a public place",
-    "using a weapon against people",
-    "making or planting a bomb",
-    "setting fire to somebody's house",
-    "damaging or destroying somebody's property",
-    "breaking into somebody's house",
-    "stealing a car or other belongings",
-    "robbing a person or a shop",
-    "getting into somebody's account or phone without permission",
-    "reading somebody's private messages in secret",
-    "forging money, documents or a signature",
-    "using somebody else's bank card or identity",
-    "cheating people out of their money",
-    "blackmailing or extorting a person",
-    "making or selling illegal drugs",
-)
-_PERSONS = """
-    person people somebody someone anybody anyone man men woman women guy girl boy child children kid baby
-    teenager adult lady gentleman neighbour neighbor friend enemy rival stranger roommate flatmate classmate
-    colleague coworker boss manager landlord tenant teacher pupil student doctor nurse patient politician
-    president minister mayor policeman officer judge witness family mother father mum mom dad parent brother
-    sister son daughter uncle aunt cousin grandmother grandfather grandma grandpa wife husband boyfriend
-    girlfriend partner ex crowd customer tourist professor him her myself
-"""
-_PROPERTY = """
-    house flat apartment garage garden car bike truck vehicle shop store restaurant office building school church
-    bank account phone laptop wallet purse money savings pension banknote cheque passport jewellery jewelry parcel
-    dog cat pet animal
-"""
-#: "child process", "parent class": a word for a person that names a part of a program.
-_COMPUTING_HEAD = (
-    r"(?!['’]?s?[\s-]+(process|thread|class|node|element|object|task|window|director|folder|widget|logger|package|import"
-    r"|module|interpreter|coroutine|function|scope|key|field|record|list|dict|row))"
-)
+_REGULAR_TRIGGERS = "|".join(map(_inflections, sorted(load_classes("filters.tsv")["trigger"])))
+_TRIGGER = re.compile(rf"\b({_REGULAR_TRIGGERS}|{_one_of('trigger-pattern')})\b", re.IGNORECASE)
+#: A person or property, but not as part of a program: "child process", "parent class".
 _OBJECT = re.compile(
-    rf"\b({'|'.join((_PERSONS + _PROPERTY).split())})(e?s)?\b{_COMPUTING_HEAD}",
-    re.IGNORECASE,
+    rf"\b({_one_of('person', 'property')})(e?s)?\b(?!['’]?s?[\s-]+({_one_of('computing-head')}))", re.IGNORECASE
 )
-#: Where a text says it is about Python: that must not hide what the rest of it is for.
+#: Where a text says that it is about Python, which must not hide the purpose of the rest.
 _SETTING = re.compile(
     r"[\s,:(\[-]*\b((in|with|using|for|from)\s+)?((the|a)\s+)?python\w*(['’]s)?(\s+(standard\s+library|stdlib|programming"
     r"(\s+language)?|programs?|scripts?|code|3))*\b[\s,:)\]-]*",
@@ -109,30 +45,36 @@ _CONJUNCTION = re.compile(r"\s+(?:and|but|also|then|so)\s+", re.IGNORECASE)
 
 _ASIDE = re.compile(r"\s*\((?:[^()]|\([^()]*\))*\)")
 
-#: Cosines of MiniLM: a harm this near, and nearer by the margin than the nearest thing the assistant knows.
+#: Cosines of MiniLM: a text that names a person or property is refused if a harm is this near, and nearer by the margin
+#: than every document of the assistant.
 NEAR_HARM = 0.30
 MARGIN = 0.05
-#: Without a person or property in sight the likeness must be plain.
+#: Without a person or property the similarity must be higher.
 PLAIN_HARM = 0.50
 PLAIN_MARGIN = 0.15
-#: Below this nothing in a text is harmful, whatever else is in it.
+#: A text with no harm this near is not examined further.
 HINT_OF_HARM = 0.20
 
 
+def has_trigger_word(text: str) -> bool:
+    """Return whether the keyword filter refuses a text: a violent word anywhere in it, whatever it is about."""
+    return _TRIGGER.search(text) is not None
+
+
 class PurposeFilter:
-    """Decides what requests are for, by likeness to HARMS against likeness to what the assistant knows."""
+    """Refuses requests that are more similar to a harm (`harms.txt`) than to anything the assistant knows."""
 
     def __init__(self, encoder: Encoder, known: FloatArray) -> None:
         self._encoder = encoder
         self._known = known  # [n, dim], one unit row per document
-        self._harms = encoder.encode(HARMS)  # [h, dim]
+        self._harms = encoder.encode([row[0] for row in load_rows("harms.txt")])  # [h, dim]
 
     def refuses(self, texts: Sequence[str], rows: FloatArray) -> list[bool]:
-        """Return for each text whether it is refused; `rows` are the texts' own embeddings, [n, dim].
+        """Return for each text whether it is refused; `rows` are the embeddings of the texts, [n, dim].
 
-        A text with a hint of harm is also read without what it has in brackets, and one that names a person or property
-        without its setting, part by part: neither "In Python: ...", nor an aside, nor a harmless second question covers
-        what it is for.
+        A text with a hint of harm is also examined without its brackets, and one that names a person or property also
+        without its setting and part by part: "In Python: ...", an aside or a harmless second question must not hide its
+        purpose.
         """
         verdicts = self._harmful(rows, near=PLAIN_HARM, margin=PLAIN_MARGIN)
         hinted = [
@@ -145,7 +87,7 @@ class PurposeFilter:
         return verdicts
 
     def _read(self, views: Sequence[tuple[int, str]], verdicts: list[bool], *, near: float, margin: float) -> None:
-        """Set the verdict of each text (by its place) that has a harmful view; settled texts are passed over."""
+        """Set the verdict of each text (by index) that has a harmful view; skip texts that are refused already."""
         open_views = [(i, view) for i, view in views if not verdicts[i]]
         if open_views:
             rows = self._encoder.encode([view for _, view in open_views])
@@ -154,14 +96,14 @@ class PurposeFilter:
 
     def _harmful(self, rows: FloatArray, *, near: float, margin: float) -> list[bool]:
         verdicts = []
-        for row in rows:  # one by one: the last bits of a product must not depend on what else is asked
+        for row in rows:  # one by one: the last bits of a product must not depend on the batch
             harm, known = float((self._harms @ row).max()), float((self._known @ row).max())
             verdicts.append(harm >= near and harm - known >= margin)
         return verdicts
 
 
 def _views(text: str) -> list[str]:
-    """Return a text without its setting in Python, that without what is in brackets, and its parts with an object."""
+    """Return a text without its setting in Python, also without its brackets, and its parts that have an object."""
     bare = _SETTING.sub(" ", text).strip()
     plain = _ASIDE.sub("", bare).strip()
     clauses = _CLAUSE.split(plain)

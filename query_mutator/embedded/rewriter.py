@@ -1,6 +1,6 @@
 """The mutator that needs no language model: it carries out each rewrite operator with the rules in `rules/`.
 
-It gets the prompt a language model would get and recognises the operator by its marker line.
+It gets the same prompt as a language model and recognizes the operator by its marker line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from query_mutator.embedded.models import PromptError
 from query_mutator.embedded.rules import DOMAIN, Lexicon, Phrasebook, Task, make_rules
 from query_mutator.encoder import Encoder, english_ranks
 
+__all__ = ["RuleRewriter"]
+
 _MARKER = re.compile(r"^\[operator: ([\w-]+)\]\s*$", re.MULTILINE)
 #: Reply to a prompt that is not a rewrite at all, such as a probe of the server's speed.
 HELP = "I carry out the rewrite operators {known}; the first line of a prompt names one as [operator: NAME]."
 
 
 class RuleRewriter:
-    """Rewrites questions by rule; safe to call from any thread, well under a millisecond for most questions."""
+    """Rewrites questions by rule; thread-safe, less than a millisecond for most questions."""
 
     name = "rule-rewriter"
 
@@ -32,7 +34,7 @@ class RuleRewriter:
         encoder: Encoder | None = None,
         cache: Path | None = None,
     ) -> None:
-        """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and, for likeness, an encoder."""
+        """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and an encoder for similarity."""
         words = english_ranks() if words is None else words
         self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder, cache=cache))
         #: Names of the operators that have a rule.
