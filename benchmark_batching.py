@@ -26,7 +26,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from ollama_utils import batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
@@ -38,12 +37,12 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.llm.build import build_client, resolve_backend
+from query_mutator.llm.backends import AUTO, EMBEDDED, check_backend, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.llm.stack import ClientStack
+from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
 from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_rows
 from query_mutator.types import ChatRequest, Completion
@@ -63,8 +62,8 @@ class BenchmarkConfig:
     time, which measures the scheduling and no language model.
     """
 
-    backend: Literal["auto", "embedded", "ollama"] = "auto"
-    """Who answers: auto takes Ollama when --ollama-url or --target-model is given, else the embedded server."""
+    backend: str = AUTO
+    """Which model server: auto takes Ollama when --ollama-url or --target-model is given, else the embedded server."""
     ollama_url: str | None = None
     """Address of the Ollama server; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     target_model: str | None = None
@@ -102,6 +101,7 @@ class BenchmarkConfig:
                 raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
         if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
             raise ValueError(f"picture={self.picture} must end in .png")
+        check_backend(self.backend)
         self._check_sizes()
         self._check_server()
 
@@ -113,8 +113,8 @@ class BenchmarkConfig:
     @property
     def is_embedded(self) -> bool:
         """Return whether the embedded server is to be started."""
-        return self.backend == "embedded" or (
-            self.backend == "auto" and self.ollama_url is None and self.target_model is None
+        return self.backend == EMBEDDED or (
+            self.backend == AUTO and self.ollama_url is None and self.target_model is None
         )
 
     @property
@@ -158,7 +158,10 @@ def main(argv: Sequence[str]) -> int:
         rows = measure(system, config, slots=slots)
     recommended = recommend(rows, slots=slots)
     print(table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows]))
-    print(*filter(None, (slots_advice(slots, max(config.sizes)), str(recommended))), sep="\n")
+    print(
+        *filter(None, (slots_advice(slots, max(config.sizes), server=system.stack.servers[0]), str(recommended))),
+        sep="\n",
+    )
     if config.json is not None:
         write_rows(rows, Path(config.json), slots=slots, recommended=recommended)
         print(config.json)
@@ -233,7 +236,10 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
 def find_ollama(config: BenchmarkConfig) -> tuple[str, str, str]:
     """Return address, target model and a line about them, after asking the server for the models."""
     choice = resolve_backend(
-        "ollama", url=config.ollama_url, target_model=config.target_model, mutator_model=config.mutator_model
+        config.backend,
+        ollama_url=config.ollama_url,
+        target_model=config.target_model,
+        mutator_model=config.mutator_model,
     )
     assert choice.url is not None
     assert config.target_model is not None

@@ -18,15 +18,15 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from query_mutator import operators as operator_registry
-from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.errors import UsageError
-from query_mutator.llm.build import build_client, ollama_url
 from query_mutator.llm.client import Client
+from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.llm.stack import build_client
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Purpose
 
@@ -181,7 +181,7 @@ def batch_mutate_queries(
 # ---------------------------------------------------------------- the sentence encoder
 
 
-def encode_query(query: str, *, model: str = DEFAULT_ENCODER, url: str | None = None) -> FloatArray:
+def encode_query(query: str, *, model: str | None = None, url: str | None = None) -> FloatArray:
     """Return the embedding of one query [dim], a unit vector."""
     row: FloatArray = batch_encode_queries([query], model=model, url=url)[0]
     return row
@@ -192,19 +192,19 @@ def batch_encode_queries(
     *,
     batch_size: int | None = None,
     max_workers: int | None = None,
-    model: str = DEFAULT_ENCODER,
+    model: str | None = None,
     url: str | None = None,
 ) -> FloatArray:
     """Return the embeddings of queries [n, dim] as unit rows, computed `batch_size` (8) texts at a time.
 
-    `model` is any encoder of `--encoder`: a name, a folder, `hash`, or `ollama:NAME` at `url`. There is no stand-in for
-    an embedding: EncoderError or BackendError when it cannot be had.
+    `model` is any encoder of `--encoder`: a name (by default all-MiniLM-L6-v2), a folder, `hash`, or `ollama:NAME` at
+    `url`. Raises EncoderError or BackendError, as nothing can stand in for an embedding.
     """
     import numpy as np
 
     rows_at_once = _calls_at_once(batch_size, max_workers)
     texts = _texts(queries)
-    encoder = _encoder(model, ollama_url(url))
+    encoder = _encoder(model, OllamaBackend.address(url))
     if not texts:
         return np.zeros((0, encoder.dim), dtype=np.float32)
     starts = range(0, len(texts), rows_at_once)
@@ -212,18 +212,15 @@ def batch_encode_queries(
 
 
 @functools.lru_cache(maxsize=4)
-def _encoder(model: str, url: str) -> Encoder:
-    """Return the encoder, loaded once; one on a server opens its connections call by call and keeps none."""
-    from query_mutator.encoder import resolve_encoder
+def _encoder(model: str | None, url: str) -> Encoder:
+    """Return the encoder, loaded once; one on a server opens a connection per call and keeps none."""
+    from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
 
     def embed(name: str, texts: Sequence[str]) -> FloatArray:
-        stack = build_client(url, batch_size=1)
-        try:
+        with closing(build_client(url, batch_size=1)) as stack:
             return stack.embed(name, texts)
-        finally:
-            stack.close()
 
-    return resolve_encoder(model, embed=embed)
+    return resolve_encoder(model or DEFAULT_ENCODER, embed=embed)
 
 
 # ---------------------------------------------------------------- what they share
@@ -283,15 +280,13 @@ def _client(at_once: int, settings: CallSettings) -> Iterator[Client]:
         yield given
         return
     stack = build_client(
-        ollama_url(settings.get("url")),
+        OllamaBackend.address(settings.get("url")),
         batch_size=at_once,
         timeout_s=settings.get("timeout_s", 120.0),
         max_retries=settings.get("max_retries", 2),
     )
-    try:
+    with closing(stack):
         yield stack.retry
-    finally:
-        stack.close()
 
 
 def _outcome(reply: Completion, *, text: str, instead: str, what: str) -> Outcome:

@@ -30,8 +30,8 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.llm.counted import CallTotals
 from query_mutator.llm.probe import slots_advice, slots_under_load
+from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.curve import draw_learning_curve
 from query_mutator.report.table import assistant_name, result_table
@@ -178,7 +178,7 @@ class Trainer:
         done = checkpoint.progress if checkpoint else Progress()
         self.env_steps = done.env_steps
         self.counted = system.calls.counted
-        self.counted.go_on_from(CallTotals(calls=done.llm_calls, tokens=done.tokens))
+        self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens)
         self.best_success = done.best_success
         self.journal = None
         if not config.max_policy_lag:  # with a lag, environments run ahead of what could be replayed
@@ -329,8 +329,8 @@ class Trainer:
         if calls.calls < ADVICE_AFTER_CALLS * in_flight:
             return
         self.has_advised = True
-        kind = self.system.choice.kind
-        advice = slots_advice(slots_under_load(calls, in_flight=in_flight), in_flight, kind=kind)
+        server = self.system.calls.servers[0]
+        advice = slots_advice(slots_under_load(calls, in_flight=in_flight), in_flight, server=server)
         if advice is not None:
             note(advice)
 

@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from query_mutator.llm.build import build_client
 from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import chat_payload
+from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
 
 Call = Callable[[int], object]

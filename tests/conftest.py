@@ -12,7 +12,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.llm.client import Client
-from query_mutator.llm.limits import Limit
+from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import Question
 from tests.tiny_lm import save_model, save_tokenizer

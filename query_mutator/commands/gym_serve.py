@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
@@ -13,6 +13,7 @@ from query_mutator.cli.common import check_at_least
 from query_mutator.cli.console import closing_on_interrupt, note
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer
+from query_mutator.llm.backends import AUTO
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
@@ -39,8 +40,8 @@ class GymServeFlags:
     """Port to listen on; 0 takes a free one."""
     checkpoint: str | None = None
     """Run folder or .pt whose policy gives the hints; without one they name each operator in turn."""
-    backend: Literal["auto", "embedded", "ollama"] = "auto"
-    """Who answers: auto takes an Ollama server if one answers, else the embedded assistant."""
+    backend: str = AUTO
+    """Which model server: auto, embedded, ollama or a plugin's; auto uses Ollama if it answers, else embedded."""
     ollama_url: str | None = None
     """Address of the Ollama server."""
     target_model: str | None = None

@@ -19,6 +19,7 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, greedy
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import encode, write_text
+from query_mutator.llm.backends import backend_for
 from query_mutator.report.table import result_table
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.learners import load_policy
@@ -40,8 +41,8 @@ class PolicyFlags:
 
     checkpoint: str = "runs/latest"
     """A run folder (its newest checkpoint) or a .pt file."""
-    backend: Literal["auto", "embedded", "ollama", "openai"] | None = None
-    """Kind of model server; by default that of the training."""
+    backend: str | None = None
+    """Kind of model server: auto, embedded, ollama, openai or a plugin's; by default that of the training."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls."""
     openai_url: str | None = None
@@ -217,12 +218,10 @@ def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     names = {field.name for field in fields(PolicyFlags)} - {"checkpoint"}
     given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
     settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
-    if (
-        given.get("backend", settings.backend) != settings.backend
-    ):  # addresses and models of one backend do not fit another
+    if given.get("backend", settings.backend) != settings.backend:  # addresses and models do not fit another backend
         settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
-    for address, backend in (("ollama_url", "ollama"), ("openai_url", "openai")):
-        if address in given:
+    for flag in ("ollama_url", "openai_url"):
+        if flag in given:
             settings = replace(settings, ollama_url=None, openai_url=None)
-            given.setdefault("backend", backend)
+            given.setdefault("backend", backend_for(flag, backend=settings.backend))
     return replace(settings, **given)

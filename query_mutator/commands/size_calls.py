@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from query_mutator.cli.common import check_at_least
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.llm.build import ollama_url
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.probe import probe_server, slots_advice
 from query_mutator.sizing.collecting import cache_line, size_calls
@@ -38,10 +37,10 @@ class SizeCallsFlags:
 
 def size_server(flags: SizeCallsFlags) -> None:
     """Print slots, time of a call and flags; BackendError if the server does not answer."""
-    with closing(OllamaBackend(ollama_url(flags.ollama_url), timeout_s=60, pool_size=flags.width)) as server:
+    with closing(OllamaBackend(OllamaBackend.address(flags.ollama_url), timeout_s=60, pool_size=flags.width)) as server:
         models = server.models()
         if not (flags.target_model or models):
-            raise UsageError(f"{server.url} has no model; run `ollama pull`, or name a model with --target-model")
+            raise UsageError(f"{server.url} has no model; {server.more_models}, or name one with --target-model")
         model = server.require_model(flags.target_model or models[0])
         found = probe_server(server, model, width=flags.width, max_tokens=flags.max_tokens)
         info, num_ctx = server.model_info(model), flags.num_ctx or server.loaded_context(model)
@@ -52,7 +51,11 @@ def size_server(flags: SizeCallsFlags) -> None:
         print(f"{model}: calls are too short to count slots; benchmark_batching.py compares batch sizes")
         return
     print(f"{model}: {advice}")
-    if found.slots is not None and found.slots < flags.width and (line := slots_advice(found.slots, flags.width)):
+    if (
+        found.slots is not None
+        and found.slots < flags.width
+        and (line := slots_advice(found.slots, flags.width, server=server))
+    ):
         print(line)
     print(cache_line(info, num_ctx=num_ctx, slots=advice.batch_size))
     print("calls beyond the slots only wait; benchmark_batching.py shows the same as a table")

@@ -1,4 +1,4 @@
-"""Where a server is: the forms of an address a user may type, and the way there past a proxy."""
+"""The address of a server: the forms a user may type, and the route to it, perhaps through a proxy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from query_mutator.errors import UsageError
+
+__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Route", "is_loopback", "proxy_for", "route_to", "server_url"]
 
 DEFAULT_PORT = 11434
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -19,8 +21,8 @@ _EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen 
 def server_url(text: str) -> str:
     """Return `http(s)://host:port[/path]` for any form Ollama accepts in OLLAMA_HOST; UsageError for others.
 
-    `host`, `host:port`, `:port` and `[ipv6]:port` are http, at port 11434 if they name none; a full URL has the port of
-    its scheme. An address that means every interface becomes loopback. Source: `OLLAMA_HOST` in Ollama's envconfig.
+    `host`, `host:port`, `:port` and `[ipv6]:port` mean http, and port 11434 by default; a full URL has the port of its
+    scheme. An address that means every interface becomes loopback. Source: `OLLAMA_HOST` in Ollama's envconfig.
     """
     parts, port = _split(text)
     host = parts.hostname or "127.0.0.1"
@@ -33,7 +35,7 @@ def server_url(text: str) -> str:
 def _split(text: str) -> tuple[SplitResult, int | None]:
     stripped = text.strip()
     if "@" in stripped:
-        raise UsageError("a name or password inside the address of a server is not supported; leave it out")
+        raise UsageError("a name or password in a server's address is not supported; leave it out")
     url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
     try:
         parts = urlsplit(url)
@@ -47,7 +49,7 @@ def _split(text: str) -> tuple[SplitResult, int | None]:
 
 
 def _bracketed(host: str) -> str:
-    """Return a bare IPv6 address in brackets, anything else as it is."""
+    """Return a bare IPv6 address in brackets, anything else unchanged."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
@@ -55,7 +57,7 @@ def _bracketed(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name is this machine's own."""
+    """Return whether a host name is that of this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,21 +66,21 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How to reach one server: where to connect, and what to send so that its `url` is what answers."""
+    """How to reach one server: where to connect, and what to send so that `url` answers."""
 
     url: str  # normalised, without a trailing slash
     host: str  # to connect to: the server's, or the proxy's
     port: int
     server_host: str  # whose certificate must match
     secure: bool
-    target: str  # what precedes the path in a request line: the server's path, behind a proxy its whole URL
+    target: str  # precedes the path in a request line: the server's path, or behind a proxy its whole URL
     host_header: str
     tunnel: str | None = None  # host:port to CONNECT to, for https through a proxy
     proxy_authorization: str | None = None
 
 
-def route_to(text: str, *, trust_env: bool = True) -> Route:
-    """Return the route to a server; with `trust_env` past the proxy of HTTP_PROXY and its kin, never for loopback."""
+def route_to(text: str) -> Route:
+    """Return the route to a server: direct for loopback, else through the proxy that HTTP_PROXY and the like name."""
     url = server_url(text)
     parts = urlsplit(url)
     host, port, secure = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
@@ -86,7 +88,7 @@ def route_to(text: str, *, trust_env: bool = True) -> Route:
     direct = Route(
         url=url, host=host, port=port, server_host=host, secure=secure, target=parts.path, host_header=authority
     )
-    proxy = proxy_for(host, scheme=parts.scheme) if trust_env and not is_loopback(host) else None
+    proxy = None if is_loopback(host) else proxy_for(host, scheme=parts.scheme)
     if proxy is None:
         return direct
     return replace(
@@ -100,8 +102,8 @@ def route_to(text: str, *, trust_env: bool = True) -> Route:
 
 
 def proxy_for(host: str, *, scheme: str) -> SplitResult | None:
-    """Return the proxy that the environment names for a host, or None; a kind we do not speak is a UsageError."""
-    from urllib.request import getproxies, proxy_bypass  # late: loopback servers, the usual ones, never need it
+    """Return the proxy that the environment names for a host, or None; an unsupported kind is a UsageError."""
+    from urllib.request import getproxies, proxy_bypass  # a slow import that loopback servers never need
 
     proxies = getproxies()
     spec = proxies.get(scheme) or proxies.get("all")
@@ -109,7 +111,7 @@ def proxy_for(host: str, *, scheme: str) -> SplitResult | None:
         return None
     proxy = urlsplit(spec if "://" in spec else f"http://{spec}")
     if proxy.scheme != "http" or not proxy.hostname:
-        raise UsageError(f"a {proxy.scheme} proxy is not supported; name an http:// one, or {host} in NO_PROXY")
+        raise UsageError(f"a {proxy.scheme} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
     return proxy
 
 

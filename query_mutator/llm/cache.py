@@ -1,7 +1,7 @@
-"""Replies remembered on disk, by what decides them: the model's digest, the messages, options, seed and sample.
+"""A cache of replies on disk, keyed by what decides them: the model's digest, the messages, options, seed and sample.
 
-One SQLite file in WAL mode serves any number of processes at once. Failed calls are never stored. A file that cannot be
-written costs a warning and not the run.
+One SQLite file in WAL mode serves any number of processes at once. Failed calls are never stored. If the file cannot be
+written, the run logs a warning and continues.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Deliver, Work, complete_by_joining, join
-from query_mutator.llm.keys import is_repeatable, request_key
+from query_mutator.llm.client import Client, ModelServer
+from query_mutator.llm.coalesce import Deliver, Work, complete_by_joining, is_repeatable, join, request_key
 from query_mutator.types import ChatRequest, Completion
+
+__all__ = ["Cache", "Identity", "ReplyStore", "default_cache_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +43,12 @@ def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
 class ReplyStore:
     """A file of replies by key; safe from many threads and processes. UsageError when it cannot be opened.
 
-    `hits` and `misses` count what this process looked up.
+    `hits` and `misses` count the lookups of this process.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock = threading.Lock()  # one connection for all threads: a look-up takes microseconds
+        self._lock = threading.Lock()  # one connection for all threads: a lookup takes microseconds
         self._has_warned = False
         self._is_closed = False
         self.hits = 0
@@ -64,7 +65,7 @@ class ReplyStore:
             ) from None
 
     def get(self, key: str) -> Completion | None:
-        """Return the reply stored under a key, without times, as it took none; None for an unknown key."""
+        """Return the reply stored under a key, without times; None for an unknown key."""
         query = "SELECT text, model, prompt_tokens, completion_tokens FROM replies_v1 WHERE key = ?"
         try:
             with self._lock:
@@ -104,7 +105,7 @@ class ReplyStore:
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode=WAL")
-                # A power cut may lose the last replies, never the file; a commit waits for no disk.
+                # A power cut may lose the last replies, never the file; a commit does not wait for the disk.
                 self._connection.execute("PRAGMA synchronous=NORMAL")
                 self._connection.execute(_SCHEMA)
                 return
@@ -116,12 +117,12 @@ class ReplyStore:
 
     def _warn(self, error: Exception) -> None:
         if not (self._has_warned or self._is_closed):
-            logger.warning("the cache %s fails, calls are made instead (%s)", self.path, error)
+            logger.warning("the cache %s fails, making the calls instead (%s)", self.path, error)
         self._has_warned = True
 
 
 class Cache:
-    """A client that answers from a store what was asked before; `identity` says of a request what weights answer it."""
+    """A client that answers known requests from a store; `identity(request)` names the weights that answer it."""
 
     def __init__(self, client: Client, store: ReplyStore, *, identity: Callable[[ChatRequest], str]) -> None:
         self._client = client
@@ -136,12 +137,12 @@ class Cache:
         return complete_by_joining(self, request) if is_repeatable(request) else self._client.complete(request)
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
-        """Return the call to make, or None when the reply is stored or on its way; `deliver` gets the completion."""
+        """Return the call to make, or None when the reply is stored or in flight; `deliver` gets the completion."""
         if not is_repeatable(request):
             return join(self._client, request, deliver)
         try:
             key = request_key(request, identity=self._identity(request))
-        except BackendError:  # the call itself will say what is wrong
+        except BackendError:  # the call itself reports what is wrong
             return join(self._client, request, deliver)
         found = self._store.get(key)
         if found is not None:
@@ -150,7 +151,7 @@ class Cache:
         return join(self._client, request, lambda completion: self._keep(key, completion, deliver))
 
     def close(self) -> None:
-        """Close the client within and the store; idempotent."""
+        """Close the inner client and the store; idempotent."""
         self._client.close()
         self._store.close()
 
@@ -158,3 +159,27 @@ class Cache:
         if completion.ok and completion.attempts:  # 0: a shared call, which its leader stores
             self._store.put(key, completion)
         deliver(completion)
+
+
+class Identity:
+    """Names the weights that answer a request and how they run, for the cache; asks the servers once per model."""
+
+    def __init__(self, servers: Sequence[ModelServer], *, extra: str) -> None:
+        self._servers = tuple(servers)
+        self._extra = extra
+        self._known: dict[str, str] = {}
+
+    def add(self, digests: Mapping[str, str]) -> None:
+        """Add the digests of models that no server has."""
+        self._known |= digests
+
+    def __call__(self, request: ChatRequest) -> str:
+        """Return the model's digest, or its name and server where there is none, and `extra`.
+
+        Raises BackendError when a server does not answer, or does not have the model.
+        """
+        model = request.model
+        if model not in self._known:
+            digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in self._servers})
+            self._known[model] = f"{' '.join(digests)} {self._extra}"
+        return self._known[model]

@@ -1,50 +1,150 @@
 """The seams between the product and its models: everything that answers a ChatRequest is a Client.
 
-Client                    Retry, Limit, Coalesce, Cache, ...: wrappers around a client
-└── Backend               at a server's edge, embeddings too: Ollama, OpenAI; Pool, EarlyStop: wrappers around those
-    └── StreamingBackend  can end a reply early
+Client             Retry, Limit, Coalesce, Cache, ...: wrappers around a client
+└── Backend        makes embeddings too: Pool, EarlyStop, LocalModels
+    └── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from query_mutator.errors import ModelMissingError, UsageError
+from query_mutator.registry import nearest
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    FloatArray = NDArray[np.float32]
+__all__ = ["INFO_TIMEOUT_S", "Backend", "Client", "FloatArray", "ModelServer"]
+
+FloatArray: TypeAlias = "NDArray[np.float32]"
+
+INFO_TIMEOUT_S = 10.0  # versions and lists of models come from the server's memory
 
 
 class Client(Protocol):
     """Answers requests, from many threads at once; wrappers (`Retry`, `Limit`) are clients around a client."""
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply; a call that failed comes back with `Completion.error` set and is never raised."""
+        """Return the reply; a failed call comes back with `Completion.error` set and is never raised."""
 
     def close(self) -> None:
-        """End the calls in flight at once with error kind "cancelled" and free the connections; idempotent."""
+        """Cancel the calls in flight (error kind "cancelled") and free the connections; idempotent."""
 
 
 class Backend(Client, Protocol):
-    """A client at a server's edge, which makes embeddings too."""
+    """A client at the edge to the servers, which makes embeddings too."""
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
 
 
-class StreamingBackend(Backend, Protocol):
-    """A backend that reads a reply as it is written and may leave before its end."""
+class ModelServer(Backend, Protocol):
+    """One model server, as `--backend NAME` sees it. Subclass it: only `complete` is required.
+
+    The class attributes are what must be known before a server is contacted.
+    """
+
+    title: ClassVar[str] = "a model server"  # in messages
+    url_flag: ClassVar[str] = ""  # the setting that holds its address: "ollama_url" or "openai_url"
+    url_variable: ClassVar[str] = ""  # the environment variable that does
+    default_url: ClassVar[str] = "in-process"  # "": an address is required
+    has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and the like
+    more_models: ClassVar[str] = "load one into it"  # advice for a server without models
+    more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
+
+    url: str = ""  # hides the property of Backend
+    keep_alive: str
+    runner_options: Mapping[str, Any]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 120.0,
+        pool_size: int = 8,
+        keep_alive: str = "30m",
+        runner_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take what the command line knows; a backend ignores what does not apply to it.
+
+        `timeout_s` bounds one call from connecting to its last byte; `pool_size` is the number of calls in flight at
+        once; `keep_alive` says how long the server keeps a model loaded. UsageError for unsupported `runner_options`.
+        """
+        if runner_options and not self.has_runner_options:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in runner_options)
+            raise UsageError(f"{self.title} takes no {names} from a call; leave it out and start the server with it")
+        self.url = url
+        self.keep_alive = keep_alive
+        self.runner_options = dict(runner_options or {})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.removesuffix('Backend')}({self.url!r})"
+
+    @classmethod
+    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the address given, else that of `url_variable`, else `default_url`; UsageError without any."""
+        found = given or environ.get(cls.url_variable, "").strip() or cls.default_url
+        if not found:
+            flag = f"--{cls.url_flag.replace('_', '-')} http://127.0.0.1:8000" if cls.url_flag else ""
+            ways = " or ".join(filter(None, (flag, cls.url_variable)))
+            raise UsageError(f"{cls.title} needs an address; set {ways}")
+        return found
+
+    def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
+        """Return the server's version, "" when it has none; ServerDownError when nothing answers."""
+        return ""
+
+    def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...] | None:
+        """Return the names of the models; None when there is no list, and any name is accepted."""
+        return None
+
+    def require_model(self, name: str) -> str:
+        """Return the model's full name; ModelMissingError with the names that exist."""
+        offered = self.models()
+        if offered is None:
+            return name
+        for known in (name, f"{name}:latest"):
+            if known in offered:
+                return known
+        close = nearest(name, offered)
+        hint = f"did you mean {close}? " if close else ""
+        raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {', '.join(offered) or 'none'}")
+
+    def digest(self, model: str) -> str:
+        """Return the digest of a model's weights, "" when the server does not report one; ModelMissingError."""
+        self.require_model(model)
+        return ""
+
+    def describe_model(self, model: str) -> str:
+        """Return one line about an existing model, for `qm doctor`."""
+        return "available"
+
+    def describe_options(self, model: str) -> str:
+        """Return one line about the options that every call carries, for `qm doctor`."""
+        return "the server's own"
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
-        """Return the reply, or its beginning once `is_enough` is true of it: then the connection is closed.
+        """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed.
 
-        A beginning has counts of what came (a piece is a token) and no times: the server reports them at the end.
+        A beginning has counts of what arrived (a piece is a token) and no times: the server reports them at the end.
+        Without streaming the whole reply is read.
         """
+        completion = self.complete(request)
+        is_enough(completion.text)
+        return completion
+
+    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        """Return that there are no embeddings."""
+        return ErrorInfo(kind="request", message=f"{self.title} makes no embeddings; choose another --encoder")
+
+    def close(self) -> None:
+        """Release nothing."""

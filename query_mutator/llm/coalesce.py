@@ -1,43 +1,81 @@
-"""Identical requests in flight share one call.
+"""Equal requests in flight share one call.
 
-`join` is for a scheduler: a request whose twin is under way holds no worker, its completion is handed over when the
-twin's comes. `complete` is the same for a thread of one's own, which then waits, outside the limit on calls in flight.
+`join` is for a scheduler: a request whose twin is in flight holds no worker, it gets the twin's completion. `complete`
+does the same for a thread, which then waits, outside the limit on calls in flight. `request_key` says which are equal.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Protocol, cast
 
 from query_mutator.llm.client import Client
-from query_mutator.llm.keys import is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion
+
+__all__ = ["Coalesce", "Deliver", "Joining", "Work", "complete_by_joining", "is_repeatable", "join", "request_key"]
 
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
 _Key = tuple[str, int]
 
 
+_encode = json.JSONEncoder(sort_keys=True).encode
+
+
+def is_repeatable(request: ChatRequest) -> bool:
+    """Return whether two equal requests mean one reply: not if it is sampled at random and no draw is named."""
+    return request.temperature == 0 or request.seed is not None or request.sample is not None
+
+
+def request_key(request: ChatRequest, *, identity: str = "") -> str:
+    """Return a sha256 of everything that decides a reply; `identity` stands for the model's weights and how they run.
+
+    The purpose of a call is not part of it: mutator and target may share a reply.
+    """
+    if identity:
+        return _key(request, identity)
+    if not request.known_key:  # two threads that get here at once write the same
+        object.__setattr__(request, "known_key", _key(request, request.model))
+    return request.known_key
+
+
+def _key(request: ChatRequest, identity: str) -> str:
+    """Return the sha256 of a JSON list; the numbers are the same from call to call and encoded once."""
+    messages = ", ".join([f"[{quoted(message.role)}, {quoted(message.content)}]" for message in request.messages])
+    numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
+    options = _encode(dict(request.options)) if request.options else "{}"
+    return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}]".encode()).hexdigest()
+
+
+@lru_cache(maxsize=256, typed=True)  # typed: 0 and 0.0 are written differently
+def _encoded(*values: float | None) -> str:
+    return _encode(values)[1:-1]
+
+
 class Joining(Client, Protocol):
-    """A client that can tell before a call whether there is one to make."""
+    """A client that knows before a call whether there is one to make."""
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make in a worker, or None when there is none to make; `deliver` gets the completion.
 
-        It is called once, in whichever thread has the completion first, perhaps before `join` returns.
+        `deliver` is called once, in the thread that has the completion first, perhaps before `join` returns.
         """
 
 
 def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
-    """Return what `client.join` does; for a client that cannot, the call itself."""
+    """Return what `client.join` returns; for a client without it, the call itself."""
     if hasattr(client, "join"):
         return cast(Joining, client).join(request, deliver)
     return lambda: deliver(client.complete(request))
 
 
 def complete_by_joining(client: Joining, request: ChatRequest) -> Completion:
-    """Return the completion of a joining client, making the call in this thread or waiting for a twin's."""
+    """Return the completion of a joining client, making the call in this thread or waiting for a twin."""
     arrived = threading.Event()
     replies: list[Completion] = []
 
@@ -53,11 +91,11 @@ def complete_by_joining(client: Joining, request: ChatRequest) -> Completion:
 
 
 class Coalesce:
-    """A client that makes one call for all equal requests that come while it is under way."""
+    """A client that makes one call for all equal requests that arrive while it is in flight."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._waiting: dict[_Key, list[Deliver]] = {}  # request in flight -> who wants its completion beside the caller
+        self._waiting: dict[_Key, list[Deliver]] = {}  # request in flight -> who else wants its completion
         self._lock = threading.Lock()  # guards the above and the counter
         self.shared = 0  # completions that cost no call
 
@@ -65,14 +103,14 @@ class Coalesce:
         return f"Coalesce({self._client!r})"
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's completion, or that of an equal request under way (`attempts` is then 0)."""
+        """Return the inner client's completion, or that of an equal request in flight (`attempts` is then 0)."""
         return complete_by_joining(self, request) if is_repeatable(request) else self._client.complete(request)
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
-        """Return the call to make, or None when an equal request is under way; `deliver` gets the completion."""
+        """Return the call to make, or None when an equal request is in flight; `deliver` gets the completion."""
         if not is_repeatable(request):
             return lambda: deliver(self._client.complete(request))
-        key = (request_key(request), request.attempt)  # a repeated call shares no first one, nor the reverse
+        key = (request_key(request), request.attempt)  # a retry never shares a first attempt, nor the reverse
         with self._lock:
             if key in self._waiting:
                 self._waiting[key].append(deliver)
@@ -82,14 +120,14 @@ class Coalesce:
         return lambda: self._lead(key, request, deliver)
 
     def close(self) -> None:
-        """Close the client within, which ends the calls others wait for; idempotent."""
+        """Close the inner client, which cancels the calls that others wait for; idempotent."""
         self._client.close()
 
     def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
-        completion = Completion.failed("cancelled", "the call it shared was given up")
+        completion = Completion.failed("cancelled", "the shared call was cancelled")
         try:
             completion = self._client.complete(request)
-            deliver(completion)  # first, so that a cache has the reply before the next equal request can come
+            deliver(completion)  # first, so that a cache has the reply before the next equal request arrives
         finally:
             with self._lock:
                 followers = self._waiting.pop(key)

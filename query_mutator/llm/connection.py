@@ -1,6 +1,6 @@
-"""One keep-alive HTTP/1.1 connection whose every wait ends with the call's deadline, or when another thread cuts it.
+"""One keep-alive HTTP/1.1 connection: every wait ends at the call's deadline, or when another thread cuts it.
 
-Neither `requests` nor urllib3 lets another thread end a call that is stalled, and both cost more calls a second
+Neither `requests` nor urllib3 lets another thread cancel a stalled call, and both need more CPU time per call
 (docs/llm.md).
 """
 
@@ -20,14 +20,16 @@ from collections.abc import Generator, Mapping
 from query_mutator.llm.address import Route
 from query_mutator.llm.replies import IncomingReply, Reply
 
+__all__ = ["Connection"]
+
 CONNECT_TIMEOUT_S = 10.0
-#: A wait on a plain socket ends after this long and is begun again until the deadline: so the socket's timeout stays as
-#: it is from call to call, which spares a short call half of its system calls.
+#: A wait on a plain socket ends after this long and is repeated until the deadline: the socket's timeout then stays the
+#: same from call to call, which saves a short call half of its system calls.
 TICK_S = 1.0
 
 
 class Connection:
-    """A connection along one route; used by one thread at a time, cut by any. `headers` go with every request."""
+    """A connection along one route, used by one thread at a time, cut by any. All requests carry `headers`."""
 
     def __init__(self, route: Route, *, headers: Mapping[str, str] | None = None) -> None:
         self._route = route
@@ -48,11 +50,11 @@ class Connection:
     def exchange(
         self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
     ) -> Reply:
-        """Send a request and return its whole reply by `deadline` (time.monotonic), opening the connection if need be.
+        """Send a request and return its whole reply by `deadline` (time.monotonic), connecting if necessary.
 
-        `retry_count` tells the server how often the same call failed before, as the header that OpenAI's client sends.
-        Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException
-        for a reply that is cut or unreadable.
+        `retry_count` says how often the same call failed before, in the header that OpenAI's client sends. Raises
+        TimeoutError at the deadline, another OSError when there is no connection or it is lost, HTTPException for a
+        truncated or unreadable reply.
         """
         is_whole = False
         try:
@@ -67,9 +69,9 @@ class Connection:
     def stream(
         self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
     ) -> Generator[Reply, None, None]:
-        """Yield the reply's head and then its pieces as they arrive, each with the head; raises as `exchange` does.
+        """Yield the reply's head and then its pieces as they arrive, each with the head; raises like `exchange`.
 
-        A caller who stops early closes the generator, and with it the connection: the server stops working.
+        A caller who stops early closes the generator and so the connection, at which the server stops working.
         """
         is_whole = False
         try:
@@ -83,7 +85,7 @@ class Connection:
                 self.close()
 
     def cut(self) -> None:
-        """End from another thread whatever waits on this connection; it is of no use afterwards."""
+        """End from another thread whatever waits on this connection, for good."""
         self._is_cut = True
         sock = self._sock
         if sock is not None:
@@ -169,7 +171,7 @@ class Connection:
             sock = self.timed(deadline)
             try:
                 sent += sock.send(memoryview(data)[sent:] if sent else data)
-            except BlockingIOError:  # a tick went by
+            except BlockingIOError:  # a tick passed
                 continue
 
     def _begin(self, deadline: float, *, body_expected: bool = True) -> IncomingReply:
@@ -180,7 +182,7 @@ class Connection:
         return IncomingReply(self._reader, body_expected=body_expected)
 
     def timed(self, deadline: float) -> socket.socket:
-        """Return the socket, on which no wait is longer than a tick and the time left; TimeoutError when none is."""
+        """Return the socket with its timeout set to a tick, or to the time left; TimeoutError when none is left."""
         sock = self._sock
         if sock is None:
             raise ConnectionAbortedError("the connection was closed")
@@ -197,7 +199,7 @@ class Connection:
 
 
 class _Wire(io.RawIOBase):
-    """The reading half of a socket; each read may take what is left until the deadline, no more."""
+    """The reading half of a socket; each read takes at most the time left until the deadline."""
 
     def __init__(self, connection: Connection, sock: socket.socket) -> None:
         self._connection = connection
@@ -212,12 +214,12 @@ class _Wire(io.RawIOBase):
             sock = self._connection.timed(self.deadline)
             try:
                 return sock.recv_into(buffer)
-            except BlockingIOError:  # a tick went by
+            except BlockingIOError:  # a tick passed
                 continue
 
 
 def _timeval(seconds: float) -> bytes:
-    """Return a time as the socket options take it; 0 would mean for ever."""
+    """Return a time in the format of the socket options; 0 would mean no timeout."""
     if os.name == "nt":
         return struct.pack("L", max(1, int(seconds * 1e3)))
     whole, rest = divmod(max(1, int(seconds * 1e6)), 1_000_000)
@@ -232,7 +234,7 @@ def _left_s(deadline: float) -> float:
 
 
 def _is_dropped(sock: socket.socket) -> bool:
-    """Return whether an idle connection has something to read: its end, since no reply is due."""
+    """Return whether an idle connection has something to read: its end, since no reply is expected."""
     if not hasattr(select, "poll"):  # Windows
         return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()
@@ -242,7 +244,7 @@ def _is_dropped(sock: socket.socket) -> bool:
 
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
-    """Return a context that trusts the system's authorities, those that `requests` trusts and REQUESTS_CA_BUNDLE."""
+    """Return a context that trusts the system's authorities, those of `requests` and REQUESTS_CA_BUNDLE."""
     from requests.utils import DEFAULT_CA_BUNDLE_PATH  # late: only https needs it
 
     context = ssl.create_default_context()

@@ -1,7 +1,7 @@
-"""Leaves a reply that is clearly a refusal in its first sentence: the connection is closed, the server's slot is free.
+"""Cut a reply whose first sentence is a refusal: the connection is closed, which frees the server's slot.
 
 The verdict is that of the full text, because a predicate that looks for words of refusal near the start finds in the
-whole text what it finds in a whole first sentence.
+full text what it finds in a complete first sentence.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from query_mutator.llm.client import StreamingBackend
+from query_mutator.llm.client import FloatArray, ModelServer
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    FloatArray = NDArray[np.float32]
+__all__ = ["EarlyStop", "first_sentence"]
 
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 
@@ -32,9 +27,9 @@ def first_sentence(text: str) -> str | None:
 
 
 class EarlyStop:
-    """A backend that streams target replies and cuts those whose first sentence `is_refusal` finds to be one."""
+    """A backend that streams target replies and cuts those whose first sentence satisfies `is_refusal`."""
 
-    def __init__(self, backend: StreamingBackend, *, is_refusal: Callable[[str], bool]) -> None:
+    def __init__(self, backend: ModelServer, *, is_refusal: Callable[[str], bool]) -> None:
         self._backend = backend
         self._is_refusal = is_refusal
         self._lock = threading.Lock()  # guards the counters below
@@ -54,9 +49,9 @@ class EarlyStop:
 
     @property
     def tokens_saved(self) -> int:
-        """Return an estimate of the tokens not written: cut replies as long as the mean of those read to their end.
+        """Return an estimate of the tokens not written: it assumes cut replies as long as the mean of complete ones.
 
-        Before any was read to its end the limit of the request stands in for that mean.
+        Before the first complete reply, the request's `max_tokens` stands in for that mean.
         """
         with self._lock:
             if not self._whole_replies:
@@ -65,7 +60,7 @@ class EarlyStop:
             return max(0, round(self.cut_replies * mean) - self._cut_tokens)
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply, or its first sentence where that is a refusal; other calls than target's go unchanged."""
+        """Return the reply, or its first sentence if that is a refusal; only calls to the target can be cut."""
         if request.purpose != "target":
             return self._backend.complete(request)
         judge = _Judge(self._is_refusal)
@@ -73,7 +68,7 @@ class EarlyStop:
         if not completion.ok:
             return completion
         self._count(completion, was_cut=judge.refused, limit_tokens=request.max_tokens)
-        # What came after the sentence depends on how the server cut its stream into pieces, so it is dropped.
+        # What follows the sentence depends on how the server split its stream into pieces, so it is dropped.
         return replace(completion, text=judge.sentence.strip()) if judge.refused else completion
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
@@ -96,7 +91,7 @@ class EarlyStop:
 
 
 class _Judge:
-    """Judges one growing reply once: when its first sentence is complete."""
+    """Judges a growing reply once: when its first sentence is complete."""
 
     def __init__(self, is_refusal: Callable[[str], bool]) -> None:
         self._is_refusal = is_refusal
@@ -104,7 +99,7 @@ class _Judge:
         self.refused = False
 
     def __call__(self, text: str) -> bool:
-        """Return whether the text is to be cut here."""
+        """Return whether to cut the text here."""
         if not self.sentence:
             self.sentence = first_sentence(text) or ""
             self.refused = bool(self.sentence) and self._is_refusal(self.sentence)

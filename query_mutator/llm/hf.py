@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.llm.client import Backend, FloatArray
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+__all__ = ["PREFIX", "PROMPT_FILE", "HfModel", "LocalModels", "is_local", "local_models", "model_folder"]
 
 PREFIX = "hf:"
 PROMPT_FILE = "query_mutator.json"
@@ -190,6 +193,35 @@ class HfModel:
         if not text:
             return Completion.failed("empty", "the reply has no text", **fields)
         return Completion(text=text, **fields)
+
+
+class LocalModels:
+    """A backend with some models in this process; all other requests go to the inner backend."""
+
+    def __init__(self, backend: Backend, models: Sequence[HfModel]) -> None:
+        self._backend = backend
+        self._models = {model.name: model for model in models}
+
+    def __repr__(self) -> str:
+        return f"LocalModels({self._backend!r}, {list(self._models.values())!r})"
+
+    @property
+    def url(self) -> str:
+        """The address of the inner backend's server."""
+        return self._backend.url
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply of the model that the request names."""
+        return (self._models.get(request.model) or self._backend).complete(request)
+
+    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        """Return the inner backend's embeddings."""
+        return self._backend.embed(model, texts)
+
+    def close(self) -> None:
+        """Close the models and the inner backend; idempotent."""
+        for client in (*self._models.values(), self._backend):
+            client.close()
 
 
 def model_folder(name: str) -> str:

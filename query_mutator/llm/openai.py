@@ -1,4 +1,4 @@
-"""The backend for servers that speak OpenAI's routes: vLLM, llama-server, LM Studio, hosted ones.
+"""The backend for servers with OpenAI's routes: vLLM, llama-server, LM Studio, hosted ones.
 
 The key comes from the environment and goes into one header; no message, log or repr shows it.
 """
@@ -7,151 +7,26 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.streaming import StreamedText
-from query_mutator.llm.transport import Json, Transport
-from query_mutator.registry import nearest
+from query_mutator.llm.client import INFO_TIMEOUT_S, FloatArray
+from query_mutator.llm.http_server import HttpServer, StreamedText
+from query_mutator.llm.transport import Json
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
 
-    FloatArray = NDArray[np.float32]
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-_INFO_TIMEOUT_S = 10.0
 _HIDDEN = "***"
-#: Hosts whose newer models refuse the older name of this field; the other servers know the older one only.
+#: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
 
 
-class OpenAIBackend:
-    """A Client for one server; `url` ends before `/chat/completions`, and in `/v1` unless it names another path.
-
-    `timeout_s` bounds one call from connecting to the last byte. Raises UsageError for a key that is no header value.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float = 120.0,
-        pool_size: int = 8,
-        trust_env: bool = True,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
-        self._key = environ.get(KEY_VARIABLE, "").strip()
-        if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
-            raise UsageError(f"{KEY_VARIABLE} holds signs that no key has; set it again")
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._transport = Transport(
-            base_url(url), pool_size=pool_size, timeout_s=timeout_s, trust_env=trust_env, headers=headers
-        )
-        self.url = self._transport.url
-        self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
-
-    def __repr__(self) -> str:
-        return f"OpenAI({self.url!r})"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply to a chat request, or a Completion that carries the error."""
-        started = time.perf_counter()
-        reply = self._post(
-            "/chat/completions",
-            chat_payload(request, token_field=self._token_field),
-            retry_count=request.attempt - 1,
-        )
-        return _completion(reply, latency_s=time.perf_counter() - started)
-
-    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
-        """Return the reply, or its beginning once `is_enough` is true of it: then the connection is closed."""
-        reply = _Streamed(is_enough)
-        payload = chat_payload(request, token_field=self._token_field)
-        payload |= {"stream": True, "stream_options": {"include_usage": True}}
-        error = self._transport.stream("/chat/completions", payload, reply.take, retry_count=request.attempt - 1)
-        if reply.was_cut:
-            return reply.beginning(model=request.model).after(latency_s=reply.elapsed_s)
-        return _completion(self._without_key(error or reply.error or reply.whole()), latency_s=reply.elapsed_s)
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the embeddings of texts [n, dim], or why there are none."""
-        payload: Json = {"model": model, "input": list(texts), "encoding_format": "float"}
-        reply = self._post("/embeddings", payload)
-        return reply if isinstance(reply, ErrorInfo) else _vectors(reply, len(texts))
-
-    def close(self) -> None:
-        """End calls in flight and close the connections; idempotent."""
-        self._transport.close()
-
-    def version(self, *, timeout_s: float = _INFO_TIMEOUT_S) -> str:
-        """Return "unknown", as these servers do not say; ServerDownError when nothing answers."""
-        self.models(timeout_s=timeout_s)
-        return "unknown"
-
-    def models(self, *, timeout_s: float = _INFO_TIMEOUT_S) -> tuple[str, ...]:
-        """Return the names of the models on offer."""
-        reply = self._without_key(self._transport.get("/models", timeout_s=timeout_s))
-        if not isinstance(reply, ErrorInfo):
-            return tuple(str(row.get("id")) for row in reply.get("data") or [])
-        if reply.kind in ("connect", "timeout"):
-            raise ServerDownError(f"nothing answers at {self.url}: check --openai-url ({reply.message})")
-        hint = f"; {KEY_VARIABLE} holds the key" if reply.status in (401, 403) else ""
-        raise BackendError(f"{self.url} does not list its models ({reply}){hint}")
-
-    def require_model(self, name: str) -> str:
-        """Return the model's name as the server lists it; ModelMissingError with what it does have."""
-        offered = self.models()
-        for known in (name, f"{name}:latest"):
-            if known in offered:
-                return known
-        close = nearest(name, offered)
-        hint = f"did you mean {close}? " if close else ""
-        raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {', '.join(offered) or 'none'}")
-
-    def digest(self, model: str) -> str:
-        """Return "", as these servers do not tell the digest of a model's weights; ModelMissingError without it."""
-        self.require_model(model)
-        return ""
-
-    def _post(self, path: str, payload: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
-        return self._without_key(self._transport.post(path, payload, retry_count=retry_count))
-
-    def _without_key(self, reply: Json | ErrorInfo) -> Json | ErrorInfo:
-        """Blot the key out of an error: some servers repeat what they were sent."""
-        if not isinstance(reply, ErrorInfo) or not self._key:
-            return reply
-        return replace(reply, message=reply.message.replace(self._key, _HIDDEN))
-
-
-def base_url(text: str) -> str:
-    """Return the address that routes such as `/models` are appended to; without a path it is that of `/v1`."""
-    url = server_url(text)
-    return url if urlsplit(url).path else f"{url}/v1"
-
-
-def chat_payload(request: ChatRequest, *, token_field: str = "max_tokens") -> Json:
-    """Return the body of /chat/completions for one whole reply; `ChatRequest.options` become fields of their own."""
-    payload: Json = {
-        "model": request.model,
-        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        "temperature": request.temperature,
-        token_field: request.max_tokens,
-        **request.options,
-    }
-    if request.seed is not None:
-        payload["seed"] = request.seed
-    return payload
-
-
-class _Streamed(StreamedText):
+class _ServerSentEvents(StreamedText):
     """Reads server-sent events, each with a piece of the text; usage and the reason for the end come last."""
 
     def __init__(self, is_enough: Callable[[str], bool]) -> None:
@@ -173,23 +48,98 @@ class _Streamed(StreamedText):
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             piece = str((choice.get("delta") or {}).get("content") or "")
         except (ValueError, AttributeError, TypeError, LookupError):
-            return self.fail("malformed", f"an event of the reply is not a JSON object: {data[:80]!r}")
+            return self.fail(data)
         return self.add(piece)
 
     def whole(self) -> Json:
-        """Return the reply as it would have come in one piece."""
+        """Return the reply as it would have arrived in one piece."""
         choice = {"message": {"content": self.text}, "finish_reason": self._finish_reason}
         return {**self._about, "choices": [choice]}
 
 
-def _completion(reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
-    if isinstance(reply, ErrorInfo):
-        return Completion(error=reply, latency_s=latency_s)
-    try:
+class OpenAIBackend(HttpServer):
+    """One server; `url` ends before `/chat/completions`, and in `/v1` unless it names another path.
+
+    A subclass may name another `key_variable`. UsageError for a key that cannot be a header value.
+    """
+
+    title = "an OpenAI-compatible server"
+    url_flag = "openai_url"
+    url_variable = "OPENAI_BASE_URL"  # what the openai package reads
+    key_variable: ClassVar[str] = "OPENAI_API_KEY"
+    more_slots = "start it with {slots} slots (vLLM --max-num-seqs, llama-server --parallel)"
+    start_advice = "check --openai-url"
+    chat_path = "/chat/completions"
+    embed_path = "/embeddings"
+    stream_fields: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
+    reader = _ServerSentEvents
+
+    def __init__(self, url: str, *, environ: Mapping[str, str] = os.environ, **settings: Any) -> None:
+        self._key = environ.get(self.key_variable, "").strip()
+        if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
+            raise UsageError(f"{self.key_variable} holds characters that no key has; set it again")
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        super().__init__(base_url(url), headers=headers, **settings)
+        self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
+
+    def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
+        """Return "", as these servers do not report one; ServerDownError when nothing answers."""
+        self.models(timeout_s=timeout_s)
+        return ""
+
+    def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
+        """Return the names of the available models."""
+        return tuple(str(row.get("id")) for row in self.info("/models", timeout_s=timeout_s).get("data") or [])
+
+    def chat_body(self, request: ChatRequest) -> Json:
+        """Return the body of /chat/completions."""
+        return chat_payload(request, token_field=self._token_field)
+
+    def completion(self, reply: Json, *, latency_s: float) -> Completion:
+        """Return the record of a reply."""
         return completion_of(reply, latency_s=latency_s)
-    except (AttributeError, TypeError, ValueError, LookupError) as error:
-        message = f"the reply's fields are not those of a chat completion: {error!r}"
-        return Completion.failed("malformed", message, latency_s=latency_s)
+
+    def embed_body(self, model: str, texts: Sequence[str]) -> Json:
+        """Return the body of /embeddings."""
+        return {"model": model, "input": list(texts), "encoding_format": "float"}
+
+    def vectors(self, reply: Json, count: int) -> FloatArray | ErrorInfo:
+        """Return the embeddings in a reply, in the order of the texts."""
+        import numpy as np
+
+        try:
+            rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
+            return np.array([rows[index] for index in range(count)], dtype=np.float32).reshape(count, -1)
+        except (KeyError, TypeError, ValueError) as error:
+            return ErrorInfo(kind="malformed", message=f"the reply does not hold {count} rows of numbers: {error!r}")
+
+    def redact(self, error: ErrorInfo) -> ErrorInfo:
+        """Return an error without the key: some servers repeat what they were sent."""
+        return replace(error, message=error.message.replace(self._key, _HIDDEN)) if self._key else error
+
+    def hint(self, error: ErrorInfo) -> str:
+        """Return where the key comes from, for an error about it."""
+        return f"; {self.key_variable} holds the key" if error.status in (401, 403) else ""
+
+
+def base_url(text: str) -> str:
+    """Return the address that routes such as `/models` are appended to; without a path it is that of `/v1`."""
+    url = server_url(text)
+    return url if urlsplit(url).path else f"{url}/v1"
+
+
+def chat_payload(request: ChatRequest, *, token_field: str = "max_tokens") -> Json:
+    """Return the body of /chat/completions for one whole reply; `ChatRequest.options` become top-level fields."""
+    payload: Json = {
+        "model": request.model,
+        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+        "temperature": request.temperature,
+        token_field: request.max_tokens,
+        **request.options,
+    }
+    if request.seed is not None:
+        payload["seed"] = request.seed
+    return payload
 
 
 def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
@@ -216,13 +166,3 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         eval_s=float(timings.get("predicted_ms") or 0) / 1000,
         latency_s=latency_s,
     )
-
-
-def _vectors(reply: Json, count: int) -> FloatArray | ErrorInfo:
-    import numpy as np  # late: most runs embed here, not on a server
-
-    try:
-        rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
-        return np.array([rows[index] for index in range(count)], dtype=np.float32).reshape(count, -1)
-    except (KeyError, TypeError, ValueError) as error:
-        return ErrorInfo(kind="malformed", message=f"the reply does not hold {count} rows of numbers: {error!r}")

@@ -1,4 +1,4 @@
-"""Several servers as one: a call goes where the fewest are in flight, and away from a server that fails.
+"""Several servers as one: a call goes to the server with the fewest calls in flight, and away from one that fails.
 
 Each server has a breaker:
 
@@ -6,7 +6,7 @@ Each server has a breaker:
     open       no calls for a while, longer every time
     half-open  one call is let through: an answer closes the breaker, a failure opens it again
 
-A call that could not connect, was told to come back later, or found no memory goes to the next server at once.
+A call that could not connect, got 503 or 429, or found no memory goes to the next server at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from query_mutator.llm.client import Backend
+from query_mutator.errors import UsageError
+from query_mutator.llm.client import Backend, FloatArray, ModelServer
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    FloatArray = NDArray[np.float32]
+__all__ = ["Pool", "Server", "error_of", "pick", "require_same_models"]
 
 T = TypeVar("T")
 
@@ -38,21 +35,22 @@ _ELSEWHERE = _NOT_REACHED | {"busy", "memory"}  # worth another server at once
 _UNHEALTHY = _ELSEWHERE | {"timeout", "server", "malformed"}
 
 _MIN_SAMPLES = 8  # replies after which a server's speed counts
-_MEMORY = 50  # replies that the mean time of one is formed over
-_ALIKE = 1.5  # times a call may take longer than on the fastest server before that counts: less is chance
+_WINDOW = 50  # replies in the running mean of a call's time
+_MAX_NOISE = 1.5  # a server counts as slow above this ratio to the fastest one; less is chance
+_SHOWN_CHARS = 12  # of a digest, as in `ollama list`
 
 
 def pick(in_flight: Sequence[int], call_s: Sequence[float | None], last_used: Sequence[int]) -> int:
-    """Return the index of the server for the next call: fewest calls in flight, a slow server's counting for more.
+    """Return the index of the server for the next call: fewest calls in flight, a slow server's weighing more.
 
-    `call_s` is the mean time of a call on each server (None: not known yet); at a tie the one used longest ago.
+    `call_s` is the mean time of a call on each server (None: not known yet); a tie goes to the one used longest ago.
     """
     known = [seconds for seconds in call_s if seconds is not None]
-    alike_s = _ALIKE * min(known, default=0.0)
+    normal_s = _MAX_NOISE * min(known, default=0.0)
 
     def load(index: int) -> tuple[float, int]:
         seconds = call_s[index]
-        slowness = max(1.0, seconds / alike_s) if seconds is not None and alike_s > 0 else 1.0
+        slowness = max(1.0, seconds / normal_s) if seconds is not None and normal_s > 0 else 1.0
         return (in_flight[index] + 1) * slowness, last_used[index]
 
     return min(range(len(in_flight)), key=load)
@@ -74,21 +72,21 @@ class Server:
 
     @property
     def call_s(self) -> float | None:
-        """Return the mean seconds of a call, or None while too few came back."""
+        """Return the mean seconds of a call, or None while too few are done."""
         return self.mean_s if self.replies >= _MIN_SAMPLES else None
 
     def is_available(self, now: float) -> bool:
-        """Return whether a call may go here: the breaker is closed, or half-open and nobody is trying."""
+        """Return whether a call may go here: the breaker is closed, or half-open without a trial call."""
         return self.open_until == 0 or (now >= self.open_until and self.in_flight == 0)
 
     def answered(self, seconds: float) -> None:
-        """Note a reply."""
+        """Record a reply."""
         self.replies += 1
-        self.mean_s += (seconds - self.mean_s) / min(self.replies, _MEMORY)
+        self.mean_s += (seconds - self.mean_s) / min(self.replies, _WINDOW)
         self.failures, self.breaks, self.open_until = 0, 0, 0.0
 
     def failed(self, kind: str, now: float) -> None:
-        """Note a failure; what says nothing about the server's health (a wrong request) closes its breaker too."""
+        """Record a failure; one that is not about the server's health (a wrong request) closes the breaker too."""
         if kind not in _UNHEALTHY:
             self.failures, self.breaks, self.open_until = 0, 0, 0.0
             return
@@ -101,7 +99,7 @@ class Server:
 
 
 class Pool:
-    """A backend that spreads calls over several servers; `clock` is what the breakers go by."""
+    """A backend that spreads calls over several servers; `clock` is the breakers' time."""
 
     def __init__(self, backends: Sequence[Backend], *, clock: Callable[[], float] = time.monotonic) -> None:
         if not backends:
@@ -125,11 +123,7 @@ class Pool:
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] from one server, or the last one's failure."""
-
-        def once(backend: Backend) -> FloatArray | ErrorInfo:
-            return backend.embed(model, texts)
-
-        return self._call(once, error_of=_error_of)
+        return self._call(lambda backend: backend.embed(model, texts), error_of=error_of)
 
     def close(self) -> None:
         """Close all backends; idempotent."""
@@ -150,11 +144,11 @@ class Pool:
 
     @contextmanager
     def _place(self, among: Sequence[Server]) -> Iterator[Server]:
-        """Choose a server and count a call there; with all breakers open the one that opened first is tried."""
+        """Choose a server and count a call there; with all breakers open, the one that opened first."""
         with self._lock:
             now = self._clock()
-            open_to_us = [server for server in among if server.is_available(now)]
-            server = _next(open_to_us) if open_to_us else min(among, key=lambda server: server.open_until)
+            available = [server for server in among if server.is_available(now)]
+            server = _next(available) if available else min(among, key=lambda server: server.open_until)
             self._turns += 1
             server.last_used = self._turns
             server.calls += 1
@@ -173,10 +167,6 @@ class Pool:
                 server.failed(error.kind, self._clock())
 
 
-def _error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:
-    return reply if isinstance(reply, ErrorInfo) else None
-
-
 def _next(servers: Sequence[Server]) -> Server:
     index = pick(
         [server.in_flight for server in servers],
@@ -184,3 +174,23 @@ def _next(servers: Sequence[Server]) -> Server:
         [server.last_used for server in servers],
     )
     return servers[index]
+
+
+def error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:
+    """Return why there are no embeddings."""
+    return reply if isinstance(reply, ErrorInfo) else None
+
+
+def require_same_models(servers: Sequence[ModelServer], models: Sequence[str], *, allow_mixed: bool = False) -> None:
+    """Raise ModelMissingError unless every server has all models, UsageError when the digests of one differ.
+
+    Otherwise a reply would depend on which server was free. A server that reports no digest is not compared.
+    """
+    for model in dict.fromkeys(models):
+        digests = {server.url: server.digest(model) for server in servers}
+        if not allow_mixed and len({digest for digest in digests.values() if digest}) > 1:
+            found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
+            raise UsageError(
+                f"{model} is not the same on all servers ({found}): install the same weights on each, "
+                "or give --allow-mixed"
+            )

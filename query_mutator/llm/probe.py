@@ -1,9 +1,8 @@
-"""How many calls a server really works on at once, and how long one takes: inferred from a short probe.
+"""Infer from a short probe how many calls a server works on at once, and how long one takes.
 
 One call warms the model up, one is measured alone, then `width` more go out together, all with the same words so that
-they take the same time. Those that got a slot at once were not held back; the others waited for a whole call or more.
-The server's own durations tell which is which; a server that reports none is judged by what its calls took beyond the
-one that was alone.
+they take the same time. Calls that got a slot at once did not wait; the others waited for a whole call or more. The
+server's own durations separate the two; without them, the time beyond that of the call alone does.
 """
 
 from __future__ import annotations
@@ -15,41 +14,43 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from query_mutator.llm.client import Client
-from query_mutator.llm.counted import CallTotals
+from query_mutator.llm.client import Client, ModelServer
+from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+__all__ = ["PROBE_WIDTH", "Probe", "infer_slots", "probe_server", "slots_advice", "slots_under_load"]
 
 PROBE_WIDTH = 8
 PROBE_TOKENS = 16
 PROBE_TEXT = "Count slowly upwards from 1000, one number a line."
-TELLING_SERVICE_S = 0.002  # calls shorter than that are over before the next one comes
+MIN_SERVICE_S = 0.002  # shorter calls are over before the next one arrives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a probe found; `slots` is None when it could not tell, `width` when there may be more."""
+    """The result of a probe; `slots` is None when it was inconclusive, `width` when there may be more."""
 
     slots: int | None
     width: int  # calls that went out together
-    service_s: float | None  # median time a call was worked on
-    error: ErrorInfo | None = None  # why nothing was found
+    service_s: float | None  # median time the server worked on a call
+    error: ErrorInfo | None = None  # why there is no result
 
 
 def probe_server(
     client: Client, model: str, *, width: int = PROBE_WIDTH, budget_s: float = 30.0, max_tokens: int = PROBE_TOKENS
 ) -> Probe:
-    """Return slots and service time of a server; no further calls begin once `budget_s` is spent.
+    """Return slots and service time of a server; no further calls start once `budget_s` is spent.
 
-    `client` must let `width` calls through at once, share none and try none again, as `ClientStack.limit` does; its
-    time-out bounds the last calls.
+    `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
+    bounds the last calls.
     """
-    began = time.monotonic()
-    request = ChatRequest.user(PROBE_TEXT, model=model, purpose="judge", max_tokens=max_tokens, seed=0)
+    started = time.monotonic()
+    request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=max_tokens, seed=0)
     for _ in ("loads the model", "is alone"):
         alone = client.complete(request)
         if alone.error is not None:
             return Probe(slots=None, width=width, service_s=None, error=alone.error)
-    if time.monotonic() - began > budget_s / 2:
+    if time.monotonic() - started > budget_s / 2:
         return Probe(slots=None, width=width, service_s=_service_s(alone))
     together = _together(client, request, width)
     failed = next((completion.error for completion in together if completion.error is not None), None)
@@ -60,12 +61,12 @@ def probe_server(
 
 
 def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | None:
-    """Return how many of the calls that went out together were worked on at once; None when calls are too short.
+    """Return how many of the calls sent together the server worked on at once; None when calls are too short.
 
-    A call counts as held back when it waited for more than half of what a call takes.
+    A call counts as queued when it waited for more than half of the time that a call takes.
     """
     service_s = median(map(_service_s, together)) if _has_times(alone) else alone.latency_s
-    if service_s < TELLING_SERVICE_S:
+    if service_s < MIN_SERVICE_S:
         return None
     waits_s = [
         completion.queue_wait_s if _has_times(completion) else completion.latency_s - service_s
@@ -74,24 +75,22 @@ def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | N
     return max(1, sum(wait_s < service_s / 2 for wait_s in waits_s))
 
 
-def slots_advice(slots: int | None, batch_size: int, *, kind: str = "ollama") -> str | None:
+def slots_advice(slots: int | None, batch_size: int, *, server: ModelServer | type[ModelServer]) -> str | None:
     """Return one line for a user whose server works on fewer calls at once than are sent, else None."""
     if slots is None or slots >= batch_size:
         return None
     calls = "1 call" if slots == 1 else f"{slots} calls"
-    fix = f"OLLAMA_NUM_PARALLEL={batch_size} ollama serve"
-    if kind == "openai":
-        fix = f"start it with {batch_size} slots (vLLM --max-num-seqs, llama-server --parallel)"
+    fix = server.more_slots.format(slots=batch_size)
     lost = "batching cannot help" if slots == 1 else f"more than {slots} at once only wait"
     return f"server answers about {calls} at a time: {fix} (until then {lost})"
 
 
 def slots_under_load(totals: CallTotals, *, in_flight: int) -> int | None:
-    """Return how many calls a server works on at once while `in_flight` are kept there; None when it does not tell.
+    """Return how many calls a server works on at once while `in_flight` are kept there; None when calls are too short.
 
     Of n calls on s slots, n - s wait: wait / work = n / s - 1.
     """
-    if totals.service_s < TELLING_SERVICE_S * max(1, totals.calls):
+    if totals.service_s < MIN_SERVICE_S * max(1, totals.calls):
         return None
     return max(1, round(in_flight / (1 + totals.queue_wait_s / totals.service_s)))
 
@@ -112,6 +111,6 @@ def _has_times(completion: Completion) -> bool:
 
 
 def _service_s(completion: Completion) -> float:
-    """Return the seconds the server worked on a call; what the client waited where the server does not tell."""
+    """Return the seconds the server worked on a call, or what the client waited if the server reports no times."""
     worked_s = completion.prompt_eval_s + completion.eval_s
     return worked_s if _has_times(completion) else completion.latency_s

@@ -1,8 +1,10 @@
-"""The texts around a rewrite: what to strip from a model's reply, and what stands in for an answer that failed."""
+"""The texts around a rewrite: what to strip from a model's reply, and the stand-in for a failed answer."""
 
 from __future__ import annotations
 
 import re
+
+__all__ = ["DEFAULT_REFUSAL", "clean_rewrite"]
 
 #: What `ollama_utils.batch_query_target_model` returns for a query whose call failed; never used for learning.
 DEFAULT_REFUSAL = "I'm sorry, I can't help with that."
@@ -14,7 +16,7 @@ _TAG = re.compile(r"</?question>", re.IGNORECASE)
 _COURTESY = re.compile(r"\A(?:sure|certainly|of course|absolutely)\s*!\s+", re.IGNORECASE)
 _EMPHASIS = re.compile(r"\A(\*{1,3})([^*]+)\1\Z")
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
-_SPECIAL = re.compile(r"""[<`:!\n*]|\A\s*["'“‘«]""")  # without any of these a reply is the question alone
+_SPECIAL = re.compile(r"""[<`:!\n*]|\A\s*["'“‘«]""")  # a reply without any of these is just the question
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "`": "`"}
 
 # What a reply may say before a colon: "Question", "Rewritten query (shorter)", "Sure, here is the rephrased version".
@@ -32,10 +34,10 @@ _LABEL = re.compile(
 
 
 def clean_rewrite(text: str) -> str:
-    """Return the question within a model's reply on one line, or "" when there is none.
+    """Return the question in a model's reply on one line, or "" when there is none.
 
     Thinking, code fences, labels such as "Rewritten question:", surrounding quotes and emphasis, and every paragraph
-    after the first are left out.
+    after the first are removed.
     """
     if not _SPECIAL.search(text):
         return " ".join(text.split())
@@ -54,7 +56,7 @@ def _without_label(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Return text without the marks that surround all of it; quotes that belong to a part stay."""
+    """Return text without the marks that surround all of it; quotes around a part stay."""
     while _is_quoted(text):
         text = text[1:-1].strip()
     return _EMPHASIS.sub(r"\2", text)

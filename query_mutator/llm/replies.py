@@ -1,25 +1,42 @@
-"""Reads one HTTP/1.1 reply from a stream of bytes, whole or piece by piece.
+"""Read one HTTP/1.1 reply from a stream of bytes, whole or piece by piece, and turn failures into an `ErrorInfo`.
 
-`http.client.HTTPResponse` parses headers as e-mail, at twice the cost of all else in a short call. Its exceptions are
-used here for what is wrong with a reply.
+`http.client.HTTPResponse` parses headers as e-mail, at twice the cost of everything else in a short call; its
+exceptions are used here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
+import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
+from typing import Any
+
+from query_mutator.types import ErrorInfo
+
+__all__ = ["IncomingReply", "Reply", "error_from_exception", "error_from_status", "malformed"]
 
 _MAX_LINE_BYTES = 65536
 _MAX_HEADERS = 200
 _PIECE_BYTES = 65536
+_MESSAGE_CHARS = 300
+# Ollama answers 500 for these; a retry cannot help, a smaller model or fewer slots can.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|cudaMalloc failed|(requires|needs) more (system |gpu )?memory|(insufficient|not enough) memory",
+    re.IGNORECASE,
+)
+_NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one request, whatever its status; header names are lower case."""
+    """One reply, whatever its status; header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -27,21 +44,21 @@ class Reply:
 
 
 class IncomingReply:
-    """A reply whose head has been read; `pieces` or `read` takes the body, once."""
+    """A reply whose head has been read; `pieces` or `read` consumes the body."""
 
     __slots__ = ("_left", "_stream", "headers", "status", "will_close")
 
     def __init__(self, stream: io.BufferedReader, *, body_expected: bool = True) -> None:
-        """Read the head; HTTPException for what is none, RemoteDisconnected when nothing comes at all."""
+        """Read the head; HTTPException for anything else, RemoteDisconnected when nothing arrives."""
         self._stream = stream
         version, self.status = _read_status(stream)
         self.headers = _read_headers(stream)
-        while 100 <= self.status < 200:  # "100 Continue" and its kin precede the reply
+        while 100 <= self.status < 200:  # "100 Continue" and similar precede the reply
             version, self.status = _read_status(stream)
             self.headers = _read_headers(stream)
         self._left = self._body_length() if body_expected and self.status not in (204, 304) else 0
-        wish = self.headers.get("connection", "").lower()
-        keeps = wish != "close" if version == b"HTTP/1.1" else wish == "keep-alive"
+        connection = self.headers.get("connection", "").lower()
+        keeps = connection != "close" if version == b"HTTP/1.1" else connection == "keep-alive"
         self.will_close = not keeps or self._left == _UNTIL_CLOSED
 
     def read(self) -> bytes:
@@ -134,3 +151,71 @@ def _read_headers(stream: io.BufferedReader) -> dict[str, str]:
 def _header(line: bytes) -> tuple[str, str]:
     name, _, value = line.partition(b":")
     return name.decode("latin-1").lower(), value.strip().decode("latin-1")
+
+
+# --- what went wrong with a call --------------------------------------------------------------------------------------
+
+
+def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> ErrorInfo:
+    """Return why a call without a complete reply failed; `error` is an OSError or an HTTPException."""
+    if isinstance(error, TimeoutError):
+        return ErrorInfo(kind="timeout", message=f"no complete reply from {url} within {timeout_s:g} s")
+    if isinstance(error, RemoteDisconnected):
+        return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
+    if isinstance(error, IncompleteRead):
+        return ErrorInfo(kind="malformed", message=f"the reply of {url} was cut short")
+    if isinstance(error, HTTPException):
+        return ErrorInfo(kind="malformed", message=f"{url} did not answer in HTTP: {_one_line(repr(error))}")
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
+    return ErrorInfo(kind="connect", message=f"cannot reach {url}: {_one_line(reason)}")
+
+
+def error_from_status(reply: Reply) -> ErrorInfo:
+    """Return why a reply with a status other than 2xx is a failure."""
+    message = _server_message(reply)
+    kind = _kind_of_status(reply.status, message)
+    if kind == "memory":
+        message += "; use a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"
+    if reply.status in range(300, 400):
+        message = f"redirected to {reply.headers.get('location')}: use that as the server's address"
+    return ErrorInfo(kind=kind, message=message, status=reply.status, retry_after_s=_retry_after_s(reply))
+
+
+def malformed(reply: Reply) -> ErrorInfo:
+    """Return the error for a 2xx reply whose body is not one JSON object."""
+    start = _one_line(reply.body.decode("utf-8", "replace"))[:80]
+    return ErrorInfo(kind="malformed", message=f"the reply is not a JSON object: {start!r}", status=reply.status)
+
+
+def _kind_of_status(status: int, message: str) -> str:
+    if status in (429, 503):
+        return "busy"
+    if status >= 500:
+        return "memory" if _OUT_OF_MEMORY.search(message) else "server"
+    return "model_missing" if status == 404 and _NO_SUCH_MODEL.search(message) else "request"
+
+
+def _server_message(reply: Reply) -> str:
+    """Return the server's message: `error` as text (Ollama) or as an object (OpenAI), else the body or the status."""
+    text = reply.body.decode("utf-8", "replace")
+    with contextlib.suppress(ValueError):
+        said: Any = json.loads(text)
+        said = said.get("error", said) if isinstance(said, dict) else said
+        text = str(said.get("message", said)) if isinstance(said, dict) else str(said)
+    return _one_line(text) or f"status {reply.status} without a message"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_MESSAGE_CHARS]
+
+
+def _retry_after_s(reply: Reply) -> float | None:
+    """Return the seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3)."""
+    value = reply.headers.get("retry-after")
+    if value is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(value))
+    with contextlib.suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None

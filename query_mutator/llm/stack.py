@@ -1,27 +1,103 @@
-"""The client of a run, layer by layer, each with what a caller may want to ask it."""
+"""The client of a run, composed by wrapping; its repr prints the nesting:
+
+    Cache(Coalesce(Counted(Limit(Pool([Ollama('http://…'), Ollama('http://…')])))))
+
+A layer that was not requested is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
-from query_mutator.errors import BackendError
-from query_mutator.llm.cache import ReplyStore
-from query_mutator.llm.client import Backend, Client
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
+from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
+from query_mutator.llm.client import Backend, Client, FloatArray, ModelServer
 from query_mutator.llm.coalesce import Coalesce
-from query_mutator.llm.counted import Counted
 from query_mutator.llm.early_stop import EarlyStop
-from query_mutator.llm.limits import Limit
-from query_mutator.llm.retry import Retry
-from query_mutator.llm.same_models import ModelServer, require_same_models
-from query_mutator.types import ErrorInfo
+from query_mutator.llm.hf import HfModel, LocalModels
+from query_mutator.llm.limit import AdaptiveLimit, Limit
+from query_mutator.llm.pool import Pool, error_of, require_same_models
+from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry, RetryPolicy
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = ["CacheMode", "CallTotals", "ClientStack", "Counted", "build_client"]
 
-    FloatArray = NDArray[np.float32]
+logger = logging.getLogger(__name__)
+
+CacheMode = Literal["off", "eval", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTotals:
+    """Sums over completed calls; times in seconds."""
+
+    calls: int = 0
+    failed: int = 0
+    latency_s: float = 0.0  # what the client waited
+    queue_wait_s: float = 0.0  # of that, what the server queued the calls
+    service_s: float = 0.0  # and what it worked on them
+    tokens: int = 0  # prompts and replies together
+
+    @classmethod
+    def of(cls, completion: Completion) -> CallTotals:
+        """Return the sums over one call."""
+        return cls(
+            calls=1,
+            failed=int(not completion.ok),
+            latency_s=completion.latency_s,
+            queue_wait_s=completion.queue_wait_s,
+            service_s=completion.prompt_eval_s + completion.eval_s,
+            tokens=completion.prompt_tokens + completion.completion_tokens,
+        )
+
+    def __add__(self, other: CallTotals) -> CallTotals:
+        """Return the sums over both."""
+        return CallTotals(**{name: getattr(self, name) + getattr(other, name) for name in _TOTALS})
+
+    def __sub__(self, earlier: CallTotals) -> CallTotals:
+        """Return what was added since `earlier`."""
+        return CallTotals(**{name: getattr(self, name) - getattr(earlier, name) for name in _TOTALS})
+
+
+_TOTALS = tuple(field.name for field in fields(CallTotals))
+
+
+class Counted:
+    """A client that keeps totals of the inner client's calls; every attempt counts as one."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.totals = CallTotals()
+        self.error_kinds: Counter[str] = Counter()
+        self._lock = threading.Lock()  # guards the two above
+
+    def __repr__(self) -> str:
+        return f"Counted({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply, counted."""
+        completion = self._client.complete(request)
+        self.add(completion)
+        return completion
+
+    def add(self, completion: Completion) -> None:
+        """Count a call that was made."""
+        one = CallTotals.of(completion)
+        with self._lock:
+            self.totals += one
+            if completion.error is not None:
+                self.error_kinds[completion.error.kind] += 1
+
+    def close(self) -> None:
+        """Close the inner client; idempotent."""
+        self._client.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +105,16 @@ class ClientStack:
     """The layers around one server or several; all kinds of calls share the one bound of `limit`."""
 
     servers: tuple[ModelServer, ...]
-    early_stops: tuple[EarlyStop, ...]  # one a server, none without early stopping
+    early_stops: tuple[EarlyStop, ...]  # one per server, none without early stopping
     backend: Backend  # the server, or the pool of all
-    limit: Limit  # one attempt a call; its `limit` moves where it is adaptive
-    retry: Retry  # tries again in the calling thread
-    whole: Client  # all layers, for callers that wait for one call
+    limit: Limit  # one attempt per call; its `limit` moves where it is adaptive
+    retry: Retry  # retries in the calling thread
     client: Client  # all but Retry, for a scheduler that waits before retries itself
     eval_client: Client  # the same for evaluation, which may have the cache to itself
-    counted: Counted  # what the calls of `client` cost; shared and remembered replies cost nothing
-    eval_counted: Counted  # those of `eval_client`
+    counted: Counted  # the cost of the calls of `client`; shared and cached replies cost nothing
+    eval_counted: Counted  # that of `eval_client`
     coalesced: tuple[Coalesce, ...]
-    store: ReplyStore | None  # what the cache remembers, and how often it was asked
+    store: ReplyStore | None  # what the cache remembers, with its hits and misses
     allow_mixed: bool = False
 
     @property
@@ -54,7 +129,7 @@ class ClientStack:
 
     @property
     def cache_hits(self) -> int:
-        """Return how many replies were remembered."""
+        """Return how many replies came from the cache."""
         return self.store.hits if self.store is not None else 0
 
     def require_models(self, models: Sequence[str]) -> None:
@@ -63,21 +138,83 @@ class ClientStack:
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray:
         """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good."""
-        reply, _ = self.retry.call(lambda _: self._embed_once(model, texts), error_of=_error_of, key=model)
+        reply, _ = self.retry.call(lambda _: self._embed_once(model, texts), error_of=error_of, key=model)
         if isinstance(reply, ErrorInfo):
             raise BackendError(f"{self.backend.url} gave no embeddings from {model!r} ({reply})")
         return reply
 
+    def _embed_once(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        with self.limit:
+            return self.backend.embed(model, texts)
+
     def close(self) -> None:
-        """End calls in flight and close connections and cache; idempotent."""
+        """Cancel calls in flight and close connections and cache; idempotent."""
         self.retry.close()
         if self.store is not None:
             self.store.close()
 
-    def _embed_once(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        with self.limit.slot():
-            return self.backend.embed(model, texts)
+
+def build_client(
+    urls: str | Sequence[str],
+    *,
+    backend: str = DEFAULT_BACKEND,
+    batch_size: int = 8,
+    adaptive: bool = False,
+    timeout_s: float = 120.0,
+    deadline_s: float | None = None,
+    max_retries: int = DEFAULT_MAX_RETRIES,
+    cache: CacheMode = "off",
+    cache_path: Path | str | None = None,
+    is_refusal: Callable[[str], bool] | None = None,
+    keep_alive: str = "30m",
+    runner_options: Mapping[str, Any] | None = None,
+    allow_mixed: bool = False,
+    local: Sequence[HfModel] = (),
+) -> ClientStack:
+    """Return the composed client for one server or several, with as many connections to each as calls in flight.
+
+    `local` models answer the requests that name them. With `is_refusal`, target replies that start with a refusal are
+    cut. A default `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
+    """
+    servers = open_servers(
+        backend,
+        [urls] if isinstance(urls, str) else urls,
+        timeout_s=timeout_s,
+        pool_size=batch_size,
+        keep_alive=keep_alive,
+        runner_options=runner_options,
+    )
+    early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
+    edges: Sequence[Backend] = early_stops or servers
+    inner: Backend = edges[0] if len(edges) == 1 else Pool(edges)
+    inner = LocalModels(inner, local) if local else inner
+    limit = AdaptiveLimit(inner, highest=batch_size) if adaptive else Limit(inner, limit=batch_size)
+    store = None if cache == "off" else _open_store(cache_path)
+    counted = Counted(limit), Counted(limit)
+    shared, eval_shared = map(Coalesce, counted)
+    identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
+    identity.add({model.name: model.digest for model in local})
+    return ClientStack(
+        servers=servers,
+        early_stops=early_stops,
+        backend=inner,
+        limit=limit,
+        retry=Retry(limit, RetryPolicy(max_retries=max_retries, deadline_s=deadline_s)),
+        client=Cache(shared, store, identity=identity) if store is not None and cache == "all" else shared,
+        eval_client=Cache(eval_shared, store, identity=identity) if store is not None else eval_shared,
+        counted=counted[0],
+        eval_counted=counted[1],
+        coalesced=(shared, eval_shared),
+        store=store,
+        allow_mixed=allow_mixed,
+    )
 
 
-def _error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:
-    return reply if isinstance(reply, ErrorInfo) else None
+def _open_store(path: Path | str | None) -> ReplyStore | None:
+    try:
+        return ReplyStore(path or default_cache_path())
+    except UsageError as error:
+        if path is not None:
+            raise
+        logger.warning("%s; continuing without a cache", error)
+        return None

@@ -1,4 +1,4 @@
-"""JSON over pooled connections to one server; a call that fails comes back as an ErrorInfo instead of an object."""
+"""JSON over pooled connections to one server; a failed call returns an ErrorInfo in place of an object."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
-from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
-from query_mutator.llm.replies import Reply
+from query_mutator.llm.replies import Reply, error_from_exception, error_from_status, malformed
 from query_mutator.types import ErrorInfo
+
+__all__ = ["Json", "Transport"]
 
 Json = dict[str, Any]
 
-_CANCELLED = ErrorInfo(kind="cancelled", message="the call was ended from this side")
+_CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
 _DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
 _CUT_AGAIN_S = 0.02
 
@@ -27,9 +28,9 @@ _CUT_AGAIN_S = 0.02
 class Transport:
     """Calls to one server over at most `pool_size` kept connections; safe from many threads.
 
-    `timeout_s` bounds a call from connecting to the last byte. More threads than `pool_size` get connections that are
-    not kept. Loopback is never reached through a proxy; with `trust_env` other servers are, as HTTP_PROXY says.
-    `headers` go with every request.
+    `timeout_s` bounds a call from connecting to the last byte. Threads beyond `pool_size` get connections that are not
+    kept. Loopback is never reached through a proxy, other servers through that of HTTP_PROXY. All requests carry
+    `headers`.
     """
 
     def __init__(
@@ -38,14 +39,13 @@ class Transport:
         *,
         pool_size: int = 8,
         timeout_s: float = 120.0,
-        trust_env: bool = True,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if pool_size < 1:
             raise ValueError(f"pool_size={pool_size} must be at least 1")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s={timeout_s} must be above 0")
-        self._route = route_to(url, trust_env=trust_env)
+        self._route = route_to(url)
         self.url = self._route.url
         self._headers = dict(headers or {})
         self.pool_size = pool_size
@@ -75,7 +75,7 @@ class Transport:
         timeout_s: float | None = None,
         retry_count: int | None = None,
     ) -> ErrorInfo | None:
-        """Hand the lines of a streamed reply to `take` as they arrive, and return why they ended too soon, if they did.
+        """Pass the lines of a streamed reply to `take` as they arrive; return the error that ended them early, if any.
 
         Once `take` returns False the connection is closed, at which the server stops working on the reply.
         """
@@ -96,14 +96,14 @@ class Transport:
         return _CANCELLED if self._closed and error is not None else error
 
     def close(self) -> None:
-        """End calls in flight (they return kind "cancelled") and close all connections; idempotent."""
+        """Cancel calls in flight (error kind "cancelled") and close all connections; idempotent."""
         with self._lock:
             self._closed = True
             while self._idle:
                 self._idle.pop().close()
             give_up_at = time.monotonic() + _DRAIN_S
             while self._in_flight and time.monotonic() < give_up_at:
-                for connection in self._in_flight:  # again and again: one may be between two sockets just now
+                for connection in self._in_flight:  # repeatedly: one may be between two sockets just now
                     connection.cut()
                 self._given_back.wait(_CUT_AGAIN_S)
 
@@ -143,11 +143,11 @@ class Transport:
 
 
 class _Closed(Exception):
-    """The transport was closed before the call began."""
+    """The transport was closed before the call started."""
 
 
 def _take_lines(replies: Iterator[Reply], take: Callable[[bytes], bool]) -> ErrorInfo | None:
-    """Cut the pieces of a reply into lines for `take`; a status other than 2xx is its error."""
+    """Split the pieces of a reply into lines for `take`; a status other than 2xx is its error."""
     head = next(replies)
     if not 200 <= head.status < 300:
         return error_from_status(replace(head, body=b"".join(reply.body for reply in replies)))

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.cli.console import progress
-from query_mutator.llm.counted import CallTotals
-from query_mutator.llm.stack import ClientStack
+from query_mutator.llm.stack import CallTotals, ClientStack
 
 if TYPE_CHECKING:
     from tqdm import tqdm

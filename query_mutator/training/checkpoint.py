@@ -134,11 +134,12 @@ def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def settled(system: System) -> SystemSettings:
     """Return the settings of a running system with its choices filled in, so that it can be started again."""
+    addresses = system.choice.addresses
     return replace(
         system.settings,
         backend=system.choice.kind,
-        ollama_url=system.choice.urls if system.choice.kind == "ollama" else None,
-        openai_url=system.choice.url if system.choice.kind == "openai" else None,
+        ollama_url=addresses.get("ollama_url"),
+        openai_url=addresses.get("openai_url"),
         target_model=system.target_model,
         mutator_model=system.mutator_model,
     )

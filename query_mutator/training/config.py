@@ -12,6 +12,7 @@ from ppo.config import PPOConfig
 from query_mutator.cli.common import check_values
 from query_mutator.cli.flags import parse_flags
 from query_mutator.iqn.config import BanditFlags, CollectorFlags, IQNFlags
+from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.training.learners import LEARNERS
 from query_mutator.types import AnswerRule
@@ -89,8 +90,8 @@ class QuestionFlags:
 class ModelFlags:
     """The models that rewrite and answer, and the servers that run them."""
 
-    backend: Literal["auto", "embedded", "ollama", "openai"] = "auto"
-    """Who answers: auto takes an Ollama server if one answers, else the embedded assistant."""
+    backend: str = AUTO
+    """Which model server: auto, embedded, ollama, openai, a plugin's; auto uses Ollama if it answers, else embedded."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
@@ -167,6 +168,7 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
         load_plugins(self.plugin)  # first: they may register what other flags name
         for learner in (PPOConfig, CollectorFlags, BanditFlags, IQNFlags):
             learner.__post_init__(self)
+        check_backend(self.backend)
         check_values(
             self, "batch_size save_interval log_interval eval_questions max_episode_steps embedding_dims", low=1
         )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from query_mutator.embedded.latency import Latency
+from query_mutator.llm.backends import AUTO, EMBEDDED
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.learners import LEARNERS
 
@@ -51,7 +52,7 @@ class Plan:
     def call_s(self) -> float:
         """Return the assumed time of one call in seconds."""
         config = self.config
-        if config.backend in ("ollama", "openai") or config.ollama_url or config.openai_url or config.target_model:
+        if config.backend not in (AUTO, EMBEDDED) or config.ollama_url or config.openai_url or config.target_model:
             return MODEL_CALL_S
         latency = Latency.from_settings(
             latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0

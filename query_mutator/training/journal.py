@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.files import decode, disk_errors, encode
-from query_mutator.llm.keys import request_key
+from query_mutator.llm.coalesce import request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]

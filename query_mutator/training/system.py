@@ -17,16 +17,15 @@ from query_mutator.data import Split, load_questions, python_docs, split_questio
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
-from query_mutator.errors import UsageError
-from query_mutator.llm.build import BackendName, CacheMode, build_client, resolve_backend
+from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, RetryPolicy
+from query_mutator.llm.stack import CacheMode, ClientStack, build_client
 from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.types import AnswerRule, Question
 
 if TYPE_CHECKING:
     from query_mutator.embedded.corpus import Corpus
-    from query_mutator.llm.stack import ClientStack
 
 
 EMBEDDED_TARGET = "pydoc-assistant"
@@ -38,9 +37,9 @@ BUNDLED_DATASET = "python_docs"
 class SystemSettings:
     """Which models answer and how calls reach them."""
 
-    backend: BackendName = "auto"
+    backend: str = AUTO
     ollama_url: str | tuple[str, ...] | None = None
-    openai_url: str | None = None
+    openai_url: str | tuple[str, ...] | None = None
     allow_mixed: bool = False
     target_model: str | None = None
     mutator_model: str | None = None
@@ -74,7 +73,7 @@ class System:
         try:
             self.choice = resolve_backend(
                 settings.backend,
-                url=settings.ollama_url,
+                ollama_url=settings.ollama_url,
                 openai_url=settings.openai_url,
                 target_model=settings.target_model,
                 mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
@@ -111,7 +110,7 @@ class System:
 
             corpus = load_corpus()
             self.known_words |= corpus.vocabulary()
-        if self.choice.kind == "embedded":
+        if self.choice.kind == EMBEDDED:
             self.encoder = self._resolve_encoder(None)
             self.url = self._start_embedded(corpus)
         else:
@@ -122,16 +121,14 @@ class System:
         self.target_model = settings.target_model or EMBEDDED_TARGET
         self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
         calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
-        if self.choice.kind != "embedded":
+        if self.choice.kind != EMBEDDED:
             self.encoder = self._resolve_encoder(calls.embed)
 
     def _build_client(self) -> ClientStack:
         settings, kind = self.settings, self.choice.kind
-        if kind == "openai" and settings.num_ctx is not None:
-            raise UsageError("--num-ctx is an option of Ollama's; start an OpenAI-compatible server with its own")
         return build_client(
             self.choice.urls or self.url,
-            kind="openai" if kind == "openai" else "ollama",
+            backend=DEFAULT_BACKEND if kind == EMBEDDED else kind,  # the embedded server has its routes
             batch_size=settings.batch_size,
             adaptive=settings.adaptive,
             timeout_s=settings.timeout_s,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.llm.build import build_client
+from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import make_vector_env
 

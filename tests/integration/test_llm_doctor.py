@@ -38,7 +38,7 @@ def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture
     with start_server({}, num_parallel=8, latency_ms=60) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo", "--num-ctx", "2048"])
     assert lines["slots"][0].startswith("about 8 or more;")
-    assert lines["advice"] == ["nothing stands in the way of --batch-size 8"]
+    assert lines["advice"] == ["ready for --batch-size 8"]
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
 
 
@@ -46,7 +46,9 @@ def test_a_missing_model_is_named_with_the_command_that_fetches_it(capsys: pytes
     with start_server({}) as server:
         argv = ["--ollama-url", server.url, "--target-model", "llama3.2:1b", "--mutator-model", "echo", "--no-probe"]
         lines = lines_of(capsys, argv, code=2)
-    assert lines["model"][0] == "llama3.2:1b is missing: ollama pull llama3.2:1b"
+    assert lines["model"][0] == (
+        f"{server.url} has no model 'llama3.2:1b': run `ollama pull llama3.2:1b` (installed: echo:latest)"
+    )
     assert lines["model"][1].startswith("echo:latest: installed")
 
 
@@ -59,7 +61,7 @@ def test_several_servers_are_looked_at_one_after_the_other(capsys: pytest.Captur
 def test_an_openai_compatible_server_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server({}, num_parallel=2, latency_ms=100) as server:
         lines = lines_of(capsys, ["--openai-url", server.url, "--target-model", "echo"])
-    assert lines["server"] == [f"OpenAI-compatible at {server.url}/v1"]
+    assert lines["server"] == [f"an OpenAI-compatible server at {server.url}/v1"]
     assert lines["advice"][0].startswith("server answers about 2 calls at a time: start it with 8 slots")
 
 

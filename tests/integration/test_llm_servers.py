@@ -18,9 +18,9 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler
-from query_mutator.llm.build import build_client
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Upper
 
@@ -56,7 +56,7 @@ def test_one_of_two_servers_dies_half_way_and_no_call_is_lost(kind: str) -> None
         start_server([Upper()], num_parallel=4, latency_ms=5) as one,
         start_server([Upper()], num_parallel=4, latency_ms=5) as other,
     ):
-        stack = build_client([one.url, other.url], kind=kind, batch_size=8, max_retries=0)
+        stack = build_client([one.url, other.url], backend=kind, batch_size=8, max_retries=0)
         wanted = requests(200)
         with ThreadPoolExecutor(8) as pool:
             replies = list(pool.map(killing(one, stack.client, after=100), wanted))
@@ -114,7 +114,7 @@ def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early
 def test_the_whole_client_with_retries_answers_under_faults() -> None:
     with start_server([Upper()], num_parallel=16, faults=FaultPlan(0.2, kinds=("500", "reset", "cut"))) as server:
         stack = build_client(server.url, batch_size=16, max_retries=6)
-        replies = ask_all(stack.whole, requests(60), threads=16)
+        replies = ask_all(stack.retry, requests(60), threads=16)
         stack.close()
     assert all(reply.ok for reply in replies)
     assert max(reply.attempts for reply in replies) > 1

@@ -28,7 +28,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
-from query_mutator.llm.build import build_client
+from query_mutator.llm.stack import build_client
 from tests.conftest import Upper
 
 QUESTIONS = [f"question {number}" for number in range(20)]

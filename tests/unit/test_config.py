@@ -82,7 +82,10 @@ def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
         (["--batch-size", "eight"], "--batch-size must be a whole number, not 'eight'"),
         (["--lr", "fast"], "--lr must be a number, not 'fast'"),
         (["--seed"], "--seed must be a whole number, not nothing"),
-        (["--backend", "olama"], "--backend must be one of auto, embedded, ollama, openai, not 'olama'"),
+        (
+            ["--backend", "olama"],
+            "unknown backend 'olama' (did you mean 'ollama'?); known: auto, embedded, ollama, openai",
+        ),
         (["--use-batching=yes"], "--use-batching takes no value; write --use-batching alone"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1; the default is 8"),
         (["--num-mini-batch", "5"], "num_mini_batch=5 must divide num_processes*num_steps=512; try 4 or 8"),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from query_mutator.embedded.server import start_server
-from query_mutator.llm.adaptive import AdaptiveLimit, next_limit
+from query_mutator.llm.limit import AdaptiveLimit, next_limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import ChatRequest, Completion
 

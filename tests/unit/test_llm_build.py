@@ -14,7 +14,9 @@ from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
-from query_mutator.llm.build import build_client, ollama_url, resolve_backend
+from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
 
 
@@ -53,7 +55,7 @@ def test_auto_falls_back_when_what_answers_is_no_ollama(server: EmbeddedServer) 
     assert resolve_backend("auto", environ={"OLLAMA_HOST": f"{server.url}/elsewhere"}).kind == "embedded"
 
 
-@pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"url": ...}, {"target_model": "echo"}])
+@pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"ollama_url": ...}, {"target_model": "echo"}])
 def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobody: str) -> None:
     asked = {key: nobody if value is ... else value for key, value in asked.items()}
     with pytest.raises(ServerDownError, match=f"nothing answers at http://{nobody}: start it with `ollama serve`"):
@@ -63,29 +65,29 @@ def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobo
 @pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
 def test_either_model_missing_is_refused(server: EmbeddedServer, models: dict[str, str]) -> None:
     with pytest.raises(ModelMissingError, match="run `ollama pull missing`"):
-        resolve_backend("ollama", url=server.url, **models)
+        resolve_backend("ollama", ollama_url=server.url, **models)
 
 
 def test_an_explicit_ollama_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
     with pytest.raises(UsageError, match="echo:latest"):
-        resolve_backend("ollama", url=server.url)
+        resolve_backend("ollama", ollama_url=server.url)
 
 
 def test_embedded_needs_no_server_and_takes_no_address(nobody: str) -> None:
     assert resolve_backend("embedded", target_model="echo", environ={"OLLAMA_HOST": nobody}).kind == "embedded"
     with pytest.raises(UsageError, match="leave one of them out"):
-        resolve_backend("embedded", url=nobody)
+        resolve_backend("embedded", ollama_url=nobody)
 
 
 def test_our_own_server_behind_an_address_is_recognised(server: EmbeddedServer) -> None:
-    assert resolve_backend("auto", url=server.url, target_model="echo").is_embedded
+    assert resolve_backend("auto", ollama_url=server.url, target_model="echo").is_embedded
 
 
 def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -> None:
     environ = {"OLLAMA_HOST": "gpu-box"}
-    assert ollama_url("other:1", environ=environ) == "http://other:1"
-    assert ollama_url(environ=environ) == "http://gpu-box:11434"
-    assert ollama_url(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
+    assert OllamaBackend.address("other:1", environ=environ) == "http://other:1"
+    assert OllamaBackend.address(environ=environ) == "http://gpu-box:11434"
+    assert OllamaBackend.address(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
 
 
 def test_the_composed_client_prints_its_nesting_and_answers(server: EmbeddedServer) -> None:
@@ -106,20 +108,20 @@ def test_every_layer_that_is_asked_for_is_printed(server: EmbeddedServer, tmp_pa
         is_refusal=lambda text: False,
     )
     servers = f"Pool([EarlyStop(Ollama('{server.url}')), EarlyStop(Ollama('http://127.0.0.1:1'))])"
-    assert repr(stack.whole) == f"Cache(Coalesce(Retry(AdaptiveLimit({servers}))))"
+    assert repr(stack.retry) == f"Retry(AdaptiveLimit({servers}))"
     assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(Counted(AdaptiveLimit({servers}))))"
     stack.close()
 
 
 @pytest.mark.parametrize(
     ("mode", "cached"),
-    [("off", (False, False, False)), ("eval", (False, True, True)), ("all", (True, True, True))],
+    [("off", (False, False)), ("eval", (False, True)), ("all", (True, True))],
 )
 def test_the_mode_says_whose_calls_are_cached(
-    server: EmbeddedServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool, bool]
+    server: EmbeddedServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool]
 ) -> None:
     stack = build_client(server.url, cache=mode, cache_path=tmp_path / "c")
-    clients = (stack.client, stack.eval_client, stack.whole)
+    clients = (stack.client, stack.eval_client)
     assert tuple(repr(client).startswith("Cache(") for client in clients) == cached
     assert (tmp_path / "c").exists() == (mode != "off")
     stack.close()
@@ -141,7 +143,7 @@ def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
     impossible = tmp_path / "file" / "c"
     monkeypatch.setenv("QUERY_MUTATOR_REPLIES", str(impossible))
     stack = build_client(server.url, cache="eval")
-    assert "going on without a cache" in caplog.text
+    assert "continuing without a cache" in caplog.text
     assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
     stack.close()
     with pytest.raises(UsageError, match="--cache-path"):
@@ -151,8 +153,8 @@ def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
 def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> None:
     choice = resolve_backend("auto", openai_url=server.url, target_model="echo")
     assert (choice.kind, choice.urls, choice.is_embedded) == ("openai", (f"{server.url}/v1",), False)
-    stack = build_client(choice.urls, kind="openai")
-    assert stack.whole.complete(ChatRequest.user("why?", model="echo")).ok
+    stack = build_client(choice.urls, backend="openai")
+    assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
     assert repr(stack.limit) == f"Limit(OpenAI('{server.url}/v1'))"
     stack.close()
 
@@ -169,10 +171,10 @@ def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: Em
 @pytest.mark.parametrize(
     "asked",
     [
-        {"backend": "openai", "url": "a:1"},
+        {"backend": "openai", "ollama_url": "a:1"},
         {"backend": "ollama", "openai_url": "a:1"},
         {"backend": "embedded", "openai_url": "a:1"},
-        {"url": "a:1", "openai_url": "a:1"},
+        {"ollama_url": "a:1", "openai_url": "a:1"},
     ],
 )
 def test_addresses_of_another_kind_of_server_are_refused(asked: dict[str, Any]) -> None:
@@ -182,13 +184,13 @@ def test_addresses_of_another_kind_of_server_are_refused(asked: dict[str, Any]) 
 
 def test_each_of_several_servers_must_answer_and_have_the_models(server: EmbeddedServer, nobody: str) -> None:
     with start_server({"other": Echo()}) as other:
-        choice = resolve_backend(url=[server.url, other.url, server.url], target_model="echo")
+        choice = resolve_backend(ollama_url=[server.url, other.url, server.url], target_model="echo")
         assert choice.urls == (server.url, other.url)
         assert choice.reason.count("Ollama 0.1.0+embedded at") == 2
         with pytest.raises(ModelMissingError, match=server.url):
-            resolve_backend(url=[other.url, server.url], target_model="other")
+            resolve_backend(ollama_url=[other.url, server.url], target_model="other")
     with pytest.raises(ServerDownError, match=nobody):
-        resolve_backend(url=[server.url, nobody], target_model="echo")
+        resolve_backend(ollama_url=[server.url, nobody], target_model="echo")
 
 
 def test_the_stack_embeds_through_the_server(server: EmbeddedServer) -> None:

@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 
 from query_mutator.embedded.server import start_server
-from query_mutator.llm.coalesce import Coalesce, join
-from query_mutator.llm.keys import is_repeatable, request_key
-from query_mutator.llm.limits import Limit
+from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
+from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import ChatRequest, Completion, Message
 

@@ -9,7 +9,7 @@ import pytest
 
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.llm.client import StreamingBackend
+from query_mutator.llm.client import ModelServer
 from query_mutator.llm.early_stop import EarlyStop, first_sentence
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -54,7 +54,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(params=[OllamaBackend, OpenAIBackend])
-def backend(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[StreamingBackend]:
+def backend(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[ModelServer]:
     made = request.param(server.url, timeout_s=20.0)
     yield made
     made.close()
@@ -65,7 +65,7 @@ def ask(number: int, **fields: object) -> ChatRequest:
 
 
 @pytest.mark.parametrize("number", range(len(LABELLED)))
-def test_the_verdict_on_what_was_read_is_that_on_the_full_text(backend: StreamingBackend, number: int) -> None:
+def test_the_verdict_on_what_was_read_is_that_on_the_full_text(backend: ModelServer, number: int) -> None:
     _, refused, _ = LABELLED[number]
     full = backend.complete(ask(number))
     read = EarlyStop(backend, is_refusal=is_refusal).complete(ask(number))
@@ -73,7 +73,7 @@ def test_the_verdict_on_what_was_read_is_that_on_the_full_text(backend: Streamin
     assert full.text.startswith(read.text)
 
 
-def test_refusals_are_cut_and_all_else_is_read_to_its_end(backend: StreamingBackend) -> None:
+def test_refusals_are_cut_and_all_else_is_read_to_its_end(backend: ModelServer) -> None:
     early = EarlyStop(backend, is_refusal=is_refusal)
     for number, (text, _, can_be_cut) in enumerate(LABELLED):
         reply = early.complete(ask(number))
@@ -83,7 +83,7 @@ def test_refusals_are_cut_and_all_else_is_read_to_its_end(backend: StreamingBack
     assert early.cut_replies == sum(can_be_cut for _, _, can_be_cut in LABELLED)
 
 
-def test_saved_tokens_are_estimated_from_replies_read_to_their_end(backend: StreamingBackend) -> None:
+def test_saved_tokens_are_estimated_from_replies_read_to_their_end(backend: ModelServer) -> None:
     early = EarlyStop(backend, is_refusal=is_refusal)
     cut = early.complete(ask(0))
     assert early.tokens_saved == 400 - cut.completion_tokens  # at most
@@ -105,7 +105,7 @@ def test_leaving_early_frees_the_servers_slot_and_the_next_call_works() -> None:
     assert stats["service_s"] < 5.0
 
 
-def test_only_target_replies_are_judged(backend: StreamingBackend) -> None:
+def test_only_target_replies_are_judged(backend: ModelServer) -> None:
     early = EarlyStop(backend, is_refusal=is_refusal)
     assert early.complete(ask(0, purpose="mutate")).text == LABELLED[0][0]
     assert early.cut_replies == 0
@@ -139,7 +139,7 @@ def test_a_first_sentence_is_one_that_something_follows(text: str, sentence: str
     assert first_sentence(text) == sentence
 
 
-def test_a_missing_model_has_the_same_error_streamed_or_not(backend: StreamingBackend) -> None:
+def test_a_missing_model_has_the_same_error_streamed_or_not(backend: ModelServer) -> None:
     request = ChatRequest.user("0", model="nowhere")
     errors = [backend.complete(request).error, backend.complete_until(request, lambda text: False).error]
     assert [error.kind for error in errors if error] == ["model_missing"] * 2

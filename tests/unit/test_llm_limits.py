@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from query_mutator.llm.limits import Limit
+from query_mutator.llm.limit import Limit
 from query_mutator.types import ChatRequest, Completion
 
 REQUEST = ChatRequest.user("why?", model="m")
@@ -56,7 +56,7 @@ def test_other_kinds_of_call_take_places_of_the_same_bound() -> None:
     gate = Gate()
     limit = Limit(gate, limit=1)
     with ThreadPoolExecutor(1) as pool:
-        with limit.slot():
+        with limit:
             call = pool.submit(limit.complete, REQUEST)
             assert not gate.entered.acquire(timeout=0.05)
         assert gate.entered.acquire(timeout=10)

@@ -125,7 +125,7 @@ def test_nothing_at_the_address_is_said_with_what_to_do() -> None:
 
 
 def test_a_server_of_another_kind_is_told_apart_from_none(server: EmbeddedServer) -> None:
-    with pytest.raises(BackendError, match="does not answer as Ollama does"):
+    with pytest.raises(BackendError, match="check that it is the address of Ollama"):
         OllamaBackend(f"{server.url}/elsewhere").version()
 
 

@@ -14,8 +14,7 @@ from query_mutator.embedded.server import start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.pool import Pool, Server, pick
-from query_mutator.llm.same_models import require_same_models
+from query_mutator.llm.pool import Pool, Server, pick, require_same_models
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 REQUEST = ChatRequest.user("why?", model="echo")

@@ -70,10 +70,10 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
     ],
 )
 def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_size: int, advice: str | None) -> None:
-    given = slots_advice(slots, batch_size)
+    given = slots_advice(slots, batch_size, server=OllamaBackend)
     assert given is None if advice is None else given is not None and given.startswith(advice)
 
 
 def test_one_slot_is_said_to_make_batching_useless() -> None:
-    assert "batching cannot help" in str(slots_advice(1, 8))
-    assert "llama-server --parallel" in str(slots_advice(1, 8, kind="openai"))
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OllamaBackend))
+    assert "llama-server --parallel" in str(slots_advice(1, 8, server=OpenAIBackend))

@@ -1,0 +1,167 @@
+"""The backends by name, and which one a run uses (`--backend`, `--ollama-url`, `--openai-url`).
+
+A backend is a `ModelServer` class registered here: by this package, by an entry point of the group
+`query_mutator.backends`, or by a `--plugin` module (docs/backends.md). Nothing outside a backend's file tests its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.client import ModelServer
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.registry import Registry, nearest
+
+__all__ = [
+    "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "BackendChoice", "backend_for", "check_backend",
+    "choose_backend", "open_servers", "resolve_backend",
+]  # fmt: skip
+
+PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
+
+AUTO, EMBEDDED = "auto", "embedded"  # what `--backend` takes in addition to the registered names
+DEFAULT_BACKEND = "ollama"  # what `auto` tries
+
+BACKENDS: Registry[type[ModelServer]] = Registry("backend", group="query_mutator.backends")
+BACKENDS.add(DEFAULT_BACKEND, OllamaBackend)
+BACKENDS.add("openai", OpenAIBackend)
+
+
+def check_backend(name: str) -> None:
+    """Raise a UsageError with the nearest name unless `--backend` takes this one."""
+    if name in (AUTO, EMBEDDED) or name in BACKENDS:
+        return
+    known = [AUTO, EMBEDDED, *BACKENDS]
+    near = nearest(name, known)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise UsageError(f"unknown backend {name!r}{hint}; known: {', '.join(known)}")
+
+
+def backend_for(flag: str, *, backend: str = AUTO) -> str:
+    """Return `backend` if its address is given by `flag`, else the first registered backend for which that is true."""
+    names = [name for name in BACKENDS if BACKENDS.get(name).url_flag == flag]
+    return backend if backend in names else names[0]
+
+
+def choose_backend(backend: str, urls: Mapping[str, str | Sequence[str] | None]) -> tuple[str, tuple[str, ...]]:
+    """Return the backend's name, never `auto`, and the addresses given for it: `urls` maps flags to addresses.
+
+    UsageError for an unknown name, and for addresses of another backend.
+    """
+    check_backend(backend)
+    given = {flag: (url,) if isinstance(url, str) else tuple(dict.fromkeys(url)) for flag, url in urls.items() if url}
+    if len(given) > 1:
+        flags = " and ".join(map(_spelled, given))
+        raise UsageError(f"{flags} name servers of two kinds; leave one of them out")
+    for flag in given:
+        fits = backend == AUTO or (backend != EMBEDDED and BACKENDS.get(backend).url_flag == flag)
+        if not fits:
+            uses = "uses none" if backend == EMBEDDED else "another kind of server"
+            raise UsageError(f"{_spelled(flag)} names a server, --backend {backend} {uses}; leave one of them out")
+        backend = backend_for(flag, backend=backend)
+    return DEFAULT_BACKEND if backend == AUTO else backend, next(iter(given.values()), ())
+
+
+def open_servers(
+    backend: str, urls: Sequence[str] = (), *, environ: Mapping[str, str] = os.environ, **settings: Any
+) -> tuple[ModelServer, ...]:
+    """Return the servers of a backend at these addresses, or at its default one; `settings` as in `ModelServer`."""
+    kind = BACKENDS.get(backend)
+    return tuple(kind(kind.address(url, environ=environ), **settings) for url in urls or (None,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendChoice:
+    """What answers a run's calls; no `urls` for the embedded server, which the command line starts itself."""
+
+    kind: str  # "embedded", or a name in BACKENDS
+    urls: tuple[str, ...]
+    reason: str  # one line for the user
+    is_embedded: bool  # our own assistant answers, perhaps behind an address: tables and figures must say so
+
+    @property
+    def url(self) -> str | None:
+        """Return the first server's address, or None for the embedded one."""
+        return self.urls[0] if self.urls else None
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return the addresses under the name of their flag, so that they can be given again."""
+        flag = BACKENDS.get(self.kind).url_flag if self.urls else ""
+        return {flag: self.urls} if flag else {}
+
+
+def resolve_backend(
+    backend: str = AUTO,
+    *,
+    target_model: str | None = None,
+    mutator_model: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    probe_timeout_s: float = PROBE_TIMEOUT_S,
+    **urls: str | Sequence[str] | None,
+) -> BackendChoice:
+    """Return which backend a run uses, after asking the servers for the models; `urls` by flag, as `ollama_url=...`.
+
+    `auto` falls back to the embedded server when none answers, unless an address or a `target_model` is given. Raises
+    ServerDownError, ModelMissingError, or UsageError (with the available models) when no target model is named.
+    """
+    kind, given = choose_backend(backend, urls)
+    if kind == EMBEDDED:
+        return _embedded("backend: embedded, as requested")
+    servers = open_servers(kind, given, environ=environ)
+    models = [model for model in (target_model, mutator_model) if model is not None]
+    try:
+        versions = _check(servers, models, has_target=target_model is not None, probe_timeout_s=probe_timeout_s)
+    except BackendError:
+        if backend != AUTO or given or target_model:
+            raise
+        title = servers[0].title
+        return _embedded(f"backend: embedded, because no {title} server answers at {servers[0].url}")
+    found = [
+        f"{f'{server.title} {version}'.strip()} at {server.url}"
+        for server, version in zip(servers, versions, strict=True)
+    ]
+    return BackendChoice(
+        kind=kind,
+        urls=tuple(server.url for server in servers),
+        reason=f"backend: {', '.join(found)}",
+        is_embedded=versions[0].endswith("+embedded"),
+    )
+
+
+def _check(
+    servers: Sequence[ModelServer], models: Sequence[str], *, has_target: bool, probe_timeout_s: float
+) -> list[str]:
+    """Return the servers' versions after asking each for the models; closes the servers."""
+    try:
+        versions = [server.version(timeout_s=probe_timeout_s) for server in servers]
+        if not has_target:
+            raise UsageError(_name_a_model(servers[0]))
+        for server in servers:
+            for model in models:
+                server.require_model(model)
+        return versions
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _name_a_model(server: ModelServer) -> str:
+    models = server.models()
+    if models is not None and not models:
+        return f"the server at {server.url} has no models: {server.more_models}, or give --backend embedded"
+    known = f", one of: {', '.join(models)}" if models else ""
+    return f"which model should answer? Give --target-model{known}; or --backend embedded"
+
+
+def _embedded(reason: str) -> BackendChoice:
+    return BackendChoice(kind=EMBEDDED, urls=(), reason=reason, is_embedded=True)
+
+
+def _spelled(flag: str) -> str:
+    return f"--{flag.replace('_', '-')}"

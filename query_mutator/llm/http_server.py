@@ -1,0 +1,161 @@
+"""The base of backends that speak JSON over HTTP: a subclass says what is sent and how a reply is read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from query_mutator.errors import BackendError, ServerDownError
+from query_mutator.llm.address import server_url
+from query_mutator.llm.client import FloatArray, ModelServer
+from query_mutator.llm.transport import Json, Transport
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+__all__ = ["HttpServer", "StreamedText"]
+
+
+class StreamedText:
+    """Gathers the pieces of a streamed reply and asks `is_enough` after each; a subclass reads the lines."""
+
+    def __init__(self, is_enough: Callable[[str], bool]) -> None:
+        self._is_enough = is_enough
+        self.text = ""
+        self.pieces = 0
+        self.was_cut = False
+        self.error: ErrorInfo | None = None
+
+    def take(self, line: bytes) -> bool:
+        """Take one line of the reply; False when no more is wanted."""
+        raise NotImplementedError
+
+    def whole(self) -> Json:
+        """Return the reply as it would have arrived in one piece."""
+        raise NotImplementedError
+
+    def add(self, piece: str) -> bool:
+        """Take the next piece of text; False when no more is wanted."""
+        if not piece:
+            return True
+        self.text += piece
+        self.pieces += 1
+        self.was_cut = self._is_enough(self.text)
+        return not self.was_cut
+
+    def fail(self, line: bytes) -> bool:
+        """Record that a line is unreadable; always False, as no more is wanted."""
+        self.error = ErrorInfo(kind="malformed", message=f"a line of the reply is not a JSON object: {line[:80]!r}")
+        return False
+
+
+class HttpServer(ModelServer):
+    """A model server behind HTTP. Never reaches loopback through a proxy; `headers` go with every request."""
+
+    default_url = ""
+    chat_path: ClassVar[str]
+    embed_path: ClassVar[str]
+    stream_fields: ClassVar[Mapping[str, Any]] = {"stream": True}  # added to the body of a streamed call
+    reader: ClassVar[type[StreamedText]]  # reads a streamed reply
+    start_advice: ClassVar[str] = "check the address"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 120.0,
+        pool_size: int = 8,
+        keep_alive: str = "30m",
+        runner_options: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            url, timeout_s=timeout_s, pool_size=pool_size, keep_alive=keep_alive, runner_options=runner_options
+        )
+        self._transport = Transport(url, pool_size=pool_size, timeout_s=timeout_s, headers=headers)
+        self.url = self._transport.url
+
+    @classmethod
+    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the normalized address: the one given, that of `url_variable`, or `default_url`."""
+        return server_url(super().address(given, environ=environ))
+
+    # --- what a subclass says --------------------------------------------------------------------------------------
+
+    def chat_body(self, request: ChatRequest) -> Json:
+        """Return the body of a chat call."""
+        raise NotImplementedError
+
+    def completion(self, reply: Json, *, latency_s: float) -> Completion:
+        """Return the record of a reply; AttributeError, TypeError, ValueError or LookupError for another shape."""
+        raise NotImplementedError
+
+    def embed_body(self, model: str, texts: Sequence[str]) -> Json:
+        """Return the body of an embedding call."""
+        raise NotImplementedError
+
+    def vectors(self, reply: Json, count: int) -> FloatArray | ErrorInfo:
+        """Return the embeddings [count, dim] in a reply."""
+        raise NotImplementedError
+
+    def redact(self, error: ErrorInfo) -> ErrorInfo:
+        """Return an error without secrets: some servers repeat what they were sent."""
+        return error
+
+    def hint(self, error: ErrorInfo) -> str:
+        """Return what to add to the message about a server that answers with an error."""
+        return ""
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply to a chat request, or a Completion that carries the error."""
+        started = time.perf_counter()
+        reply = self._post(self.chat_path, self.chat_body(request), retry_count=request.attempt - 1)
+        return self._completion(reply, latency_s=time.perf_counter() - started)
+
+    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
+        """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed."""
+        started = time.perf_counter()
+        reader = self.reader(is_enough)
+        body = {**self.chat_body(request), **self.stream_fields}
+        error = self._transport.stream(self.chat_path, body, reader.take, retry_count=request.attempt - 1)
+        latency_s = time.perf_counter() - started
+        if reader.was_cut:
+            text, count = reader.text.strip(), reader.pieces
+            return Completion(text=text, model=request.model, completion_tokens=count, latency_s=latency_s)
+        error = error or reader.error
+        return self._completion(self.redact(error) if error else reader.whole(), latency_s=latency_s)
+
+    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
+        reply = self._post(self.embed_path, self.embed_body(model, texts))
+        return reply if isinstance(reply, ErrorInfo) else self.vectors(reply, len(texts))
+
+    def close(self) -> None:
+        """Cancel the calls in flight and close the connections; idempotent."""
+        self._transport.close()
+
+    def info(self, path: str, *, timeout_s: float) -> Json:
+        """Return what the server says at `path`; ServerDownError when nothing answers, BackendError for an error."""
+        reply = self._transport.get(path, timeout_s=timeout_s)
+        if not isinstance(reply, ErrorInfo):
+            return reply
+        error = self.redact(reply)
+        if error.kind in ("connect", "timeout"):
+            raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({error.message})")
+        what = f"{self.url} answers {path} with an error ({error})"
+        raise BackendError(f"{what}; check that it is the address of {self.title}{self.hint(error)}")
+
+    def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
+        reply = self._transport.post(path, body, retry_count=retry_count)
+        return self.redact(reply) if isinstance(reply, ErrorInfo) else reply
+
+    def _completion(self, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
+        if isinstance(reply, ErrorInfo):
+            return Completion(error=reply, latency_s=latency_s)
+        try:
+            return self.completion(reply, latency_s=latency_s)
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
+            message = f"the reply's fields are not those of a chat reply: {error!r}"
+            return Completion.failed("malformed", message, latency_s=latency_s)

@@ -1,0 +1,132 @@
+"""One bound on the calls in flight, shared by every kind of call; fixed, or found from the times the server reports.
+
+    wait ratio = time the server queued calls / time it worked on them      (n calls on s slots: n / s - 1)
+
+AdaptiveLimit increases additively and decreases multiplicatively, as TCP does. Its window is as many calls as the limit
+allows at once; calls that started under another limit are ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from query_mutator.llm.client import Client
+from query_mutator.types import ChatRequest, Completion
+
+__all__ = ["AdaptiveLimit", "Limit", "next_limit"]
+
+HIGH_WAIT_RATIO = 0.3  # below it waiting calls just keep the slots filled
+NEGLIGIBLE_WAIT_S = 0.005  # a call; shorter waits are the server's own bookkeeping
+DECREASE = 0.5  # the smallest factor a limit is multiplied by at once
+_OVERLOAD = frozenset({"busy", "timeout"})
+
+
+class Limit:
+    """A client that lets at most `limit` calls through at once; the others wait for their turn."""
+
+    def __init__(self, client: Client, *, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"limit={limit} must be at least 1")
+        self._client = client
+        self.limit = limit
+        self._in_flight = 0
+        self._waiting = 0
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())  # guards the four above
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply as soon as there is room for the call."""
+        with self:
+            return self._client.complete(request)
+
+    def __enter__(self) -> None:
+        """Take one place among the calls in flight; embeddings do so directly."""
+        with self._changed:
+            # A closed client answers at once, so nobody needs to wait any more.
+            while self._in_flight >= self.limit and not self._closed:
+                self._waiting += 1
+                self._changed.wait()
+                self._waiting -= 1
+            self._in_flight += 1
+            self._entered()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            if self._waiting:
+                self._changed.notify()
+
+    def _entered(self) -> None:
+        """Record that a call got its place; for limits that adapt."""
+
+    def close(self) -> None:
+        """Let waiting calls through to the inner client, which is closed and fails them; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._client.close()
+
+
+def next_limit(
+    limit: int, *, wait_ratio: float = 0.0, overloaded: bool = False, was_full: bool = True, highest: int
+) -> int:
+    """Return the limit after a window: halved on overload, divided by 1 + a high wait ratio, else one more.
+
+    A limit that was not reached (`was_full` false) does not grow, because nothing shows that more would do.
+    """
+    if overloaded:
+        return max(1, int(limit * DECREASE))
+    if wait_ratio > HIGH_WAIT_RATIO:
+        return max(1, int(limit * max(DECREASE, 1 / (1 + wait_ratio))))
+    return min(highest, limit + 1) if was_full else limit
+
+
+class AdaptiveLimit(Limit):
+    """A Limit that starts at `highest` and moves between 1 and it; `limit` is the present value."""
+
+    def __init__(self, client: Client, *, highest: int) -> None:
+        super().__init__(client, limit=highest)
+        self.highest = highest
+        self._was_full = False
+        self._start_window()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply as soon as there is room for the call, and learn from its times."""
+        with self:
+            window = self._window
+            completion = self._client.complete(request)
+        self._learn(completion, window)
+        return completion
+
+    def _entered(self) -> None:
+        self._was_full = self._was_full or self._in_flight >= self.limit
+
+    def _learn(self, completion: Completion, window: object) -> None:
+        with self._changed:
+            if window is not self._window:
+                return
+            overloaded = completion.error is not None and completion.error.kind in _OVERLOAD
+            self._calls += completion.ok
+            self._waited_s += completion.queue_wait_s
+            self._worked_s += completion.prompt_eval_s + completion.eval_s
+            if overloaded or self._calls >= self.limit:
+                self._move(overloaded=overloaded)
+
+    def _move(self, *, overloaded: bool) -> None:
+        is_waiting = self._waited_s > NEGLIGIBLE_WAIT_S * self._calls and self._worked_s > 0
+        ratio = self._waited_s / self._worked_s if is_waiting else 0.0
+        self.limit = next_limit(
+            self.limit, wait_ratio=ratio, overloaded=overloaded, was_full=self._was_full, highest=self.highest
+        )
+        self._changed.notify()  # there may be room for one more
+        self._start_window()
+
+    def _start_window(self) -> None:
+        self._window = object()  # identifies the calls of this window
+        self._calls = 0
+        self._waited_s = 0.0
+        self._worked_s = 0.0
+        self._was_full = False
