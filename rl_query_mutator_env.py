@@ -14,7 +14,6 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -275,16 +274,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer_vector=answer_vector,
             reference_vector=self.task.reference_vectors[index],
         )
-        scoring, reply = self.task.reward.score(evidence), None
-        for number in itertools.count(1):
-            try:
-                request = scoring.send(reply)  # type: ignore[arg-type]
-            except StopIteration as stop:
-                reward = stop.value
-                break
-            reply = yield self._call(request, f"{phase} {number}", action=action)
-            if not reply.ok:
-                return reply.error
+        reward = yield from self._score(evidence, phase, action)
+        if isinstance(reward, ErrorInfo):
+            return reward
         return Attempt(
             text=text,
             answer=answer,
@@ -294,6 +286,20 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             closeness=cosine(original, answer_vector),
             reward=reward,
         )
+
+    def _score(self, evidence: Evidence, phase: str, action: int | None) -> Flow:
+        """Yield the calls of reward parts that ask a model; return the Reward, or the error of a failed call."""
+        scoring, reply = self.task.reward.score(evidence), None
+        number = 0
+        while True:
+            try:
+                request = scoring.send(reply)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                return stop.value
+            number += 1
+            reply = yield self._call(request, f"{phase} {number}", action=action)
+            if not reply.ok:
+                return reply.error
 
     def _submitted(self) -> Attempt:
         """Return what would be submitted now."""

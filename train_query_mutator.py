@@ -15,7 +15,6 @@ import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -172,7 +171,6 @@ class Trainer:
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
     ) -> None:
-
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
         done = checkpoint.progress if checkpoint else Progress()
@@ -189,7 +187,7 @@ class Trainer:
         self.obs = self._restore_envs(checkpoint, done)
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.env_list)
         self.evaluator = Evaluator(
-            make_env=lambda task: QueryMutationEnv(task, client=system.calls.eval_client),
+            QueryMutationEnv,
             client=system.calls.eval_client,
             batch_size=config.calls_in_flight,
             retry_policy=system.retry_policy,
@@ -395,11 +393,9 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.runlog.close()
-        if error is not None:
+        if exc_info[1] is not None:
             with contextlib.suppress(DiskError):  # it is being reported already
                 self._write_checkpoint()
                 note(f"checkpoint: {self.saved}; continue with --resume {self.run_dir.path}")

@@ -65,12 +65,6 @@ class RolloutBuffer:
         """True when every environment has taken all its steps."""
         return self._left == 0
 
-    @property
-    def num_valid(self) -> int:
-        """Valid steps taken so far."""
-        taken = np.arange(self.num_steps)[:, None] < self.cursor
-        return int((self._columns["valid"] & taken).sum())
-
     def reset(self) -> None:
         """Start the next rollout, which overwrites the contents."""
         self.cursor[:] = 0

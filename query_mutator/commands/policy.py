@@ -203,7 +203,7 @@ def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | 
         task = make_task(system, settings_of_task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(
-            make_env=lambda task: QueryMutationEnv(task, client=system.calls.eval_client),
+            QueryMutationEnv,
             client=system.calls.eval_client,
             batch_size=settings.batch_size,
             retry_policy=system.retry_policy,

@@ -75,6 +75,12 @@ class EpisodeEnv(Protocol):
         """Yield the calls of one step."""
 
 
+class MakeEnv(Protocol):
+    """Makes an environment on the questions of a task (`QueryMutationEnv`)."""
+
+    def __call__(self, task: Task, *, client: Client) -> EpisodeEnv: ...
+
+
 MakeChooser = Callable[[int], Chooser]
 
 
@@ -103,8 +109,8 @@ class Evaluator:
 
     def __init__(
         self,
+        make_env: MakeEnv,
         *,
-        make_env: Callable[[Task], EpisodeEnv],
         client: Client,
         batch_size: int,
         retry_policy: RetryPolicy = DEFAULT_POLICY,
@@ -127,7 +133,7 @@ class Evaluator:
         def start_next() -> None:
             index = next(waiting, None)
             if index is not None:
-                env = self.make_env(task)
+                env = self.make_env(task, client=self.client)
                 scheduler.start(index, _episode(env, index, make(index)))
 
         try:

@@ -95,7 +95,7 @@ def test_gradient_steps_and_samples_are_counted_and_kept() -> None:
     buffer, next_obs = bandit_rollout(ppo)
     ppo.update(buffer, next_obs)
     assert ppo.gradient_steps == CONFIG.ppo_epoch * CONFIG.num_mini_batch
-    assert ppo.samples_learned == CONFIG.ppo_epoch * buffer.num_valid
+    assert ppo.samples_learned == CONFIG.ppo_epoch * int(buffer.valid.sum())
     again = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
     again.load_state_dict(ppo.state_dict())
     assert (again.gradient_steps, again.samples_learned) == (ppo.gradient_steps, ppo.samples_learned)
@@ -137,7 +137,7 @@ def test_invalid_steps_leave_no_trace_in_weights_or_statistics() -> None:
     for junk in (0.0, 1e6, float("nan")):
         ppo = PPO(OBS_DIM, NUM_ACTIONS, CONFIG)
         buffer, next_obs = bandit_rollout(ppo, invalid=0.3)
-        assert 0 < buffer.num_valid < CONFIG.rollout_steps
+        assert 0 < int(buffer.valid.sum()) < CONFIG.rollout_steps
         for column in (buffer.obs, buffer.rewards, buffer.values, buffer.logprobs):
             column[~buffer.valid] = junk
         outcomes.append((ppo.update(buffer, next_obs), weights(ppo)))
