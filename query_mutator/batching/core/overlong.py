@@ -1,4 +1,4 @@
-"""What happens to samples that fit no batch: error, drop, truncate or split, always counted."""
+"""Over-long samples: error, drop, truncate or split them, and count what was done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from query_mutator.errors import UsageError
 
 
 class OverlongPolicy(StrEnum):
-    """What happens to a sample longer than the budget or the longest bucket; the caller names it."""
+    """How to handle a sample longer than the budget or the longest bucket."""
 
     ERROR = "error"
     DROP = "drop"
@@ -26,7 +26,7 @@ class OverlongPolicy(StrEnum):
 
 
 class OverlongReport(Record):
-    """How many samples were over `limit`, what became of them, and the tokens that no batch holds."""
+    """Number of samples over `limit`, how they were handled, and the tokens left out of all batches."""
 
     policy: OverlongPolicy
     limit: int = Field(ge=1)
@@ -40,7 +40,7 @@ class OverlongReport(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """Units that are part of a sample: unit number (rising), sample, and tokens [start, stop) of it, each int32 [c]."""
+    """Units that are part of a sample: unit number (ascending), sample, its tokens [start, stop), each int32 [c]."""
 
     unit: NDArray[np.int32]
     sample: NDArray[np.int32]
@@ -57,7 +57,7 @@ class Cuts:
         return len(self.unit)
 
     def resolve(self, units: NDArray[Any]) -> tuple[IndexArray, NDArray[np.int32] | None, NDArray[np.int32] | None]:
-        """Return sample, start and stop of every unit; None, None when all are whole samples, stop −1 for their end."""
+        """Return sample, start and stop (−1: the end) of every unit; no starts and stops if all are whole samples."""
         if not len(self):
             return units, None, None
         rows = np.searchsorted(self.unit, units)
@@ -74,7 +74,7 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """What batches are made of: unit i < n is sample i, whole or cut; later ones are further pieces of samples."""
+    """Units of a batch: unit i < n is sample i, whole or cut; later ones are further pieces of samples."""
 
     lengths: NDArray[np.int32]  # [u]
     loss: NDArray[Any] | None  # [u]; None: all tokens but the first of each unit
@@ -103,7 +103,7 @@ def fit_units(
 ) -> Units:
     """Apply the policy to every sample longer than its limit, or with more loss tokens than `loss_limit`.
 
-    Loss tokens are taken to be the last ones of a sample (an answer after its prompt) when it is cut.
+    In a sample that is cut, the last tokens are assumed to have the loss (an answer after its prompt).
     """
     lengths, policy = table.lengths, OverlongPolicy(policy)
     limit = int(np.min(limits)) if np.size(limits) else 1
@@ -119,7 +119,7 @@ def fit_units(
     if policy is OverlongPolicy.ERROR or len(heavy):
         _refuse(table, over, heavy, limit, loss_limit)
     each = np.broadcast_to(np.asarray(limits), lengths.shape)[over].astype(np.int64)
-    return (_truncate if policy is OverlongPolicy.TRUNCATE else _split)(table, over, each, loss, report)
+    return _cut(table, over, each, loss, report)
 
 
 def _refuse(table: LengthTable, over: IndexArray, heavy: IndexArray, limit: int, loss_limit: int | None) -> None:
@@ -129,7 +129,7 @@ def _refuse(table: LengthTable, over: IndexArray, heavy: IndexArray, limit: int,
     policies = "drop, truncate or split" if len(over) else "drop"
     raise UsageError(
         f"{len(which)} of {len(table)} samples are {what} (first {table.ids[int(which[0])]!r}, longest {longest}); "
-        f"raise the budget and the last bucket, or name an over-long policy: {policies}"
+        f"raise the budget and the last bucket, or choose an over-long policy: {policies}"
     )
 
 
@@ -141,49 +141,38 @@ def _drop(table: LengthTable, over: IndexArray, loss: NDArray[Any] | None, repor
     return Units(lengths=table.lengths, loss=loss, kept=np.flatnonzero(keep), cuts=Cuts.none(), report=report)
 
 
-def _truncate(
+def _cut(
     table: LengthTable, over: IndexArray, limits: IndexArray, loss: NDArray[Any] | None, report: OverlongReport
 ) -> Units:
-    lengths = table.lengths.copy()
-    lengths[over] = limits
+    """Cut over-long samples at their limits; under policy "truncate" keep the first piece alone."""
+    truncate = report.policy is OverlongPolicy.TRUNCATE
     whole = table.lengths[over].astype(np.int64)
-    if loss is not None:
-        loss = loss.copy()
-        loss[over] = _loss_between(np.zeros_like(whole), limits, whole, loss[over])
-    cuts = _cuts(over, over, np.zeros_like(limits), limits)
-    lost = int((whole - limits).sum())
-    report = report.model_copy(update={"num_overlong": len(over), "num_truncated": len(over), "tokens_lost": lost})
-    return Units(lengths=lengths, loss=loss, kept=None, cuts=cuts, report=report)
-
-
-def _split(
-    table: LengthTable, over: IndexArray, limits: IndexArray, loss: NDArray[Any] | None, report: OverlongReport
-) -> Units:
-    whole = table.lengths[over].astype(np.int64)
-    pieces = -(-whole // limits)
+    pieces = np.ones_like(whole) if truncate else -(-whole // limits)
     sample = np.repeat(over, pieces)
     number = np.arange(len(sample)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start = number * np.repeat(limits, pieces)
     stop = np.minimum(start + np.repeat(limits, pieces), np.repeat(whole, pieces))
+    # The first piece of a sample keeps its number; further pieces become new units after all samples.
     unit = np.where(number == 0, sample, len(table) + np.cumsum(number > 0) - 1)
-    lengths = np.concatenate([table.lengths, np.zeros(int((number > 0).sum()), np.int32)])
+    more = int((number > 0).sum())
+    lengths = np.concatenate([table.lengths, np.zeros(more, np.int32)])
     lengths[unit] = stop - start
     if loss is not None:
         parts = _loss_between(start, stop, np.repeat(whole, pieces), loss[sample])
-        loss = np.concatenate([loss, np.zeros(len(lengths) - len(loss), loss.dtype)])
+        loss = np.concatenate([loss, np.zeros(more, loss.dtype)])
         loss[unit] = parts
     by_unit = np.argsort(unit)
-    cuts = _cuts(unit[by_unit], sample[by_unit], start[by_unit], stop[by_unit])
-    counts = {"num_overlong": len(over), "num_split": len(over), "num_pieces": len(sample)}
+    columns = {"unit": unit, "sample": sample, "start": start, "stop": stop}
+    cuts = Cuts(**{name: column[by_unit].astype(np.int32) for name, column in columns.items()})
+    counts = {"num_overlong": len(over)}
+    if truncate:
+        counts |= {"num_truncated": len(over), "tokens_lost": int((whole - limits).sum())}
+    else:
+        counts |= {"num_split": len(over), "num_pieces": len(sample)}
     return Units(lengths=lengths, loss=loss, kept=None, cuts=cuts, report=report.model_copy(update=counts))
 
 
 def _loss_between(start: IndexArray, stop: IndexArray, whole: IndexArray, loss: NDArray[Any]) -> IndexArray:
-    """Return how many of the last `loss` tokens lie in [start, stop), the first token of a piece not counted."""
+    """Return how many of the last `loss` tokens lie in [start, stop), without the first token of the piece."""
     between: IndexArray = np.maximum(stop - np.maximum(start + 1, whole - loss), 0)
     return between
-
-
-def _cuts(unit: IndexArray, sample: IndexArray, start: IndexArray, stop: IndexArray) -> Cuts:
-    columns = (column.astype(np.int32) for column in (unit, sample, start, stop))
-    return Cuts(**dict(zip(("unit", "sample", "start", "stop"), columns, strict=True)))

@@ -1,8 +1,9 @@
-"""Which rank this process is, from what its launcher says in the environment."""
+"""Rank of this process, read from the environment variables of its launcher."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 from query_mutator.batching.records import Record
 from query_mutator.errors import UsageError
 
-# rank, world size, local rank, local world size, as each launcher names them
+# Variables of each launcher: rank, world size, local rank, local world size.
 _LAUNCHERS: dict[str, tuple[str, str, str, str]] = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "torchrun (WORLD_RANK)": ("WORLD_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -57,16 +58,16 @@ class DistributedConfig(Record):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read torchrun's variables, else those of MPI or SLURM; without any this is the only process.
+        """Read torchrun's variables, else those of MPI or SLURM; without any, return a single process.
 
-        A rank without a world size, or a value that is no number, is a UsageError that names the variable.
+        Raises UsageError for a rank without a world size and for a value that is not a number.
         """
         env = os.environ if environ is None else environ
         for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
             if rank not in env:
                 continue
             if size not in env:
-                if launcher == "SLURM":  # a batch script's own shell, not a step started by srun
+                if launcher == "SLURM":  # the shell of a batch script, not a step started by srun
                     continue
                 raise UsageError(f"{rank} is set but {size} is not; set both, or neither for a single process")
             world, here = _number(env, size), _number(env, rank)
@@ -76,7 +77,9 @@ class DistributedConfig(Record):
             try:
                 return cls(**fields)
             except ValueError as error:
-                raise UsageError(f"the environment of {launcher} makes no sense: {fields}") from error
+                raise UsageError(
+                    f"the environment of {launcher} is inconsistent: {fields}; correct or unset its variables"
+                ) from error
         return cls()
 
     def set_global(self) -> None:
@@ -85,12 +88,12 @@ class DistributedConfig(Record):
 
     @classmethod
     def get_global(cls) -> DistributedConfig:
-        """Return the configuration set, else what torch.distributed knows, else the environment's."""
+        """Return the configuration of `set_global`, else of torch.distributed, else of the environment."""
         return DistributedConfig._global or _from_torch() or cls.from_env()
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
-    # SLURM writes "4(x2),3" for tasks per node: the first node's count
+    # SLURM writes "4(x2),3" for tasks per node; use the first node's count.
     text = env[name].split("(")[0].split(",")[0]
     try:
         return int(text)
@@ -99,9 +102,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def _from_torch() -> DistributedConfig | None:
-    import sys
-
-    torch = sys.modules.get("torch")  # a process that has not imported torch has no process group either
+    torch = sys.modules.get("torch")  # without torch imported there is no process group
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     local = DistributedConfig.from_env()
@@ -110,7 +111,7 @@ def _from_torch() -> DistributedConfig | None:
 
 
 def get_rank() -> int:
-    """Return this process's rank."""
+    """Return the rank of this process."""
     return DistributedConfig.get_global().rank
 
 
@@ -120,10 +121,5 @@ def get_world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Say whether this is rank 0."""
+    """Return whether this is rank 0."""
     return DistributedConfig.get_global().is_main
-
-
-def is_distributed() -> bool:
-    """Say whether there is more than one process."""
-    return DistributedConfig.get_global().is_distributed

@@ -1,31 +1,28 @@
-"""Each rank's part of a plan, and how evenly the parts fall."""
+"""Each rank's part of a plan, and how evenly the parts are distributed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Unpack
 
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
-from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch
+from query_mutator.batching.planning.sharding import ShardReport, ShardSettings, ShardSpec, report_epoch
 from query_mutator.batching.records import Record
 
 
 def shard_batch_plan(
-    plan: BatchPlan,
-    config: DistributedConfig | None = None,
-    *,
-    equal_steps: bool = False,
-    uneven: UnevenPolicy | str = UnevenPolicy.PAD,
+    plan: BatchPlan, config: DistributedConfig | None = None, **settings: Unpack[ShardSettings]
 ) -> BatchPlan:
     """Return the part of the plan for this process (or for `config`); see `BatchPlan.shard`."""
     config = config or DistributedConfig.get_global()
-    return plan.shard(config.rank, config.world_size, equal_steps=equal_steps, uneven=uneven)
+    return plan.shard(config.rank, config.world_size, **settings)
 
 
 def interleave_microbatches(microbatches: Sequence[MicrobatchSpec]) -> list[MicrobatchSpec]:
-    """Return the microbatches one bucket after the other, shortest first, round and round until all are out."""
+    """Return the microbatches round-robin by bucket, shortest bucket first."""
     buckets: dict[int, list[MicrobatchSpec]] = {}
     for microbatch in microbatches:
         buckets.setdefault(microbatch.bucket_id, []).append(microbatch)
@@ -34,7 +31,7 @@ def interleave_microbatches(microbatches: Sequence[MicrobatchSpec]) -> list[Micr
 
 
 class ShardStats(Record):
-    """What one rank has in all epochs; fillers count as microbatches, not as samples or tokens."""
+    """Totals of one rank over all epochs; fillers count as microbatches, not as samples or tokens."""
 
     rank: int
     num_microbatches: int
@@ -45,13 +42,11 @@ class ShardStats(Record):
     padded_tokens: int
 
 
-def compute_shard_stats(
-    plan: BatchPlan, world_size: int, *, equal_steps: bool = False, uneven: UnevenPolicy | str = UnevenPolicy.PAD
-) -> dict[int, ShardStats]:
-    """Return the figures of every rank."""
+def compute_shard_stats(plan: BatchPlan, world_size: int, **settings: Unpack[ShardSettings]) -> dict[int, ShardStats]:
+    """Return the totals of every rank."""
     stats = {}
     for rank in range(world_size):
-        epochs = list(plan.shard(rank, world_size, equal_steps=equal_steps, uneven=uneven).epochs.values())
+        epochs = list(plan.shard(rank, world_size, **settings).epochs.values())
         stats[rank] = ShardStats(
             rank=rank,
             num_microbatches=sum(epoch.num_microbatches for epoch in epochs),
@@ -64,9 +59,8 @@ def compute_shard_stats(
     return stats
 
 
-def report_shards(
-    plan: BatchPlan, world_size: int, *, equal_steps: bool = True, uneven: UnevenPolicy | str = UnevenPolicy.PAD
-) -> dict[int, ShardReport]:
-    """Return for every epoch how evenly it falls on `world_size` ranks: buckets, cost, fillers, what is left out."""
-    spec = ShardSpec(rank=0, world_size=world_size, equal_steps=equal_steps, uneven=UnevenPolicy(uneven))
+def report_shards(plan: BatchPlan, world_size: int, **settings: Unpack[ShardSettings]) -> dict[int, ShardReport]:
+    """Return how evenly each epoch is distributed over `world_size` ranks, by default with equal steps."""
+    settings.setdefault("equal_steps", True)
+    spec = ShardSpec.of(0, world_size, **settings)
     return {number: report_epoch(epoch, spec) for number, epoch in plan.epochs.items()}

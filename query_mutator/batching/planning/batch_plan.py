@@ -1,9 +1,11 @@
-"""A plan: for every epoch, which samples form which microbatch, fixed once and verified ever after."""
+"""Batch plans: for every epoch, which samples form which microbatch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
+from typing import Unpack
 
 from pydantic import Field
 
@@ -13,17 +15,23 @@ from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.sharding import ShardReport, ShardSpec, UnevenPolicy, report_epoch, shard_epoch
+from query_mutator.batching.planning.sharding import (
+    ShardReport,
+    ShardSettings,
+    ShardSpec,
+    report_epoch,
+    shard_epoch,
+)
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async_iterator
 from query_mutator.errors import UsageError
 
 PLAN_VERSION = "2.0"
-_KEPT_EPOCHS = 2  # how many epochs made or loaded on demand stay in memory
+_KEPT_EPOCHS = 2  # epochs built or loaded on demand that stay in memory
 
 
 class BatchPlanMeta(Record):
-    """Everything a plan depends on; `created_at` alone is not part of its fingerprint."""
+    """Everything a plan depends on; the fingerprint covers all of it except `created_at`."""
 
     dataset_hash: str
     tokenizer_hash: str
@@ -41,32 +49,32 @@ class BatchPlanMeta(Record):
 
     @property
     def bucket_edges(self) -> tuple[int, ...]:
-        """The bucket edges."""
+        """Edges of the buckets."""
         return self.config.bucket_edges
 
     @property
     def overflow_max(self) -> int:
-        """The longest length of the last bucket."""
+        """Longest length of the last bucket."""
         return self.config.overflow_max
 
     @property
     def token_budget(self) -> int:
-        """The most tokens, padding included, of a microbatch."""
+        """Maximum number of tokens, with padding, of a microbatch."""
         return self.config.token_budget
 
     @property
     def pad_policy(self) -> PadPolicy:
-        """How far microbatches are padded."""
+        """Padding of microbatches."""
         return self.config.pad_policy
 
     @property
     def base_seed(self) -> int:
-        """The seed from which each epoch's order follows."""
+        """Seed of the order of all epochs."""
         return self.config.seed
 
 
 class LazyEpochs(Mapping[int, EpochPlan]):
-    """Epochs made or loaded when asked for; the last few stay."""
+    """Epochs that are built or loaded on access; the last two stay in memory."""
 
     def __init__(self, makers: Mapping[int, Callable[[], EpochPlan]]) -> None:
         self._makers = dict(sorted(makers.items()))
@@ -90,7 +98,8 @@ class LazyEpochs(Mapping[int, EpochPlan]):
 class BatchPlan:
     """Epochs of microbatches over the samples of `ids`.
 
-    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` holds their checksums where known.
+    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` are their known checksums; `whole` is the
+    plan that this one is a shard of.
     """
 
     def __init__(
@@ -105,7 +114,7 @@ class BatchPlan:
         self.meta = meta
         self.epochs = epochs
         self.ids = ids
-        self.whole = whole or self  # the plan this one is a shard of
+        self.whole = whole or self
         self._digests = dict(digests or {})
 
     def __repr__(self) -> str:
@@ -123,7 +132,7 @@ class BatchPlan:
 
     @property
     def digests(self) -> dict[int, str]:
-        """The checksum of every epoch."""
+        """Checksum of every epoch."""
         for number in self.epochs:
             if number not in self._digests:
                 self._digests[number] = self.epochs[number].digest
@@ -132,24 +141,19 @@ class BatchPlan:
     @property
     def fingerprint(self) -> str:
         """Hexadecimal sha256 of settings, data and tokenizer hashes, and of order and limits in every epoch."""
-        return sha256_of(
-            [json_bytes(self.meta.model_dump(mode="json", exclude={"created_at"})), json_bytes(self._rows)]
-        )
-
-    @property
-    def _rows(self) -> list[list[int | str]]:
-        return [[number, digest] for number, digest in self.digests.items()]
+        meta = self.meta.model_dump(mode="json", exclude={"created_at"})
+        return sha256_of([json_bytes(meta), json_bytes(list(self.digests.items()))])
 
     def get_epoch(self, epoch: int) -> EpochPlan:
-        """Return an epoch; an unknown number is a KeyError that names the known ones."""
+        """Return an epoch; raise KeyError for an unknown number."""
         if epoch not in self.epochs:
             raise KeyError(f"the plan has no epoch {epoch}, it has {list(self.epochs)}")
         return self.epochs[epoch]
 
     def add_epoch(self, epoch: EpochPlan) -> None:
-        """Add an epoch under its number; a number that is taken is a UsageError."""
+        """Add an epoch under its number; raise UsageError if the plan has one."""
         if epoch.epoch in self.epochs:
-            raise UsageError(f"the plan has an epoch {epoch.epoch} already")
+            raise UsageError(f"the plan already has an epoch {epoch.epoch}; give the epoch another number")
         self.epochs = dict(sorted({**self.epochs, epoch.epoch: epoch}.items()))
         self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs)})
 
@@ -160,9 +164,9 @@ class BatchPlan:
     iter_epoch_async = to_async_iterator(iter_epoch)
 
     def iter_from(self, epoch: int, microbatch_idx: int) -> Iterator[tuple[int, int, MicrobatchSpec]]:
-        """Yield (epoch, place in this plan's epoch, microbatch) from a place on, later epochs too.
+        """Yield (epoch, position in it, microbatch) from a position to the end of the last epoch.
 
-        The place may be one past the epoch's last microbatch; one further, or a negative one, is an IndexError.
+        The position may be one past the epoch's last microbatch; beyond that, or if negative, raise IndexError.
         """
         count = self.get_epoch(epoch).num_microbatches
         if not 0 <= microbatch_idx <= count:
@@ -176,43 +180,25 @@ class BatchPlan:
                 for place in range(begin if number == first else 0, epoch.num_microbatches):
                     yield number, place, epoch[place]
 
-    def shard(
-        self,
-        rank: int,
-        world_size: int,
-        *,
-        equal_steps: bool = False,
-        uneven: UnevenPolicy | str = UnevenPolicy.PAD,
-        linear: float = 1.0,
-        quadratic: float = 2e-4,
-    ) -> BatchPlan:
-        """Return the part of the plan that one rank runs; see `ShardSpec` for what the settings mean."""
-        return self.shard_by(
-            ShardSpec(
-                rank=rank,
-                world_size=world_size,
-                equal_steps=equal_steps,
-                uneven=UnevenPolicy(uneven),
-                linear=linear,
-                quadratic=quadratic,
-            )
-        )
+    def shard(self, rank: int, world_size: int, **settings: Unpack[ShardSettings]) -> BatchPlan:
+        """Return the part of the plan that one rank runs; the settings are fields of `ShardSpec`."""
+        return self.shard_by(ShardSpec.of(rank, world_size, **settings))
 
     def shard_by(self, spec: ShardSpec) -> BatchPlan:
-        """Return the part of the plan that `spec` describes; epochs before its first are left out."""
+        """Return the part of the plan that `spec` describes, without the epochs before its first."""
         if self.meta.shard is not None:
-            raise UsageError(f"this plan is the shard of rank {self.meta.shard.rank} already; shard the whole plan")
+            raise UsageError(f"this plan is already the shard of rank {self.meta.shard.rank}; shard the whole plan")
         numbers = [number for number in self.epochs if number >= spec.first_epoch]
-        makers = {number: self._shard_maker(number, spec) for number in numbers}
+        makers = {number: partial(self._shard_epoch, number, spec) for number in numbers}
         fields = {"shard": spec, "parent_fingerprint": self.fingerprint, "num_epochs": len(numbers)}
         return BatchPlan(self.meta.model_copy(update=fields), LazyEpochs(makers), self.ids, whole=self)
 
-    def _shard_maker(self, number: int, spec: ShardSpec) -> Callable[[], EpochPlan]:
-        return lambda: shard_epoch(self.epochs[number], spec)
+    def _shard_epoch(self, number: int, spec: ShardSpec) -> EpochPlan:
+        return shard_epoch(self.epochs[number], spec)
 
     def shard_report(self, epoch: int | None = None) -> ShardReport:
-        """Return how evenly an epoch (the first, unless named) falls on the ranks of this shard's world."""
+        """Return how evenly an epoch (by default the first) is distributed over the ranks."""
         if self.meta.shard is None or self.whole is self:
-            raise UsageError("only the shard of a whole plan that is at hand can report on all ranks")
+            raise UsageError("this plan has no whole plan to report on; use report_shards, or shard a whole plan")
         number = next(iter(self.epochs)) if epoch is None else epoch
         return report_epoch(self.whole.get_epoch(number), self.meta.shard)

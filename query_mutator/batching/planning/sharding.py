@@ -1,4 +1,4 @@
-"""Which rank runs which microbatch at which step, for any number of ranks, and after a change of that number.
+"""Which rank runs which microbatch at which step, also after the number of ranks has changed.
 
 B microbatches, S steps, W ranks.
 """
@@ -6,7 +6,7 @@ B microbatches, S steps, W ranks.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ _ABSENT = -1
 
 
 class UnevenPolicy(StrEnum):
-    """How `equal_steps` makes the steps come out even: filler steps, leaving out, or repeating microbatches."""
+    """How `equal_steps` gives all ranks the same steps: fillers, or dropped, or repeated microbatches."""
 
     PAD = "pad"
     DROP = "drop"
@@ -28,27 +28,19 @@ class UnevenPolicy(StrEnum):
 
 
 class Segment(Record):
-    """A stretch of an epoch that is done: `steps` steps on `world_size` ranks."""
+    """A finished stretch of an epoch: `steps` steps on `world_size` ranks."""
 
     world_size: int = Field(ge=1)
     steps: int = Field(ge=0)
 
 
-class ShardSpec(Record):
-    """Which part of a plan a rank has.
+class RankPart(Record):
+    """One rank of `world_size`, how microbatches are assigned, and what earlier runs have done of the first epoch."""
 
-    Without `equal_steps`, or alone, rank r has microbatches r, r + W, .. of each epoch. With it every rank has the
-    same number of steps, and at each step the ranks have microbatches of one bucket and of nearly equal cost
-    linear * tokens + quadratic * squared lengths. `done` lists what earlier ranks did of epoch `first_epoch`.
-    """
-
-    rank: int = Field(ge=0)
-    world_size: int = Field(ge=1)
+    rank: int = Field(default=0, ge=0)
+    world_size: int = Field(default=1, ge=1)
     equal_steps: bool = False
     uneven: UnevenPolicy = UnevenPolicy.PAD
-    linear: float = Field(default=1.0, ge=0)
-    quadratic: float = Field(default=2e-4, ge=0)  # about 1 / (6 d) for a transformer of width d = 768
-    first_epoch: int = Field(default=0, ge=0)
     done: tuple[Segment, ...] = ()
 
     @model_validator(mode="after")
@@ -57,13 +49,45 @@ class ShardSpec(Record):
             raise ValueError(f"rank={self.rank} must be below world_size={self.world_size}")
         return self
 
+    @property
+    def part(self) -> dict[str, Any]:
+        """The fields of RankPart, for another record that has them."""
+        return {name: getattr(self, name) for name in RankPart.model_fields}
+
+
+class ShardSettings(TypedDict, total=False):
+    """Optional settings of a shard, see `ShardSpec`."""
+
+    equal_steps: bool
+    uneven: UnevenPolicy | str
+    linear: float
+    quadratic: float
+
+
+class ShardSpec(RankPart):
+    """Which part of a plan a rank has.
+
+    Without `equal_steps`, or on one rank, rank r has microbatches r, r + W, ... of each epoch. With it every rank has
+    the same number of steps, and at each step the ranks have microbatches of one bucket and of nearly equal cost
+    linear * tokens + quadratic * squared lengths. `done` refers to epoch `first_epoch`.
+    """
+
+    linear: float = Field(default=1.0, ge=0)
+    quadratic: float = Field(default=2e-4, ge=0)  # about 1 / (6 d) for a transformer of width d = 768
+    first_epoch: int = Field(default=0, ge=0)
+
+    @classmethod
+    def of(cls, rank: int, world_size: int, **settings: Unpack[ShardSettings]) -> Self:
+        """Return the spec of a rank."""
+        return cls.model_validate({"rank": rank, "world_size": world_size, **settings})
+
     def done_in(self, epoch: int) -> tuple[Segment, ...]:
-        """Return what is done of an epoch."""
+        """Return the finished stretches of an epoch."""
         return self.done if epoch == self.first_epoch else ()
 
 
 class Steps(NamedTuple):
-    """Microbatches by step and rank [S, W], −1 where a rank has none; the fillers among them [S, W]; those left out."""
+    """Microbatches by step and rank [S, W], −1 for none; which are fillers [S, W]; dropped ones; number of repeats."""
 
     batches: NDArray[np.int64]
     padding: NDArray[np.bool_]
@@ -72,7 +96,7 @@ class Steps(NamedTuple):
 
 
 class ShardReport(Record):
-    """How evenly an epoch falls on the ranks; `imbalance` is the mean over steps of largest cost / mean cost − 1."""
+    """Distribution of an epoch over ranks; `imbalance` is the mean over steps of largest cost / mean cost − 1."""
 
     world_size: int
     steps: int
@@ -86,7 +110,7 @@ class ShardReport(Record):
 
 
 def epoch_steps(epoch: EpochPlan, spec: ShardSpec) -> Steps:
-    """Return the steps of an epoch for all ranks, without the microbatches that are done already."""
+    """Return the steps of an epoch for all ranks, without the finished microbatches."""
     left = np.arange(epoch.num_microbatches)
     for segment in spec.done_in(epoch.epoch):
         steps = _arrange(epoch, left, segment.world_size, spec)
@@ -109,7 +133,7 @@ def shard_epoch(epoch: EpochPlan, spec: ShardSpec) -> EpochPlan:
 
 
 def report_epoch(epoch: EpochPlan, spec: ShardSpec) -> ShardReport:
-    """Return how evenly an epoch falls on the ranks."""
+    """Return how evenly an epoch is distributed over the ranks."""
     steps = epoch_steps(epoch, spec)
     present = steps.batches != _ABSENT
     costs = np.where(present, epoch.costs(linear=spec.linear, quadratic=spec.quadratic)[steps.batches], 0.0)
@@ -135,7 +159,7 @@ def _arrange(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: S
         batches.reshape(-1)[: len(left)] = left
         return Steps(batches, np.zeros(batches.shape, bool), left[:0])
     steps = _balanced(epoch, left, world_size, spec)
-    # shuffle the steps, and who gets which of the like microbatches, so that no rank always has the heaviest
+    # Shuffle the steps, and the ranks within each step, so that no rank always has the largest microbatch.
     count = len(steps.batches)
     by_step = permutation(count, epoch.seed, world_size, 0)
     ranks = permutation(count * world_size, epoch.seed, world_size, 1).reshape(count, world_size).argsort(axis=1)
@@ -146,13 +170,14 @@ def _arrange(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: S
 
 
 def _balanced(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: ShardSpec) -> Steps:
-    """Return steps of microbatches that are neighbours by cost within their bucket."""
+    """Return steps of microbatches that are neighbors by cost within their bucket."""
     costs = epoch.costs(linear=spec.linear, quadratic=spec.quadratic)[left]
     by_cost = left[np.lexsort((costs, epoch.bucket[left]))]
     buckets = epoch.bucket[by_cost]
     limits = np.flatnonzero(np.diff(buckets, prepend=-1, append=np.iinfo(np.int32).max))
     whole, filled, padding, spare = [], [], [], []
     wrapped = 0
+    # Full steps of each bucket first; what is left of it becomes one filled step, or is pooled across buckets.
     for begin, end in zip(limits[:-1].tolist(), limits[1:].tolist(), strict=True):
         split = end - (end - begin) % world_size
         whole.append(by_cost[begin:split].reshape(-1, world_size))
@@ -163,7 +188,7 @@ def _balanced(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: 
             spare.append(rest)
             continue
         missing = world_size - len(rest)
-        # fill up with the microbatches of the bucket that cost most like the rest: its last ones, over and over
+        # Fill the step with the bucket's last microbatches, whose cost is nearest, repeated as needed.
         repeats = np.resize(by_cost[max(begin, end - world_size) : end][::-1], missing)
         filled.append(np.concatenate([rest, repeats]))
         padding.append(np.arange(world_size) >= (len(rest) if spec.uneven is UnevenPolicy.PAD else world_size))

@@ -153,7 +153,7 @@ def test_the_environment_may_say_nothing_or_nonsense() -> None:
     for env, message in (
         ({"RANK": "1"}, "WORLD_SIZE is not"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "makes no sense"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "is inconsistent"),
     ):
         with pytest.raises(UsageError, match=message):
             DistributedConfig.from_env(env)
@@ -186,7 +186,7 @@ def test_a_position_goes_on_in_its_own_plan_only(plan: BatchPlan) -> None:
         with pytest.raises(CheckpointError):
             iter_from_checkpoint(other, CheckpointPosition.at(shard, 0, 5))
     changed = BatchPlanBuilder(LENGTHS, CONFIG.changed(seed=1), "d", "t").build_sync(2)
-    with pytest.raises(CheckpointError, match="stands in plan"):
+    with pytest.raises(CheckpointError, match="belongs to plan"):
         resume_shard(changed, CheckpointPosition.at(shard, 0, 5))
 
 
