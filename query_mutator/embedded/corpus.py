@@ -25,6 +25,7 @@ __all__ = ["Corpus", "Entry", "load_corpus", "split_identifier"]
 logger = logging.getLogger(__name__)
 
 DUMP_SCRIPT = Path(__file__).with_name("corpus_dump.py")
+NAMES = Path(__file__).with_name("corpus_names.tsv")
 _DUMP_TIMEOUT_S = 120
 
 
@@ -80,7 +81,8 @@ def load_corpus(*, cache: Path | None = None) -> Corpus:
 
     Raises BackendError when the docstrings cannot be read.
     """
-    key = sha256_of(DUMP_SCRIPT.read_text(encoding="utf-8"), sys.version, sys.platform, sys.prefix)
+    sources = (path.read_text(encoding="utf-8") for path in (DUMP_SCRIPT, NAMES))
+    key = sha256_of(*sources, sys.version, sys.platform, sys.prefix)
     path = (cache or cache_dir()) / f"corpus-{key[:24]}.json"
     try:
         return _read_corpus(path)

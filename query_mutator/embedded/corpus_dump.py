@@ -1,10 +1,10 @@
-"""Reads the standard library's own docstrings and prints them as JSON; `corpus.py` runs it in a clean interpreter.
+"""Read the standard library's own docstrings and print them as JSON; `corpus.py` runs this in a clean interpreter.
 
     python -I -S corpus_dump.py  ->  [{"name", "aliases", "signature", "summary"}, ...]
 
-It imports nothing of ours, so what it sees does not depend on what its caller has imported. Each object goes in once,
-under the first public name met: functions and classes of MODULES first, then methods of METHODS_OF until LIMIT.
-What stays out is decided by rules on the object and its docstring, never by a list of wanted names.
+It imports nothing of this package, so the result does not depend on what its caller has imported. Each object is
+included once, under its first public name: functions and classes of MODULES first, then methods of METHODS_OF up to
+LIMIT. Rules on the object and its docstring decide what is left out, never a list of wanted names.
 """
 
 from __future__ import annotations
@@ -19,64 +19,27 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 LIMIT = 1500
-MODULES = """
-    builtins os os.path shutil pathlib subprocess signal threading multiprocessing concurrent.futures asyncio queue
-    sched time datetime calendar random secrets math statistics fractions itertools functools collections heapq
-    bisect copy pprint re string textwrap difflib unicodedata json csv configparser pickle shelve sqlite3 zlib
-    gzip zipfile tarfile hashlib hmac base64 binascii struct tempfile glob fnmatch linecache fileinput filecmp
-    socket select urllib.request urllib.parse urllib.robotparser email.utils smtplib ipaddress uuid html html.parser
-    xml.etree.ElementTree webbrowser logging argparse getpass platform locale timeit cProfile tracemalloc traceback
-    warnings contextlib atexit gc inspect ast importlib runpy enum dataclasses weakref mimetypes zoneinfo graphlib
-    shlex sys
-"""
-#: Classes whose methods people call by name; the limit cuts at the end of the list.
-METHODS_OF = """
-    str list dict set tuple pathlib.Path pathlib.PurePath datetime.datetime datetime.date datetime.timedelta
-    collections.deque collections.Counter collections.OrderedDict collections.defaultdict collections.ChainMap
-    queue.Queue threading.Thread threading.Event threading.Condition threading.Barrier threading.Timer
-    threading.Semaphore subprocess.Popen concurrent.futures.Executor concurrent.futures.Future asyncio.Queue
-    itertools.chain re.Pattern sched.scheduler sqlite3.Connection sqlite3.Cursor zipfile.ZipFile
-    zipfile.ZipInfo tarfile.TarFile configparser.RawConfigParser configparser.ConfigParser
-    xml.etree.ElementTree.ElementTree json.JSONEncoder json.JSONDecoder socket.socket smtplib.SMTP logging.Logger
-    graphlib.TopologicalSorter urllib.robotparser.RobotFileParser argparse.ArgumentParser csv.Sniffer asyncio.Task
-    difflib.SequenceMatcher ipaddress.IPv6Network logging.Handler html.parser.HTMLParser string.Template
-    textwrap.TextWrapper contextlib.ExitStack weakref.finalize re.Match statistics.NormalDist fractions.Fraction
-    os.DirEntry timeit.Timer hmac.HMAC zoneinfo.ZoneInfo datetime.time
-    int float
-"""
-#: Process groups, descriptor-level variants, interpreter and protocol plumbing: far from everyday questions.
-PLUMBING = re.compile(
-    r"os\.((set|init|tc[gs]et)\w*(id|grp|groups)$|get(res[gu]|pg|s|e?g)id|getpgrp|getgroup|W[A-Z]+|sched_|posix_"
-    r"|(exec|spawn)\w*[lep]+$|(pid|event|mem|timer)fd|l?chflags|[fl]ch(own|mod|dir)$|[glr]\w+xattr$|f?pathconf"
-    r"|f?statvfs|\w*(inheritable|blocking)|confstr|sysconf|(ma|mi)[jn]or$|makedev|mknod|p(read|write)v?$"
-    r"|(read|write)v$|splice|dup2?$|\w*pty|login_tty|lockf|pipe2|wait(3|4|id)|fdatasync|copy_file_range|\w+b$|ctermid"
-    r"|closerange|unshare|setns|\w*pts?(name)?$|unlockpt)"
-    r"|sys\.\w*(dlopen|asyncgen|coroutine|audit|displayhook|breakpointhook|unraisable|call_tracing|trampoline|interned)"
-    r"|inspect\.(is\w*(descriptor|wrapper)$|is(frame|code|traceback|awaitable|asyncgen)|(find|get)?(indent|block|findso)"
-    r"|get(lineno|callargs|frameinfo|modulename|args)$|BlockFinder|BoundArg|walktree|markcoro"
-    r"|\w+(locals|state|argvalues|static|frames|class_attrs|annotations)$)"
-    r"|socket\.(CMSG|if_\w+to\w+|getproto|[hn]to\w+|\w+_fds|SocketType)|threading\.\w+_all_threads|uuid\.main"
-    r"|signal\.(pidfd|set_wakeup|pthread_\w+mask|siginterrupt|sigtimed)|hashlib\.(sha3_|sha224|sha384|shake)"
-    r"|platform\.(java|win|ios|android|system_alias|libc|python_(b|c|r|\w+tuple))|time\.(clock_|pthread|tzset)"
-    r"|asyncio\.(Abstract|Base|Buffered|Datagram|Multi|Safe|Fast|Threaded|Pidfd|Read|Write|Transport|\w*Handle"
-    r"|\w*(Protocol|Watcher|Policy)|\w*(child_watcher|event_loop_policy|unix|eager)|StreamWriter|\w*EventLoop$"
-    r"|Timeout|wrap_future|isfuture|(new|set)_event_loop)|enum\.(global|Repr|EnumCheck|FlagB|EnumDict|(non)?member)"
-    r"|logging\.\w*(LogRecord|LoggerClass|Buffering)|logging\.Handler\.(acquire|release|createLock|handle)"
-    r"|tarfile\.TarFile\.(make|ch(own|mod)|utime|\w+open)|traceback\.(walk_|\w+Summary|extract_tb|format_list|clear)"
-    r"|smtplib\.SMTP\.(send$|putcmd|getreply|docmd|e?helo|has_extn|rset|noop|mail|rcpt|data|auth_)"
-    r"|random\.(weibull|vonmises|pareto|lognormv|gammav|betav|binomialv)|gc\.(get_debug|set_debug|\w*freeze|is_)"
-    r"|multiprocessing\.(allow_|freeze_|set_)|base64\.(a85|b85|z85|b32hex)|email\.utils\.(\w+_rfc2231|decode_params)"
-    r"|tracemalloc\.(Frame|Trace|Statistic|get_tracemalloc|get_traceback_l)|xml\.etree\.ElementTree\.(PI|QName|iselem)"
-)
+
+
+def _names(kind: str) -> list[str]:
+    """Return the entries of one kind in `corpus_names.tsv`, in order."""
+    text = Path(__file__).with_name("corpus_names.tsv").read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("# "))
+    return [name for row_kind, names in rows if row_kind == kind for name in names.split()]
+
+
+MODULES, METHODS_OF = _names("module"), _names("class")
+PLUMBING = re.compile("|".join(_names("plumbing")))
 
 
 def main() -> None:
     """Print the corpus as one JSON list."""
     warnings.simplefilter("ignore")
-    modules = {name: importlib.import_module(name) for name in MODULES.split() if _importable(name)}
+    modules = {name: importlib.import_module(name) for name in MODULES if _importable(name)}
     things = _collect(modules)
     aliases = _aliases(modules, things)
     rows = [
@@ -89,7 +52,7 @@ def main() -> None:
 def _importable(name: str) -> bool:
     try:
         importlib.import_module(name)
-    except ImportError:  # not built for this platform, or gone in this version
+    except ImportError:  # not built for this platform, or removed in this version
         return False
     return True
 
@@ -99,7 +62,7 @@ def _collect(modules: dict[str, Any]) -> dict[Any, tuple[str, Any, str]]:
     things: dict[Any, tuple[str, Any, str]] = {}
     said: set[tuple[str, str]] = set()
     top_level = (found for name, module in modules.items() for found in _public(name, module))
-    methods = (found for name in METHODS_OF.split() for found in _methods(name, modules))
+    methods = (found for name in METHODS_OF for found in _methods(name, modules))
     for group in (top_level, methods):
         for name, thing in group:
             key = _identity(thing)
@@ -107,15 +70,15 @@ def _collect(modules: dict[str, Any]) -> dict[Any, tuple[str, Any, str]]:
                 continue
             summary = _summary(thing, name.rpartition(".")[2])
             twin = (name.rpartition(".")[0], thing.__doc__)
-            if summary and twin not in said:  # a second name with the same words in the same place adds nothing
+            if summary and twin not in said:  # a second name with the same docstring adds nothing
                 said.add(twin)
                 things[key] = (name, thing, summary)
     return things
 
 
 def _public(module_name: str, module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the functions and classes a module offers, not those it merely imported."""
-    tops = {name.partition(".")[0] for name in MODULES.split()} - {module_name.partition(".")[0]}
+    """Yield the functions and classes that belong to a module, not those it only imports."""
+    tops = {name.partition(".")[0] for name in MODULES} - {module_name.partition(".")[0]}
     declared = getattr(module, "__all__", None)
     for name in sorted(declared or vars(module), key=lambda name: (len(name), name)):
         thing = getattr(module, name, None)
@@ -141,16 +104,16 @@ def _methods(class_name: str, modules: dict[str, Any]) -> Iterator[tuple[str, An
     owner = _owner(class_name, modules) or object
     package = owner.__module__.partition(".")[0]
     bases = [base for base in owner.__mro__ if base.__module__.partition(".")[0] == package]  # Path's own, not dict's
-    members = {name: raw for base in reversed(bases) for name, raw in vars(base).items()}  # the last definition counts
+    members = {name: raw for base in reversed(bases) for name, raw in vars(base).items()}  # the last definition wins
     for name, raw in members.items():
         thing = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
-        twin = inspect.isroutine(getattr(module, name, None))  # re.search says what re.Pattern.search does
+        twin = inspect.isroutine(getattr(module, name, None))  # re.search documents re.Pattern.search
         if inspect.isroutine(thing) and not name.startswith("_") and not twin:
             yield f"{class_name}.{name}", thing
 
 
 def _identity(thing: Any) -> Any:
-    """Return a key that is equal for two looks at one object: bound methods are made anew at each look."""
+    """Return a key of an object; bound methods are created at each access, so their `id` cannot be the key."""
     if inspect.ismethod(thing):
         owner = thing.__self__
         return id(thing.__func__) if inspect.isclass(owner) else (id(owner), id(thing.__func__))
@@ -158,7 +121,7 @@ def _identity(thing: Any) -> Any:
 
 
 def _wanted(name: str, thing: Any) -> bool:
-    """Return whether an object is something people ask how to do: no errors, constants, plain records or relics."""
+    """Return whether people ask how to use an object: not an error, a constant, a plain record or deprecated."""
     if PLUMBING.match(name):
         return False
     opening = str(getattr(thing, "__doc__", None) or "").strip().partition("\n\n")[0]
@@ -177,7 +140,10 @@ def _summary(thing: Any, short: str) -> str:
     if not isinstance(doc, str):
         return ""
     one_line_calls = re.sub(r"\([^()]*\)", lambda found: " ".join(found[0].split()), inspect.cleandoc(doc))
-    for fewest_words in (4, 1):  # what stands behind a call's arrow counts when it is more than a type, or all there is
+    for fewest_words in (
+        4,
+        1,
+    ):  # a bare type after a call's arrow counts only as a last resort
         for paragraph in one_line_calls.split("\n\n"):
             kept = [_prose(line, short, fewest_words) for line in paragraph.splitlines()]
             prose = " ".join(" ".join(kept).split())
@@ -187,7 +153,7 @@ def _summary(thing: Any, short: str) -> str:
 
 
 def _prose(line: str, short: str, fewest_words: int) -> str:
-    """Return a line, or what a line that begins with a call says after it if that has enough words."""
+    """Return a line, or of a line that begins with a call the text after it if that has enough words."""
     if not re.match(rf"\W*(\w+\.)?{re.escape(short)}\s?\(|[\w.]+\([^()]*\)\s-+>\s", line):
         return line
     says = re.search(r"\s(--|-+>)\s(?:\w+[.,]\s+)?(.+)", line)
