@@ -2,8 +2,8 @@
 
     length u64 | masked CRC-32C of the length u32 | the record | masked CRC-32C of the record u32
 
-The checksums of lengths are verified, all of a block at once, so that reading stops at a damaged frame; those of the
-records are not, which would take longer than everything else. Format: tensorflow/core/lib/io/record_writer.h.
+The checksums of lengths are verified, so that reading stops at a damaged frame; those of the records are not, which
+would take longer than everything else. Format: tensorflow/core/lib/io/record_writer.h.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ __all__ = ["BLOCK_BYTES", "Block", "Bytes", "read_blocks", "words"]
 
 Bytes = NDArray[np.uint8]
 
-HEADER_BYTES, FOOTER_BYTES = 12, 4
 BLOCK_BYTES = 1 << 22
-PADDING = 32  # zero bytes after a block, so that reading a word at its last byte stays inside
-_CASTAGNOLI = 0x82F63B78
-_MASK_DELTA = 0xA282EAD8
+_HEADER = struct.Struct("<QI")
+_HEADER_BYTES, _FOOTER_BYTES = _HEADER.size, 4
+_PADDING = bytes(32)  # after a block, so that reading a word at its last byte stays inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +43,15 @@ class Block:
 def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
     """Yield the records of a file in order; a torn last record and everything after a damaged frame are skipped."""
     with path.open("rb") as file:
-        rest = b""
-        while read := file.read(block_bytes + _missing(rest)):
-            data = np.frombuffer(rest + read + bytes(PADDING), dtype=np.uint8)
-            size = len(rest) + len(read)
-            frames, used = _frames(data, size)
-            ends = np.append(frames[1:], used)[: len(frames)] - FOOTER_BYTES
-            yield Block(data=data, starts=frames + HEADER_BYTES, ends=ends)
-            if size - used >= HEADER_BYTES and not _lengths_hold(data, np.array([used])).all():
-                return
-            rest = bytes(data[used:size])
+        rest, sound = b"", True
+        while sound and (read := file.read(block_bytes)):
+            data = rest + read
+            frames, used, sound = _frames(data)
+            rest = data[used:]
+            if frames:
+                padded = np.frombuffer(data + _PADDING, dtype=np.uint8)
+                bounds = np.append(np.frombuffer(frames, dtype=np.int64), used)
+                yield Block(data=padded, starts=bounds[:-1] + _HEADER_BYTES, ends=bounds[1:] - _FOOTER_BYTES)
 
 
 def words(data: Bytes, dtype: str) -> NDArray[Any]:
@@ -62,67 +60,29 @@ def words(data: Bytes, dtype: str) -> NDArray[Any]:
     return np.ndarray((max(0, len(data) - size + 1),), dtype=dtype, buffer=data.data, strides=(1,))
 
 
-def _missing(rest: bytes) -> int:
-    """Return how many bytes of the record that begins in `rest` are still to be read."""
-    if len(rest) < HEADER_BYTES:
-        return 0
-    (length,) = struct.unpack_from("<Q", rest)
-    return max(0, int(length) + HEADER_BYTES + FOOTER_BYTES - len(rest))
-
-
-def _frames(data: Bytes, size: int) -> tuple[Ints, int]:
-    """Return where the complete records in the first `size` bytes begin, and where the first incomplete one does.
-
-    Headers are found without following the chain of records: the upper bytes of their length are zero and their
-    checksum matches. If the headers found do not form a chain, the chain is followed record by record.
-    """
-    # A candidate has four zero bytes where the upper half of a length is.
-    zero = data[: size + 1] == 0
-    likely = zero[3 : size - 7].copy() if size > HEADER_BYTES else zero[:0]
-    for place in range(4, 8):
-        likely &= zero[place : len(likely) + place]
-    frames = np.flatnonzero(likely)
-    frames = frames[_lengths_hold(data, frames)]
-    # Each record must end where the next begins; the last may be incomplete.
-    after = frames + words(data, "<u8")[frames].astype(np.int64) + HEADER_BYTES + FOOTER_BYTES
-    whole = len(after) - int((after[-1:] > size).sum())
-    if not len(frames) or frames[0] or (after[:-1] != frames[1:]).any():
-        return _follow(data, size)
-    return frames[:whole], int(after[whole - 1]) if whole else 0
-
-
-def _follow(data: Bytes, size: int) -> tuple[Ints, int]:
-    """Return the same as `_frames`, by following the chain of records."""
-    lengths = words(data, "<u8")
-    frames, place, last = array("q"), 0, size - HEADER_BYTES - FOOTER_BYTES
-    while place <= last:
-        length = int(lengths[place])
-        if length > last - place or not _lengths_hold(data, np.array([place])).all():
+def _frames(data: bytes) -> tuple[array[int], int, bool]:
+    """Return where the complete frames begin, where the rest begins, and whether its header is undamaged."""
+    frames, place, size = array("q"), 0, len(data)
+    unpack = _HEADER.unpack_from
+    while place + _HEADER_BYTES <= size:
+        length, checksum = unpack(data, place)
+        if checksum != _checksum(length):
+            return frames, place, False
+        after = place + _HEADER_BYTES + length + _FOOTER_BYTES
+        if after > size:
             break
         frames.append(place)
-        place += length + HEADER_BYTES + FOOTER_BYTES
-    return np.array(frames, dtype=np.int64), place
+        place = after
+    return frames, place, True
 
 
-def _lengths_hold(data: Bytes, frames: Ints) -> NDArray[np.bool_]:
-    """Return, for each frame, whether the checksum of its length matches."""
-    stored = words(data, "<u4")[frames + 8]
-    crc: NDArray[np.uint32] = np.zeros(len(frames), dtype=np.uint32)
-    for place, table in enumerate(_crc_tables()):
-        byte = data[frames + place]
-        crc ^= table[byte ^ 0xFF if place < 4 else byte]
-    crc ^= np.uint32(0xFFFFFFFF)
-    masked = np.bitwise_or(crc >> np.uint32(15), crc << np.uint32(17)) + np.uint32(_MASK_DELTA)
-    return np.asarray(masked == stored)
-
-
-@lru_cache(maxsize=1)
-def _crc_tables() -> tuple[NDArray[np.uint32], ...]:
-    """Return, for each of the eight bytes of a length, its contribution to the CRC-32C (slicing by eight)."""
-    first = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        first = np.where(first & 1, (first >> 1) ^ _CASTAGNOLI, first >> 1).astype(np.uint32)
-    tables = [first]
-    for _ in range(7):
-        tables.append((tables[-1] >> 8) ^ first[tables[-1] & 0xFF])
-    return tuple(reversed(tables))
+@lru_cache(maxsize=4096)  # the records of a run have few different lengths
+def _checksum(length: int) -> int:
+    """Return the masked CRC-32C (Castagnoli, reflected) of a length."""
+    crc = 0xFFFFFFFF
+    for byte in length.to_bytes(8, "little"):
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
