@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
@@ -19,19 +18,16 @@ from query_mutator.batching import (
     PuzzleGame,
     ReplayBuffer,
     ReplayBufferConfig,
+    StreamMetrics,
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, check_at_least, rows_of, show
 from query_mutator.cli.console import progress
 
-if TYPE_CHECKING:
-    from query_mutator.batching import GymConfig, ReplayBuffer
-    from query_mutator.batching.streaming.types import StreamMetrics, StreamSample
-
-TRANSPORTS = ("telnet", "tcp", "websocket")
-OUTPUT_MODES = ("normal", "agent", "json")
-#: Values that other tools list for these flags though nothing ever spoke them -> the nearest that works.
+TRANSPORTS = tuple(one.value for one in GymTransport)
+OUTPUT_MODES = tuple(one.value for one in GymOutputMode)
+# Values that other tools list for these flags but never supported -> the nearest one that works.
 NEVER_WORKED = {"http": "websocket", "text": "normal", "binary": "json"}
 
 
@@ -96,7 +92,7 @@ def _check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def gym_config(flags: GymRunFlags) -> GymConfig:
-    """Return where the gym is and how patient its client is."""
+    """Return where the gym is and how long its client waits."""
     names = tuple(name.strip() for name in flags.puzzles.split(",") if name.strip())
     with settings_errors():
         return GymConfig(
@@ -114,21 +110,21 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 
 
 def gym_run(flags: GymRunFlags) -> None:
-    """Play, save the samples with --output, and print the account."""
+    """Play, save the samples with --output, and print a summary."""
     stream = _stream(flags)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
     with progress("episodes", flags.num_episodes, unit="episode") as bar:
-        for sample in islice(_samples(stream), flags.max_samples):
+        for sample in islice(iter(stream), flags.max_samples):
             buffer.add(sample)
             bar.update(stream.metrics.episodes_completed - bar.n)
     if flags.output is not None:
         buffer.save(flags.output)
     report = {"source": "mock" if flags.mock else gym_config(flags).address, "output": flags.output}
-    report |= _account(buffer, stream.metrics)
+    report |= _summary(buffer, stream.metrics)
     show(flags, report, rows_of({name: _brief(value) for name, value in report.items() if value is not None}))
 
 
-def _stream(flags: GymRunFlags) -> Any:
+def _stream(flags: GymRunFlags) -> GymEpisodeStream | MockGymStream:
     tokenizer = load_tokenizer(flags.tokenizer)
     config = gym_config(flags)
     if not flags.mock:
@@ -143,11 +139,7 @@ def _stream(flags: GymRunFlags) -> Any:
     )
 
 
-def _samples(stream: Any) -> Iterator[StreamSample]:
-    return iter(stream)
-
-
-def _account(buffer: ReplayBuffer, metrics: StreamMetrics) -> dict[str, Any]:
+def _summary(buffer: ReplayBuffer, metrics: StreamMetrics) -> dict[str, Any]:
     return {
         "samples": metrics.samples_produced,
         "kept": buffer.size,
@@ -156,8 +148,8 @@ def _account(buffer: ReplayBuffer, metrics: StreamMetrics) -> dict[str, Any]:
         "episodes": metrics.episodes_completed,
         "solved": metrics.episodes_successful,
         "success_rate": metrics.success_rate,
-        "mean_reward": buffer.mean_reward if buffer.size else 0.0,
-        "mean_difficulty": buffer.mean_difficulty if buffer.size else 0.0,
+        "mean_reward": buffer.mean_reward,
+        "mean_difficulty": buffer.mean_difficulty,
     }
 
 
@@ -167,14 +159,16 @@ def _brief(value: object) -> str:
 
 def gym_info(flags: GymInfoFlags) -> None:
     """Print transports, output modes, puzzles and the defaults of a connection."""
-    data = {
+    choices: dict[str, list[str]] = {
         "transports": list(TRANSPORTS),
         "output_modes": list(OUTPUT_MODES),
         "difficulties": [one.value for one in PuzzleDifficulty],
         "puzzles": [one.value for one in PuzzleGame],
+    }
+    defaults: dict[str, dict[str, Any]] = {
         "connection": GymConfig().model_dump(mode="json"),
         "buffer": ReplayBufferConfig().model_dump(mode="json"),
     }
-    lists = {name: ", ".join(data[name]) for name in ("transports", "output_modes", "difficulties", "puzzles")}
-    defaults = {f"{part}.{name}": value for part in ("connection", "buffer") for name, value in data[part].items()}  # type: ignore[attr-defined]
-    show(flags, data, rows_of({**lists, **defaults}))
+    rows = {name: ", ".join(values) for name, values in choices.items()}
+    rows |= {f"{part}.{name}": value for part, values in defaults.items() for name, value in values.items()}
+    show(flags, {**choices, **defaults}, rows_of(rows))

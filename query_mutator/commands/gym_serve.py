@@ -1,4 +1,4 @@
-"""`qm gym serve`: our own environment as a puzzle gym, over telnet, plain TCP and WebSocket on one port."""
+"""`qm gym serve`: the rewriting of questions as a puzzle gym, over telnet, plain TCP and WebSocket on one port."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def gym_serve(flags: GymServeFlags) -> None:
 
 @contextmanager
 def serving(flags: GymServeFlags) -> Iterator[Game]:
-    """Yield our environment as a game, with its models running."""
+    """Yield the environment as a game, with its models running."""
     names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
     task_settings, projection = TaskSettings(dataset=flags.dataset, operators=flags.operators), None
@@ -93,7 +93,7 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
 
 
 def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> Game:
-    """Return the game of rewriting one of the task's questions until its answer is submitted."""
+    """Return the game in which a client rewrites one of the task's questions and submits its answer."""
 
     def make() -> TextEnv:
         return GymnasiumTextEnv(
@@ -108,7 +108,7 @@ def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> G
 
 
 def describe(env: QueryMutationEnv) -> str:
-    """Return question, present rewrite, its answer and what was done, as lines."""
+    """Return question, current rewrite, its answer, and the actions taken and available, as lines."""
     assert env.episode is not None
     first, current = env.episode.first, env.episode.current
     lines = {"question": first.text, "rewrite": current.text, "answer": current.answer}
@@ -117,7 +117,7 @@ def describe(env: QueryMutationEnv) -> str:
 
 
 def in_turn(env: QueryMutationEnv) -> str:
-    """Return the operator whose turn it is, question by question another, then undo, and submit at the end."""
+    """Return operators and undo alternately, starting with a different operator per question, and submit at the end."""
     assert env.episode is not None
     steps, operators = env.episode.steps, env.task.operators
     if steps >= env.task.max_episode_steps - 1:
@@ -130,7 +130,7 @@ def _is_right(info: Mapping[str, Any], _total: float) -> bool:
 
 
 def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
-    """Return the task a policy was trained on, how it sees embeddings, and hints that are its choices."""
+    """Return the task a policy was trained on, its projection of embeddings, and its greedy actions as hints."""
     found = read_checkpoint(checkpoint)
     policy = load_policy(found)
 

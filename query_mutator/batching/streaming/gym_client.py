@@ -13,64 +13,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
-
-from pydantic import ValidationError
+from typing import Any, Self
 
 from query_mutator.batching.streaming.connection import LineConnection, connect
+from query_mutator.batching.streaming.gym_replies import Reply
 from query_mutator.batching.streaming.gym_types import (
     GymConfig,
     GymConnectionError,
-    GymOutputMode,
     GymProtocolError,
     GymTransport,
-    PuzzleCompletion,
     PuzzleDifficulty,
     PuzzleObservation,
     PuzzleResult,
     TelnetClientConfig,
 )
 
-__all__ = ["ENVIRONMENT", "GymClient", "Reply", "TelnetGymClient"]
+__all__ = ["GymClient", "TelnetGymClient"]
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "> "
-ENVIRONMENT = "ENVIRONMENT"  # the error code of a puzzle that failed
 MENU_LINE = re.compile(r"^\s*(\d+)\)\s+(.+?)\s+-\s")
 UNKNOWN_IN_MENU = "Unknown command"
-SOLVED = re.compile(r"CONGRATULATIONS|^COMPLETE\b")
-LOST = re.compile(r"^GAME ?OVER", re.IGNORECASE)
-NOT_STARTED = re.compile(r"Unknown command|Invalid (start|game|difficulty)", re.IGNORECASE)
-FAILED = re.compile(r"^Error: (.+)")
-REFUSED = re.compile(r"unknown command|invalid|error|usage:", re.IGNORECASE)
-RULER = re.compile(r"^[=-]{5,}$")
-R = TypeVar("R", PuzzleObservation, PuzzleCompletion)
-
-
-class Reply(NamedTuple):
-    """The reply to one command: its lines of text, and its lines that are JSON objects."""
-
-    lines: tuple[str, ...]
-    objects: tuple[dict[str, Any], ...]
-
-    def last(self, kind: str) -> dict[str, Any] | None:
-        """Return the last object of a type, or None."""
-        return next((one for one in reversed(self.objects) if one.get("type") == kind), None)
-
-    @property
-    def text(self) -> str:
-        """Return the lines, without blank lines and rulers at both ends."""
-        lines = list(self.lines)
-        for end in (0, -1):
-            while lines and (not lines[end].strip() or RULER.match(lines[end].strip())):
-                lines.pop(end)
-        return "\n".join(lines)
 
 
 class GymClient:
@@ -142,10 +110,11 @@ class GymClient:
         start = f"{self._number_of(game)} {difficulty}{'' if seed is None else f' {seed}'}"
         reply = await self.command(start, f"mode {mode}", menu=True)
         confirmed = reply.last("mode") is not None or any(f"mode set to: {mode}" in line for line in reply.lines)
-        refusal = _failure(reply) or next((line for line in reply.lines if NOT_STARTED.match(line)), None)
-        if refusal or not confirmed:
+        if reply.refusal or not confirmed:
             await self.disconnect()
-            raise GymProtocolError(f"{self.config.address} did not start {game!r}: {refusal or reply.text[-200:]}")
+            raise GymProtocolError(
+                f"{self.config.address} did not start {game!r}: {reply.refusal or reply.text[-200:]}"
+            )
         self._playing = True
         return await self.show_state()
 
@@ -163,26 +132,15 @@ class GymClient:
     async def show_state(self) -> PuzzleObservation:
         """Return the state of the puzzle."""
         reply = await self.command("show")
-        return self._observation(reply) or PuzzleObservation(text=reply.text)
+        return reply.observation() or PuzzleObservation(text=reply.text)
 
     async def send_action(self, action: str) -> PuzzleResult:
         """Send an action and return its result."""
-        return self._result(await self.command(action))
+        return (await self.command(action)).result()
 
     async def get_hint(self) -> PuzzleResult:
         """Return a hint; `success` is False if there is none, `info["action"]` is the action if the server names it."""
-        reply = await self.command("hint")
-        given = reply.last("hint")
-        if given is not None:
-            return PuzzleResult(
-                success=True, code="HINT", message=str(given.get("message", "")), info={"action": given.get("action")}
-            )
-        for line in reply.lines:
-            label, colon, text = line.partition(":")
-            if colon and label.strip().lower() == "hint":
-                return PuzzleResult(success=True, code="HINT", message=text.strip())
-        refused = reply.last("result") or {}
-        return PuzzleResult(success=False, code="NO_HINT", message=refused.get("message") or reply.text)
+        return (await self.command("hint")).hint()
 
     async def get_stats(self) -> dict[str, Any]:
         """Return the server's counts for this puzzle; in text modes under the key `text`."""
@@ -191,7 +149,7 @@ class GymClient:
 
     async def reset_puzzle(self) -> PuzzleObservation:
         """Restart the puzzle and return its state."""
-        return self._observation(await self.command("reset")) or await self.show_state()
+        return (await self.command("reset")).observation() or await self.show_state()
 
     async def quit_puzzle(self) -> None:
         """Return to the menu."""
@@ -222,7 +180,7 @@ class GymClient:
             if line is None:
                 continue
             if fence in line or (menu and line.startswith(UNKNOWN_IN_MENU)):  # the menu does not name what it refuses
-                return _reply(found)
+                return Reply.parse(found)
             found.append(line)
 
     def _without_echo(self, line: str) -> str | None:
@@ -235,40 +193,6 @@ class GymClient:
                 pass
             return None
         return text
-
-    # --- reading replies -------------------------------------------------------------------------------------------
-
-    def _observation(self, reply: Reply) -> PuzzleObservation | None:
-        """Return the state in a reply, or None if there is none."""
-        given = reply.last("observation")
-        if given is not None:
-            return _record(PuzzleObservation, {**given, "text": _text_of(given)})
-        if self.config.output_mode is GymOutputMode.AGENT and any("GRID-START" in line for line in reply.lines):
-            return PuzzleObservation(text=_agent_block(reply.lines), is_complete=_solved(reply))
-        return None
-
-    def _result(self, reply: Reply) -> PuzzleResult:
-        failure = _failure(reply)
-        if failure is not None:
-            return PuzzleResult(success=False, code=ENVIRONMENT, message=failure, done=True)
-        given, complete = reply.last("result") or {}, reply.last("complete")
-        solved = (complete is not None and _record(PuzzleCompletion, complete).success) or _solved(reply)
-        lost = any(LOST.match(line.strip()) for line in reply.lines)
-        over = solved or lost or bool(given.get("terminated") or given.get("truncated"))
-        success = given.get("success")
-        if success is None and REFUSED.search(reply.text.partition("\n")[0]):
-            success = False
-        return PuzzleResult(
-            success=success,
-            code=given.get("code"),
-            message=given.get("message") or reply.text,
-            reward=float(given.get("reward", 1.0 if solved else 0.0)),
-            done=over,
-            solved=solved,
-            truncated=bool(given.get("truncated")),
-            state=self._observation(reply),
-            info=complete or {},
-        )
 
 
 class TelnetGymClient(GymClient):
@@ -291,21 +215,6 @@ class TelnetGymClient(GymClient):
                 await asyncio.sleep(self.telnet_config.retry_delay)
 
 
-def _reply(lines: Sequence[str]) -> Reply:
-    """Sort lines into text and JSON objects; invalid JSON is text."""
-    texts, objects = [], []
-    for line in lines:
-        found = None
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError):
-                found = json.loads(line)
-        if isinstance(found, dict):
-            objects.append(found)
-        else:
-            texts.append(line)
-    return Reply(tuple(texts), tuple(objects))
-
-
 def _games(lines: Sequence[str]) -> dict[str, int]:
     matches = (MENU_LINE.match(line) for line in lines)
     return {_plain(match[2]): int(match[1]) for match in matches if match}
@@ -313,39 +222,3 @@ def _games(lines: Sequence[str]) -> dict[str, int]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def _text_of(state: dict[str, Any]) -> str:
-    """Return a JSON state as text for a reader."""
-    shown = state.get("text") or state.get("grid_display")
-    if isinstance(shown, str) and shown.strip():
-        return f"{state.get('game', 'Puzzle')} ({state.get('difficulty', '?')})\n{shown.rstrip()}"
-    return json.dumps({name: value for name, value in state.items() if name != "type"}, sort_keys=True)
-
-
-def _agent_block(lines: Sequence[str]) -> str:
-    """Return the last block between GAME-START and GAME-END."""
-    starts = [place for place, line in enumerate(lines) if "GAME-START" in line]
-    first = starts[-1] + 1 if starts else 0
-    ends = [place for place, line in enumerate(lines) if "GAME-END" in line and place > first]
-    return "\n".join(lines[first : ends[0] if ends else len(lines)])
-
-
-def _solved(reply: Reply) -> bool:
-    return any(SOLVED.search(line) for line in reply.lines)
-
-
-def _failure(reply: Reply) -> str | None:
-    """Return the error message of a puzzle that failed on the server, if it did."""
-    error = reply.last("error")
-    if error is not None and error.get("code") == ENVIRONMENT:
-        return str(error.get("message"))
-    found = (FAILED.match(line) for line in reply.lines)
-    return next((match[1] for match in found if match), None)
-
-
-def _record(kind: type[R], fields: dict[str, Any]) -> R:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise GymProtocolError(f"the gym sent an invalid {fields.get('type')}: {error.errors()[0]['msg']}") from error

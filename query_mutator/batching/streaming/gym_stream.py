@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from query_mutator.batching.generation.rows import Tokenizer
-from query_mutator.batching.streaming.gym_client import ENVIRONMENT, GymClient
+from query_mutator.batching.streaming.gym_client import GymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
+from query_mutator.batching.streaming.gym_replies import ENVIRONMENT
 from query_mutator.batching.streaming.gym_types import (
     GymConfig,
     GymConnectionError,
