@@ -132,6 +132,10 @@ class ModelServer(Backend, Protocol):
         """Return one line about the options that every call carries, for `qm doctor`."""
         return "the server's own"
 
+    def operators(self, model: str) -> tuple[str, ...] | None:
+        """Return the rewrite operators a model is limited to, as a rewriter by rules is; None for any prompt."""
+        return None
+
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed.
 

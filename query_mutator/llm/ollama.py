@@ -89,6 +89,11 @@ class OllamaBackend(HttpServer):
         """Return the figures the server gives for an installed model, as "llama.block_count"; {} without any."""
         return dict(self._show(model).get("model_info") or {})
 
+    def operators(self, model: str) -> tuple[str, ...] | None:
+        """Return the operators that our embedded rewriter has rules for, None for every other model."""
+        listed = self.model_info(model).get("query_mutator.operators")
+        return tuple(listed) if listed else None
+
     def loaded_context(self, model: str) -> int | None:
         """Return the context length of a loaded model, or None when it is not loaded or the server does not say."""
         rows = self._rows("/api/ps")

@@ -16,6 +16,7 @@ from query_mutator.data import Split, load_questions, python_docs, split_questio
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
+from query_mutator.errors import UsageError
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, RetryPolicy
@@ -171,6 +172,19 @@ class System:
         self._stack.callback(server.close)
         return server.url
 
+    def require_operators(self, names: Sequence[str]) -> None:
+        """Raise a UsageError unless the mutator model can carry out all operators."""
+        if is_local(self.mutator_model):
+            return
+        for server in self.calls.servers:
+            known = server.operators(self.mutator_model)
+            missing = [name for name in names if known is not None and name not in known]
+            if missing:
+                raise UsageError(
+                    f"{self.mutator_model} rewrites by rules and has none for {', '.join(missing)}; "
+                    "use a language model as --mutator-model, or leave them out of --operators"
+                )
+
     def close(self) -> None:
         """Close connections, server and encoder; idempotent."""
         self._stack.close()
@@ -214,7 +228,9 @@ def load_dataset(settings: TaskSettings) -> list[Question]:
 def make_task(
     system: System, settings: TaskSettings, questions: Sequence[Question], *, projection: Projection | None = None
 ) -> Task:
-    """Return the task on training `questions` against a running system."""
+    """Return the task on training `questions` against a running system, whose mutator knows all operators."""
+    operators = operator_registry.select(settings.operators)
+    system.require_operators([operator.name for operator in operators])
     return build_task(
         questions,
         calls=CallSettings(
@@ -226,7 +242,7 @@ def make_task(
             seed=settings.seed,
         ),
         encoder=system.encoder,
-        operators=operator_registry.select(settings.operators),
+        operators=operators,
         known_words=system.known_words,
         embedding_dims=settings.embedding_dims,
         projection=projection,
