@@ -1,7 +1,7 @@
-"""Which sequences share a pack: bin packing on lengths alone, fast because lengths are small whole numbers.
+"""Bin packing: which sequences share a pack, from their lengths alone, which are small integers.
 
-n sequences, P packs. Decreasing order works on whole groups of equal lengths at once; the others keep the open packs
-by the room that is left in them.
+n sequences, P packs. Decreasing order places all sequences of one length at once; best fit keeps the open packs in
+lists by the room left in them; first fit skips blocks of full packs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from query_mutator.batching.arrays import IndexArray, offsets_of, reach_of, sums_of
 
-_BLOCK = 64  # packs whose largest room is remembered together
+_BLOCK = 64  # packs that share one entry for their largest room
 
 
 class Packs(NamedTuple):
-    """Sequence numbers in pack order [n]; pack p holds order[offsets[p]:offsets[p+1]]."""
+    """Sequence numbers in pack order [n]; pack p has order[offsets[p]:offsets[p+1]]."""
 
     order: IndexArray
     offsets: NDArray[np.int64]
@@ -38,17 +38,18 @@ def pack_decreasing(lengths: NDArray[Any], capacity: int, *, max_segments: int |
 
 
 def _fill_equal_lengths(counts: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int32], int]:
-    """Return the pack of every sequence, longest first, and the number of packs, from how many have each length.
+    """Return the pack of every sequence, longest first, and the number of packs, given the count of each length.
 
-    All sequences of one length go at once: a set of packs with room r takes r // length of them each.
+    All sequences of one length are placed at once: each pack with room r takes r // length of them.
     """
     pack_of = np.empty(int(counts.sum()), np.int32)
     rooms: list[list[NDArray[np.int32]]] = [[] for _ in range(capacity + 1)]  # packs by the room left in them
-    open_rooms = 0  # bit r is set when packs with room r exist
+    open_rooms = 0  # bit r is set if packs with room r exist
     made = done = 0
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         while left:
+            # The lowest set bit from `length` up is the smallest room that fits; without one, open new packs.
             fitting = open_rooms >> length
             room = length + (fitting & -fitting).bit_length() - 1 if fitting else capacity
             each = room // length
@@ -66,6 +67,7 @@ def _fill_equal_lengths(counts: NDArray[np.int64], capacity: int) -> tuple[NDArr
             placed = min(left, each * len(packs))
             pack_of[done : done + placed] = np.repeat(packs, each)[:placed]
             done, left = done + placed, left - placed
+            # Every pack now has `each` more sequences, except that the last one may have fewer.
             whole = placed // each
             for some, rest in ((packs[:whole], room - each * length), (packs[whole:], room - placed % each * length)):
                 if len(some) and rest:
@@ -106,12 +108,12 @@ def pack_best_fit(lengths: NDArray[Any], capacity: int, *, max_segments: int | N
 def pack_first_fit(lengths: NDArray[Any], capacity: int, *, max_segments: int | None = None) -> Packs:
     """Pack in the order given, each into the earliest pack that has room.
 
-    Room only shrinks, so the earliest pack with room for a given length only moves forward: one pointer per length,
-    which jumps over blocks of packs that are known to be too full.
+    Room only shrinks, so the earliest pack with room for a given length only moves forward: keep one pointer per
+    length, and skip blocks of packs without room.
     """
     pointers = [0] * (capacity + 1)
     room: list[int] = []
-    block_room: list[int] = []  # never less than the largest room in the block
+    block_room: list[int] = []  # at least the largest room in the block
     segments: list[int] = []
     most = max_segments or len(lengths)
     pack_of: list[int] = []
@@ -131,7 +133,7 @@ def pack_first_fit(lengths: NDArray[Any], capacity: int, *, max_segments: int | 
 
 
 def _first_with_room(length: int, pack: int, room: list[int], block_room: list[int]) -> int:
-    """Return the first pack from `pack` on with room for `length`, or the number of packs."""
+    """Return the first pack from `pack` on with room for `length`, or the number of packs if there is none."""
     made = len(room)
     while pack < made:
         if room[pack] >= length:
@@ -152,7 +154,7 @@ def _first_with_room(length: int, pack: int, room: list[int], block_room: list[i
 
 
 def pack_in_order(lengths: NDArray[Any], capacity: int, *, max_segments: int | None = None) -> Packs:
-    """Pack runs of neighbours: packs one after the other give the input's order, with as few packs as that allows."""
+    """Pack runs of neighbors into as few packs as possible; their concatenation has the input's order."""
     reach = reach_of(lengths, capacity)
     if max_segments is not None:
         reach = np.minimum(reach, np.arange(len(lengths)) + max_segments)
@@ -163,7 +165,7 @@ def pack_in_order(lengths: NDArray[Any], capacity: int, *, max_segments: int | N
 
 
 def _grouped(pack_of: NDArray[np.int32], count: int, names: IndexArray | None) -> Packs:
-    """Return sequences by pack, within a pack as they come; `names` renames them."""
+    """Return sequences by pack, in input order within a pack; `names` renames them."""
     bits = max(len(pack_of) - 1, 1).bit_length()
     keys = pack_of.astype(np.int64) << bits
     keys |= np.arange(len(pack_of))

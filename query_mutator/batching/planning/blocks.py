@@ -1,4 +1,4 @@
-"""Plans for more samples than fit into memory: one plan per block of the data set, opened one at a time.
+"""Plans for more samples than fit into memory: one plan per block of the data set, one open at a time.
 
 Samples are shuffled within their block, and the blocks' order is shuffled every epoch.
 """
@@ -39,7 +39,7 @@ def build_blocked_plan(
 ) -> BlockedPlan:
     """Write one plan per `block_samples` samples and return them as one; `lengths` may be a memory-mapped array.
 
-    Memory is that of one block's plan, about 50 bytes per sample of it.
+    Memory is bounded by the plan of one block, about 50 bytes per sample of the block.
     """
     if block_samples < 1 or not len(lengths):
         raise UsageError(f"block_samples={block_samples} and the number of lengths ({len(lengths)}) must be at least 1")
@@ -63,7 +63,7 @@ def _name(number: int) -> str:
 
 
 class BlockedPlan:
-    """The plans of `build_blocked_plan` in a folder, as one; a missing or exchanged block is a BatchFileError."""
+    """The plans of `build_blocked_plan` in a folder, as one; raises BatchFileError for a missing or exchanged block."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -88,7 +88,7 @@ class BlockedPlan:
         return sha256_of([json_bytes([self._blocks, self._seed])])
 
     def open_block(self, number: int) -> BatchPlan:
-        """Return the plan of one block, its epochs mapped into memory when used."""
+        """Return the plan of one block; its epochs are mapped into memory when used."""
         path = self._folder / _name(number)
         plan = load_batch_plan(path)
         if plan.fingerprint != self._blocks[number]["fingerprint"]:
@@ -103,7 +103,7 @@ class BlockedPlan:
         return order
 
     def iter_epoch(self, epoch: int, *, rank: int = 0, world_size: int = 1) -> Iterator[MicrobatchSpec]:
-        """Yield the microbatches of an epoch, or one rank's share of every block with as many steps on every rank."""
+        """Yield the microbatches of an epoch, or one rank's part of every block with equal steps on all ranks."""
         for number in self.block_order(epoch):
             plan = self.open_block(number)
             yield from (plan if world_size == 1 else plan.shard(rank, world_size, equal_steps=True)).iter_epoch(epoch)

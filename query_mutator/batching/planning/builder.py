@@ -1,4 +1,4 @@
-"""Builds plans: lengths and settings in, epochs of microbatches out."""
+"""Build plans: lengths and settings in, epochs of microbatches out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from query_mutator.errors import UsageError
 
 
 class _Members(NamedTuple):
-    """Items of an epoch and their units: item i holds units[offsets[i]:offsets[i+1]], without offsets units[i]."""
+    """Items of an epoch and their units: item i has units[offsets[i]:offsets[i+1]], without offsets units[i]."""
 
     items: Items
     units: IndexArray
@@ -41,10 +41,10 @@ class _Members(NamedTuple):
 
 
 class BatchPlanBuilder:
-    """Forms the microbatches of every epoch.
+    """Form the microbatches of every epoch.
 
     `lengths` may be a mapping, a list or array, a length cache, or a `Mixture`. `loss_lengths` counts per sample the
-    tokens with a loss (a causal model's first token has none); without it all but the first count. `groups` labels
+    tokens with a loss (a causal model's first token has none); by default all tokens but the first. `groups` labels
     samples that must share a microbatch. With `pack_config` rows are packs.
     """
 
@@ -67,14 +67,14 @@ class BatchPlanBuilder:
         self._table = lengths.table if isinstance(lengths, Mixture) else as_lengths(lengths)
         self._loss = None if loss_lengths is None else as_values(loss_lengths, self._table, "loss_lengths")
         if self._loss is not None and np.any((self._loss < 0) | (self._loss > self._table.lengths)):
-            raise UsageError("loss_lengths must lie between 0 and the sample's length")
+            raise UsageError("loss_lengths must be between 0 and the sample's length")
         self._groups = None if groups is None else find_groups(groups, self._table)
         self._check_packing()
         self._units = self._fit()
         self._fill = _fill_config(self.config, pack_config)
 
     def build_sync(self, num_epochs: int = 1) -> BatchPlan:
-        """Return the plan of this many epochs, each in an order of its own."""
+        """Return the plan of this many epochs, each in a different order."""
         if num_epochs < 1:
             raise UsageError(f"num_epochs={num_epochs} must be at least 1")
         return BatchPlan(self.meta(num_epochs), {e: self.build_epoch(e) for e in range(num_epochs)}, self._table.ids)
@@ -97,7 +97,7 @@ class BatchPlanBuilder:
         return self._units.lengths[self._units.members]
 
     def meta(self, num_epochs: int) -> BatchPlanMeta:
-        """Return what the plan depends on."""
+        """Return everything the plan depends on."""
         return BatchPlanMeta(
             dataset_hash=self.dataset_hash,
             tokenizer_hash=self.tokenizer_hash,
@@ -111,7 +111,7 @@ class BatchPlanBuilder:
         )
 
     def build_epoch(self, epoch: int) -> EpochPlan:
-        """Return one epoch; the order follows from the seed and the epoch's number together."""
+        """Return one epoch; the order follows from the seed and the epoch's number."""
         seed = (self.config.seed, epoch)
         members, chosen = self._members(epoch)
         packs: Packs | None = None
@@ -129,10 +129,11 @@ class BatchPlanBuilder:
         if self.pack_config is None:
             return
         if self._groups is not None:
-            raise UsageError("groups and packs do not go together: a pack's row cannot keep a group whole")
+            raise UsageError("groups cannot be packed, a pack splits them; leave out groups or pack_config")
         if self.pack_config.max_length > self.config.token_budget:
             raise UsageError(
-                f"packs of max_length={self.pack_config.max_length} do not fit token_budget={self.config.token_budget}"
+                f"packs of max_length={self.pack_config.max_length} do not fit "
+                f"token_budget={self.config.token_budget}; raise the budget"
             )
 
     def _fit(self) -> Units:
@@ -147,13 +148,13 @@ class BatchPlanBuilder:
                 raise UsageError("groups cannot be split; choose error, drop or truncate for over-long samples")
             most = self.config.max_samples or self.config.token_budget
             if sizes.max(initial=1) > min(most, self.config.token_budget):
-                raise UsageError(f"a group of {sizes.max()} samples fits no batch")
+                raise UsageError(f"a group of {sizes.max()} samples fits no batch; raise max_samples or token_budget")
             limits = np.minimum(limits, self._groups_limit(sizes))
         units = fit_units(self._table, limits, policy, loss=self._loss, loss_limit=self.config.loss_token_budget)
         return units if self._groups is None else self._drop_groups(units, self._groups)
 
     def _groups_limit(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how long a member may be so that its padded group fits the budget."""
+        """Return the maximum length of a member whose padded group still fits the budget."""
         config = self.config
         room = config.token_budget // sizes
         if config.bucket_pads is None:
@@ -167,14 +168,16 @@ class BatchPlanBuilder:
         return fits
 
     def _drop_groups(self, units: Units, groups: Groups) -> Units:
-        """Leave out whole groups where a member is left out, and groups with too many loss tokens."""
+        """Leave out groups with a dropped member; raise UsageError for a group with too many loss tokens."""
         self._groups = groups = groups.whole(units.kept)
         budget = self.config.loss_token_budget
         if budget is not None:
             heavy = groups.items(units.lengths, units.targets).loss
             assert heavy is not None
             if np.any(heavy > budget):
-                raise UsageError(f"a group has {int(heavy.max())} loss tokens, loss_token_budget is {budget}")
+                raise UsageError(
+                    f"a group has {int(heavy.max())} loss tokens, more than loss_token_budget={budget}; raise it"
+                )
         dropped = len(self._table) - len(groups.members)
         report = units.report.model_copy(update={"num_dropped": dropped})
         return replace(units, kept=np.sort(groups.members) if dropped else None, report=report)
@@ -199,7 +202,7 @@ class BatchPlanBuilder:
         return _Members(members.items.take(drawn), chosen, offsets), chosen
 
     def _pack(self, members: _Members, config: PackingConfig, seed: tuple[int, ...]) -> tuple[_Members, Packs]:
-        """Return packs as items; the samples are shuffled first, so that packs differ between epochs."""
+        """Return packs as items; shuffle the samples first, so that packs differ between epochs."""
         units = members.units[permutation(len(members.units), *seed, 2)]
         if config.mode is PackingMode.ORDER_PRESERVING:
             units = members.units
@@ -263,7 +266,7 @@ class BatchPlanBuilder:
         return counts
 
     def _inputs_hash(self) -> str:
-        """Return a hash of everything but lengths and settings that the batches depend on, "" for nothing."""
+        """Return a hash of the inputs other than lengths and settings, "" for none."""
         parts: list[Any] = []
         if self._loss is not None:
             parts += [b"loss", self._loss.astype(np.int64)]

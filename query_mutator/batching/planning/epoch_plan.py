@@ -24,12 +24,12 @@ EPOCH_KIND = "batch plan epoch"
 
 
 class MicrobatchSpec(Record):
-    """What one rank runs at once; `indices` are positions in the data set, `index` the place in the whole epoch.
+    """What one rank runs at once; `indices` are positions in the data set, `index` the position in the whole epoch.
 
-    `packs` groups the ids into rows where the plan is packed. `starts` and `stops` say which tokens of each sample
-    count (stop −1: to its end), None when all do. `loss_tokens` counts tokens with a loss here, `step_loss_tokens`
-    on all ranks at this step; divide a summed loss by the latter for token-correct gradients. An `is_padding`
-    microbatch fills up a rank's steps: run it with loss weight 0.
+    `packs` groups the ids into rows if the plan is packed. `starts` and `stops` are the range of tokens of each sample
+    (stop −1: to its end), None for whole samples. `loss_tokens` counts tokens with a loss here, `step_loss_tokens`
+    on all ranks at this step; divide a summed loss by the latter for token-correct gradients. A microbatch with
+    `is_padding` is a filler: run it with loss weight 0.
     """
 
     samples: tuple[str, ...]
@@ -52,7 +52,7 @@ class MicrobatchSpec(Record):
 
     @property
     def num_packs(self) -> int:
-        """Number of packs, 0 when the plan is not packed."""
+        """Number of packs, 0 if the plan is not packed."""
         return len(self.packs) if self.packs is not None else 0
 
     @property
@@ -62,7 +62,7 @@ class MicrobatchSpec(Record):
 
 
 class SourceCount(Record):
-    """What one data set of a mixture gives to an epoch; `repeats` counts units that come a second time or more."""
+    """One data set's share of an epoch; `repeats` counts units after their first occurrence."""
 
     samples: int
     tokens: int
@@ -71,18 +71,19 @@ class SourceCount(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanContext:
-    """What all epochs of a plan share: ids of the samples, and which units are part of one."""
+    """Shared by all epochs of a plan: ids of the samples, and which units are part of a sample."""
 
     ids: IdTable
     cuts: Cuts = field(default_factory=Cuts.none)
 
 
 class EpochPlan(Record):
-    """The microbatches of one epoch; iterating or indexing makes `MicrobatchSpec` records on the fly.
+    """The microbatches of one epoch; iterating or indexing creates `MicrobatchSpec` records.
 
-    `order` [U] holds units, `offsets` [B+1] the microbatches' limits in it (of packs, where there are any, whose own
-    limits are `pack_offsets` [P+1]). `tokens`, `loss_tokens`, in packs `segment_squares` (sum of squared segment
-    lengths), and in shards `shared_loss_tokens` (on all ranks at the step) are [B].
+    `order` [U] lists units; microbatch b has units offsets[b]:offsets[b+1] ([B+1]). In a packed plan it has these
+    packs, and pack p has units pack_offsets[p]:pack_offsets[p+1] ([P+1]). `tokens`, `loss_tokens`, in packs
+    `segment_squares` (sum of squared segment lengths), and in shards `shared_loss_tokens` (on all ranks at the step)
+    are [B].
     """
 
     epoch: int = Field(ge=0)
@@ -109,7 +110,7 @@ class EpochPlan(Record):
 
     @property
     def microbatches(self) -> tuple[MicrobatchSpec, ...]:
-        """All microbatches as records; for a large epoch iterate instead."""
+        """All microbatches as records; iterate over a large epoch instead."""
         return tuple(self)
 
     @property
@@ -155,7 +156,7 @@ class EpochPlan(Record):
 
     @property
     def squares(self) -> NDArray[np.int64]:
-        """Sum of the squared lengths that attend to themselves in every microbatch [B]: rows, or segments of packs."""
+        """Sum of the squared lengths of rows, or of segments in packs, of every microbatch [B]."""
         if self.segment_squares is not None:
             return self.segment_squares
         return self.rows * self.max_len.astype(np.int64) ** 2
@@ -175,31 +176,31 @@ class EpochPlan(Record):
         return costs
 
     def loss_tokens_per_step(self, accumulation: int = 1) -> NDArray[np.int64]:
-        """Return the tokens with a loss on all ranks of every optimiser step of `accumulation` microbatches."""
+        """Return the tokens with a loss on all ranks of every optimizer step of `accumulation` microbatches."""
         if accumulation < 1:
             raise ValueError(f"accumulation={accumulation} must be at least 1")
         begins = np.arange(0, self.num_microbatches, accumulation)
         return sums_of(self.step_loss_tokens, begins)
 
     def longest_first(self) -> IndexArray:
-        """Return the microbatches' places, most tokens with padding and longest rows first.
+        """Return the positions of the microbatches, most expensive first.
 
         Run the first few before training: if they fit into memory, all do.
         """
         return np.lexsort((-self.max_len.astype(np.int64), -self.padded_tokens, -self.squares))
 
     def units_of(self, number: int) -> NDArray[np.int32]:
-        """Return the units of one microbatch, packs one after the other."""
+        """Return the units of one microbatch, pack after pack."""
         return self.order[self.unit_offsets[number] : self.unit_offsets[number + 1]]
 
     def pack_sizes_of(self, number: int) -> NDArray[np.int32] | None:
-        """Return how many units each pack of a microbatch holds, or None when the plan is not packed."""
+        """Return the number of units of each pack of a microbatch, or None if the plan is not packed."""
         if self.pack_offsets is None:
             return None
         return np.diff(self.pack_offsets[self.offsets[number] : self.offsets[number + 1] + 1])
 
     def is_padding(self, number: int) -> bool:
-        """Say whether a microbatch only fills up a rank's steps."""
+        """Return whether a microbatch is a filler."""
         return self.padding is not None and bool(self.padding[number])
 
     def __len__(self) -> int:
@@ -230,7 +231,7 @@ class EpochPlan(Record):
         )
 
     def take(self, numbers: NDArray[Any], *, padding: NDArray[Any], step_loss_tokens: NDArray[Any]) -> EpochPlan:
-        """Return the epoch of these microbatches alone, which keep their place in the whole epoch as `index`."""
+        """Return an epoch of these microbatches, which keep their position in the whole epoch as `index`."""
         rows = self.rows[numbers]
         row_order = ranges_of(self.offsets[:-1][numbers], rows)
         pack_offsets, unit_order = None, row_order
@@ -257,19 +258,19 @@ class EpochPlan(Record):
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the epoch, by name, as a file holds them."""
+        """Arrays of the epoch by name, as stored in its file."""
         values = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: value for name, value in values if isinstance(value, np.ndarray)}
 
     @property
     def head(self) -> dict[str, Any]:
-        """Everything else about the epoch, as JSON values."""
+        """All other fields of the epoch, as JSON values."""
         head = self.model_dump(mode="json", include={"epoch", "seed", "num_dropped", "sources"})
         return {"kind": EPOCH_KIND, **head}
 
     @cached_property
     def digest(self) -> str:
-        """Hexadecimal sha256 of order, limits and counts; the same as the checksum of the epoch's file."""
+        """Hexadecimal sha256 of arrays and head: the checksum of the epoch's file."""
         return arrays_checksum(self.head, self.arrays)
 
 

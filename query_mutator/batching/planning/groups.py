@@ -1,4 +1,4 @@
-"""Samples that must stay in one microbatch: chosen and rejected answers, the answers to one prompt."""
+"""Groups of samples that stay in one microbatch: chosen and rejected answers, all answers to one prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GroupSource = Mapping[str, str] | Sequence[str | int] | NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Group g holds members[offsets[g]:offsets[g+1]]; a sample nothing was said about is a group of its own."""
+    """Group g has members[offsets[g]:offsets[g+1]]; a sample without a label is a group by itself."""
 
     members: IndexArray
     offsets: NDArray[np.int64]
@@ -36,13 +36,13 @@ class Groups:
         return sha256_of([self.members.astype(np.int64), self.offsets])
 
     def size_per_sample(self) -> NDArray[np.int64]:
-        """Return for every sample how many its group has."""
+        """Return the size of every sample's group."""
         sizes = np.empty(len(self.members), np.int64)
         sizes[self.members] = np.repeat(self.sizes, self.sizes)
         return sizes
 
     def whole(self, kept: IndexArray | None) -> Groups:
-        """Return the groups all of whose members are kept."""
+        """Return the groups with all members kept."""
         if kept is None:
             return self
         present = np.zeros(len(self.members), bool)
@@ -66,10 +66,10 @@ def find_groups(source: GroupSource, table: LengthTable) -> Groups:
         unknown = set(source) - set(table.ids.to_list())
         if unknown:
             raise UsageError(f"groups name unknown sample {min(unknown)!r} ({len(unknown)} in all)")
-        # labels get a mark so that a sample of its own cannot fall into a group named like it
+        # A prefix keeps a sample without a label out of a group named like it.
         labels = [f"g{source[one]}" if one in source else f"s{one}" for one in table.ids.to_list()]
     elif len(source) != len(table) or not table.ids.is_range:
-        raise UsageError("groups must be a mapping by id, or one label per length where the lengths have no ids")
+        raise UsageError("groups must be a mapping by id, or one label per length if the lengths have no ids")
     else:
         labels = [str(label) for label in source]
     _, number = np.unique(np.array(labels, dtype=object).astype(str), return_inverse=True)

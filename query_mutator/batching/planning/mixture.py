@@ -1,4 +1,4 @@
-"""Several data sets in one plan, in fixed proportions, deterministically."""
+"""Mixtures: several data sets in one plan, in fixed proportions, deterministically."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Mixture:
 def mix_datasets(
     datasets: Mapping[str, LengthSource], weights: Mapping[str, float], *, epoch_samples: int | None = None
 ) -> Mixture:
-    """Return a mixture that a plan builder takes in place of lengths.
+    """Return a mixture, which a plan builder accepts instead of lengths.
 
-    In an epoch of `epoch_samples` each data set has its share, whatever its size: a small one comes round several
-    times, each sample once before any comes again, and the next epoch goes on where the last one ended.
+    In an epoch of `epoch_samples` each data set has its share, whatever its size: a small one is repeated, all its
+    samples once before any is repeated, and the next epoch continues where the last one ended.
     """
     if set(weights) != set(datasets):
-        raise UsageError(f"weights name {sorted(weights)}, the data sets are {sorted(datasets)}")
+        raise UsageError(f"weights are for {sorted(weights)}, the data sets are {sorted(datasets)}; name the same ones")
     if not datasets or min(weights.values()) < 0 or sum(weights.values()) <= 0:
         raise UsageError("weights must not be negative, and one of them must be above 0")
     names = tuple(sorted(datasets))
     tables = {name: as_lengths(datasets[name]) for name in names}
     empty = [name for name in names if weights[name] > 0 and not len(tables[name])]
     if empty:
-        raise UsageError(f"data set {empty[0]!r} is empty")
+        raise UsageError(f"data set {empty[0]!r} is empty; leave it out or give it weight 0")
     ids = [f"{name}{_SEPARATOR}{one}" for name in names for one in tables[name].ids.to_list()]
     lengths = np.concatenate([tables[name].lengths for name in names])
     source = np.repeat(np.arange(len(names), dtype=np.int16), [len(tables[name]) for name in names])
@@ -66,7 +66,7 @@ def mix_datasets(
 
 
 def draw_epoch(source: NDArray[np.int16], mixture: Mixture, *, seed: int, epoch: int) -> IndexArray:
-    """Return the items of an epoch, given each item's data set [n]; an item may come more than once."""
+    """Return the items of an epoch, given each item's data set [n]; an item may occur more than once."""
     quotas = _quotas(mixture.weights, mixture.epoch_samples or len(source))
     parts = [
         _stream(np.flatnonzero(source == number), quota, seed=(seed, 3, number), skip=epoch * quota)
@@ -77,7 +77,7 @@ def draw_epoch(source: NDArray[np.int16], mixture: Mixture, *, seed: int, epoch:
 
 
 def _stream(items: IndexArray, count: int, *, seed: tuple[int, ...], skip: int) -> IndexArray:
-    """Return items skip .. skip+count-1 of the endless row of shuffles of `items`."""
+    """Return items skip .. skip+count-1 of an endless sequence of shuffles of `items`."""
     if not len(items):
         raise UsageError("a data set of the mixture has no samples left after the over-long policy")
     first, last = skip // len(items), (skip + count - 1) // len(items)
@@ -87,7 +87,7 @@ def _stream(items: IndexArray, count: int, *, seed: tuple[int, ...], skip: int) 
 
 
 def _quotas(weights: NDArray[np.float64], total: int) -> list[int]:
-    """Return whole numbers that sum to `total` and stand nearest to the weights (largest remainders)."""
+    """Return integers that sum to `total`, nearest to the weights (largest remainders)."""
     exact = weights * total
     quotas = np.floor(exact).astype(np.int64)
     remainders = np.argsort(-(exact - quotas), kind="stable")

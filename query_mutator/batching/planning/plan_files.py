@@ -1,6 +1,6 @@
-"""Plans on disk: a folder with meta.json and one file per epoch, whole or not there, every part verified.
+"""Plans on disk: a folder with meta.json and one checksummed file per epoch.
 
-A folder named NAME.jsonl holds the epochs as text, one microbatch a line with its ids; any other, as arrays.
+A folder named NAME.jsonl has epochs as text, one microbatch with its ids per line; any other has arrays.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from query_mutator.batching.files import (
     json_bytes,
     read_arrays,
     read_checked_json,
+    reading,
     write_arrays,
     write_checked_json,
 )
@@ -39,10 +40,10 @@ _CUT_COLUMNS = ("unit", "sample", "start", "stop")
 
 
 def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
-    """Write a plan; the folder appears whole, in place of an older plan, or not at all."""
+    """Write a plan atomically, in place of an older plan."""
     target = Path(path)
     if target.exists() and not (target / META_FILE).exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already and is no plan; choose another place")
+        raise UsageError(f"{target} exists and is not a plan; choose another folder")
     with atomic_folder(target) as folder:
         _write(plan, folder, text=is_text(target))
 
@@ -88,10 +89,10 @@ def load_batch_plan(
     lengths: LengthSource | None = None,
     verify_all: bool = False,
 ) -> BatchPlan:
-    """Open a plan; each epoch is mapped into memory and verified when first used, all at once with `verify_all`.
+    """Open a plan; each epoch is mapped into memory and verified on first use, or all now with `verify_all`.
 
-    A broken or mixed-up file is a BatchFileError that names it. With hashes or lengths given, a plan that was made
-    for others is a UsageError.
+    Raises BatchFileError with the name of a damaged or exchanged file, and UsageError if hashes or lengths are given
+    and the plan was made for others.
     """
     folder = Path(path)
     body = read_checked_json(folder / META_FILE)
@@ -100,7 +101,7 @@ def load_batch_plan(
         units, fingerprint = body.pop("units"), body.pop("fingerprint")
         meta = BatchPlanMeta.model_validate(body)
     except (KeyError, ValueError, AttributeError) as error:
-        raise BatchFileError(f"{folder / META_FILE} is no plan of this version: {error}") from error
+        raise BatchFileError(f"{folder / META_FILE} is not a plan of this version: {error}") from error
     context = _read_units(folder / _UNITS_FILE, units, meta)
     makers = {number: _epoch_loader(folder, number, digest, context) for number, digest in digests.items()}
     plan = BatchPlan(meta, LazyEpochs(makers), context.ids, digests=digests)
@@ -121,16 +122,16 @@ def check_plan(
     tokenizer_hash: str | None = None,
     lengths: LengthSource | None = None,
 ) -> None:
-    """Refuse, with a UsageError, a plan that was made for another data set, tokenizer or lengths."""
+    """Raise UsageError for a plan that was made for another data set, tokenizer or lengths."""
     pairs = (
         ("data set", dataset_hash, plan.meta.dataset_hash),
         ("tokenizer", tokenizer_hash, plan.meta.tokenizer_hash),
     )
     for what, given, planned in pairs:
         if given is not None and given != planned:
-            raise UsageError(f"the plan was made for another {what}: {planned!r}, this one is {given!r}; build it anew")
+            raise UsageError(f"the plan was made for {what} {planned!r}, not {given!r}; build it again")
     if lengths is not None and as_lengths(lengths).digest != plan.meta.lengths_hash:
-        raise UsageError("the plan was made for other samples or lengths; build it anew")
+        raise UsageError("the plan was made for other samples or lengths; build it again")
 
 
 def _check_present(folder: Path, number: int) -> None:
@@ -164,11 +165,11 @@ def _epoch(path: Path, fields: Mapping[str, Any], context: PlanContext) -> Epoch
     try:
         return EpochPlan(**values, context=context)
     except ValidationError as error:
-        raise BatchFileError(f"{path} does not hold an epoch: {error.errors()[0]['msg']}") from error
+        raise BatchFileError(f"{path} is not an epoch: {error.errors()[0]['msg']}") from error
 
 
 def _write_text(path: Path, epoch: EpochPlan) -> None:
-    """Write a header, one line per microbatch with the ids a person reads, and what the arrays hold besides."""
+    """Write a header and one line per microbatch, with ids for a reader and the units and counts of the arrays."""
     header = {**epoch.head, "num_microbatches": epoch.num_microbatches}
     header |= {"total_samples": epoch.total_samples, "total_tokens": epoch.total_tokens}
     counts = {name: values for name, values in epoch.arrays.items() if name in _TEXT_COUNTS}
@@ -185,31 +186,30 @@ _TEXT_COUNTS = ("tokens", "loss_tokens", "segment_squares", "shared_loss_tokens"
 
 
 def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
-    """Read a text epoch back into arrays and compare them with the checksum of the plan."""
-    try:
+    """Read a text epoch into arrays and compare them with the plan's checksum."""
+    with reading(path):
         lines = path.read_bytes().splitlines()
+    try:
         header, *rows = (json.loads(line) for line in lines)
         if header.pop("num_microbatches") != len(rows):
-            raise ValueError(f"{len(rows)} microbatches are not as many as its header says")
+            raise ValueError(f"{len(rows)} microbatches, not as many as in its header")
         fields: dict[str, Any] = {name: header[name] for name in ("epoch", "seed", "num_dropped", "sources")}
         fields |= _text_arrays(rows, context)
-    except OSError as error:
-        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BatchFileError(f"{path} is truncated or edited: {error}") from error
     epoch = _epoch(path, fields, context)
     if epoch.digest != digest:
-        raise BatchFileError(f"{path} does not match the plan's checksum: it was edited, or belongs to another plan")
+        raise BatchFileError(f"{path} does not match the plan's checksum; it was edited or belongs to another plan")
     return epoch
 
 
 def _text_arrays(rows: list[dict[str, Any]], context: PlanContext) -> dict[str, Any]:
     if not rows:
-        raise ValueError("it holds no microbatch")
+        raise ValueError("no microbatches")
     units = [unit for row in rows for unit in row["units"]]
     ids = context.ids.take(context.cuts.resolve(np.array(units, np.int64))[0])
     if ids != [one for row in rows for one in row["samples"]]:
-        raise ValueError("samples and units do not agree")
+        raise ValueError("samples and units disagree")
     columns = {"max_len": "max_len", "bucket": "bucket_id", **{name: name for name in _TEXT_COUNTS if name in rows[0]}}
     if "padding" in columns:
         columns["index"] = "index"

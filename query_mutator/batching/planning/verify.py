@@ -1,4 +1,4 @@
-"""Does a stored plan still follow from the data and settings it names?"""
+"""Verify that a stored plan follows from its data and settings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def verify_batch_plan(
     loss_lengths: Mapping[str, int] | Sequence[int] | NDArray[Any] | None = None,
     groups: GroupSource | None = None,
 ) -> tuple[bool, str]:
-    """Build the plan anew from its own settings and say whether it is the same, and if not, what differs first."""
+    """Rebuild the plan from its own settings; return whether it is the same, and the first difference."""
     if plan.meta.shard is not None:
-        return False, "this is the shard of a plan; verify the whole plan"
+        return False, "the plan is a shard; verify the whole plan"
     meta = plan.meta
     try:
         builder = BatchPlanBuilder(

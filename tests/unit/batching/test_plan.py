@@ -163,7 +163,7 @@ def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
     assert not (tmp_path / "plan" / "epoch_2.safetensors").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("keep me")
-    with pytest.raises(UsageError, match="no plan"):
+    with pytest.raises(UsageError, match="not a plan"):
         save_batch_plan(build(1), tmp_path / "other")
 
 
@@ -353,7 +353,7 @@ def test_a_mixture_keeps_its_proportions() -> None:
     assert {count for one, count in seen.items() if one.startswith("small/")} <= {6, 7}
     other = BatchPlanBuilder(mix_datasets(datasets, {"big": 1, "small": 1}, epoch_samples=200), CONFIG).build_sync(1)
     assert other.get_epoch(0).sources["small"].samples == 100
-    with pytest.raises(UsageError, match="weights name"):
+    with pytest.raises(UsageError, match="weights are for"):
         mix_datasets(datasets, {"big": 1})
 
 
