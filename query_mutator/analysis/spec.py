@@ -92,7 +92,7 @@ class WatchRule:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class MetricSpec:
-    """One metric; docs/comparing.md explains the fields."""
+    """One metric; docs/reference/analysis.md explains the fields."""
 
     name: str
     tags: Annotated[tuple[Annotated[TagPattern, _or_text("tag")], ...], BeforeValidator(_as_list), Field(min_length=1)]

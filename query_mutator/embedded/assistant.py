@@ -20,7 +20,7 @@ NOT_SURE = (
     "I'm not sure which part of Python's standard library you mean. Could you say in other words what should happen?"
 )
 #: Cosine between question and best document; below it fewer than one answer in four is right
-#: (docs/embedded_assistant.md).
+#: (docs/explanation/embedded-assistant.md).
 SURE_FROM = 0.35
 #: Files of this package that the answers depend on.
 SOURCES = ("assistant.py", "filters.py", "corpus.py", "rules/filters.tsv", "rules/harms.txt")

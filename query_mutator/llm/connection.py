@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection: every wait ends at the call's deadline, or when another thread cuts it.
 
 Neither `requests` nor urllib3 lets another thread cancel a stalled call, and both need more CPU time per call
-(docs/llm.md).
+(docs/explanation/model-calls.md).
 """
 
 from __future__ import annotations

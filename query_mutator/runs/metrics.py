@@ -1,6 +1,6 @@
 """Every metric a run logs, and the writer of `metrics.jsonl` and TensorBoard event files.
 
-The table is `metrics.tsv` next to this module; docs/metrics.md has the same rows. Keys are two words.
+The table is `metrics.tsv` next to this module; docs/reference/metrics.md has the same rows. Keys are two words.
 """
 
 from __future__ import annotations

@@ -1,60 +1,71 @@
-"""The commands on the toolkit's pages are run as they stand; blocks that need something are read for their flags."""
+"""Every block of README and docs runs as it stands, or is marked with what it needs and its flags are parsed."""
 
 from __future__ import annotations
 
-import re
-import shlex
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from query_mutator import plugins
 from query_mutator.cli.console import exit_code
-from query_mutator.cli.flags import flags_of
-from query_mutator.commands import COMMANDS
-from query_mutator.commands.main import main as qm_main
+from query_mutator.operators import OPERATORS
+from query_mutator.rewards import PARTS
+from query_mutator.training.learners import LEARNERS
+from tests.docs_blocks import DEFAULTS, PAGES, ROOT, SIZES, blocks_of, check_block, run_block
+from tests.integration.conftest import ROWS
 from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("batching.md", "sft.md")
-_BLOCK = re.compile(r"^```bash( needs: \w+)?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+WITH_BLOCKS = [page for page in PAGES if any(not block.needs for block in blocks_of(page))]
 
 
-def commands(page: str, *, needing: bool) -> list[list[str]]:
-    """Return the `qm` command lines of a page's blocks, as words."""
-    blocks = _BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
-    lines = [line for needs, block in blocks if bool(needs) is needing for line in block.splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("qm ")]
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `questions.jsonl` and a run of two updates on them."""
+    folder = tmp_path_factory.mktemp("docs")
+    rows = [{"id": f"q{n}", "query": text, "accept": [name]} for n, (text, name) in enumerate(ROWS)]
+    write_rows(folder / "questions.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("QUERY_MUTATOR_REPLIES", str(folder / "replies.sqlite"))
+        assert exit_code(train_main, [*DEFAULTS, *SIZES, "--no-evaluate"], prog="train") == 0
+    return folder
 
 
-def test_commands_of_the_page_of_batching_run(
-    tiny_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "train.jsonl", pairs(40))
-    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    lines = commands("batching.md", needing=False)
-    assert len(lines) >= 14
-    for words in lines:
-        assert exit_code(qm_main, words, prog="qm") == 0, (words, capsys.readouterr().err)
-
-
-def test_commands_of_the_page_of_fine_tuning_run(
-    tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def folder(small_run: Path, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a page: a checkout's files, a finished run, rows to train on and a small model."""
+    for name in ("questions.jsonl", "runs"):
+        source = small_run / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / name, **({"symlinks": True} if source.is_dir() else {}))
+    for name in ("examples", "scripts", "benchmarks", "requirements.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(tiny_lm, tmp_path / "model")
-    write_rows(tmp_path / "train.jsonl", pairs(16))
-    lines = commands("sft.md", needing=False)
-    assert len(lines) >= 5
-    for words in lines:
-        assert exit_code(qm_main, words, prog="qm") == 0, (words, capsys.readouterr().err)
+    write_rows(tmp_path / "train.jsonl", pairs(40))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for registry in (OPERATORS, PARTS, LEARNERS):  # undo what plugins register
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_other_commands_have_flags_that_exist(page: str) -> None:
-    for words in commands(page, needing=True):
-        name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
-        known = {written for flag in flags_of(COMMANDS[name].flags).values() for written in flag.spellings}
-        assert {word for word in words if word.startswith("-")} <= known
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_of_the_page_run(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if not block.needs:
+            run_block(block, folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_marked_blocks_have_flags_that_exist(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.needs:
+            check_block(block)
+        elif block.file:
+            (folder / block.file).write_text(block.code, encoding="utf-8")

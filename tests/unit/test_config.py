@@ -189,26 +189,6 @@ def test_help_names_its_flags_and_loads_nothing_heavy(option: str) -> None:
     assert PROG in done.stdout
 
 
-@pytest.mark.parametrize(
-    "page", ["train_query_mutator.md", "qm.md", "metrics.md", "run_folder.md", "batching.md", "sft.md"]
-)
-def test_docs_name_only_flags_that_exist(page: str) -> None:
-    from query_mutator.commands import COMMANDS
-
-    classes = [TrainConfig, *(command.flags for command in COMMANDS.values())]
-    known = {written for cls in classes for flag in flags_of(cls).values() for written in flag.spellings}
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)) - {
-        "--help",
-        "--logdir",
-        "--nproc-per-node",
-        "--out",
-        "--peer",  # of benchmarks/batching.py
-    }
-    assert named
-    assert named <= known
-
-
 def test_first_run_is_a_file_of_flags() -> None:
     config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
     assert config.name == "first-run"

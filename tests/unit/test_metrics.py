@@ -11,7 +11,7 @@ import pytest
 from query_mutator.files import read_json_lines
 from query_mutator.runs.metrics import METRICS, MetricsWriter
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def test_every_key_has_a_row_in_the_docs_and_every_row_a_key() -> None:

@@ -1,4 +1,4 @@
-"""Commands on the page about sizing have flags that exist and values that are allowed."""
+"""Commands on the pages about sizing have flags that exist and values that are allowed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from pathlib import Path
 from query_mutator.cli.flags import parse_flags
 from query_mutator.commands import COMMANDS
 
-PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (
+    "how-to/size-a-training-step.md",
+    "how-to/size-workers.md",
+    "how-to/find-a-batch-size.md",
+    "reference/sizing.md",
+    "explanation/memory-estimates.md",
+)
+TEXT = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
 _BLOCK = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def test_commands_of_the_page_can_be_read() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    lines = [line for block in _BLOCK.findall(text) for line in block.splitlines() if line.startswith("qm ")]
-    lines += re.findall(r"`(qm size [^`]*--[^`]*)`", text)
+def test_commands_of_the_pages_can_be_read() -> None:
+    lines = [line for block in _BLOCK.findall(TEXT) for line in block.splitlines() if line.startswith("qm size ")]
+    lines += re.findall(r"`(qm size [^`]*--[^`]*)`", TEXT)
     assert len(lines) >= 12
     for line in lines:
         words = shlex.split(line)[1:]
@@ -24,8 +31,7 @@ def test_commands_of_the_page_can_be_read() -> None:
         assert parse_flags(COMMANDS[name].flags, words[len(name.split()) :], prog="qm")
 
 
-def test_every_command_of_sizing_is_on_the_page() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+def test_every_command_of_sizing_is_on_a_page() -> None:
     for name in COMMANDS:
         if name.startswith("size"):
-            assert f"qm {name}" in text
+            assert f"qm {name}" in TEXT

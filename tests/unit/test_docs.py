@@ -1,0 +1,64 @@
+"""The documentation: links, length of pages, flags named in the text, and an index that lists every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import write_flag_pages
+from tests.docs_blocks import PAGES, ROOT
+
+DOCS = ROOT / "docs"
+LONG = {"log.md", "metrics.md"}  # a list of findings, a table of every key
+MOST_WORDS = 900
+
+#: Flags of other programs, and of scripts that have flags besides those of our commands.
+OTHERS = {
+    "--help", "--help-all", "--version", "--nproc-per-node", "--logdir", "--peer", "--points", "--seeds", "--repeats",
+    "--threads", "--ceiling", "--servers", "--width", "--sigmas", "--modes", "--run", "--out", "--slots", "--calls",
+    "--settings", "--gradient_checkpointing", "--bf", "--tag",
+}  # fmt: skip
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
+
+ids = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http", "mailto")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_page_is_short_and_says_what_it_is_for(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line]
+    assert lines[0].startswith("# ")
+    assert not lines[1].startswith(("#", "|", "```")), "the first line under the title says what the page is for"
+    if page.name not in LONG and page.parent.name != "flags":
+        assert len(text.split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_flags_in_the_text_exist(page: Path) -> None:
+    known = {flag for page in write_flag_pages.FOLDER.glob("*.md") for flag in _FLAG.findall(page.read_text())}
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    named = set(_FLAG.findall(text))
+    if page.name not in ("log.md", "CHANGELOG.md"):
+        assert named - known <= OTHERS
+
+
+def test_index_lists_every_page() -> None:
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
+    assert {page for page in PAGES if DOCS in page.parents and page.name != "index.md"} <= linked
+
+
+def test_flag_pages_are_what_the_commands_print() -> None:
+    for name, text in write_flag_pages.pages().items():
+        written = (write_flag_pages.FOLDER / name).read_text(encoding="utf-8")
+        assert written == text, f"{name} is out of date; run python scripts/write_flag_pages.py"
