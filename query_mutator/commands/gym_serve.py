@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from query_mutator.cli.common import check_at_least
 from query_mutator.cli.console import closing_on_interrupt, note
+from query_mutator.env.observation import Projection
+from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import embed_questions
-from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer
+from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer, TextEnv
 from query_mutator.llm.backends import AUTO
+from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from rl_query_mutator_env import QueryMutationEnv
 
-if TYPE_CHECKING:
-    from query_mutator.env.observation import Projection
-    from query_mutator.env.task import Task
-    from query_mutator.gym.server import Game, TextEnv
-    from query_mutator.llm.client import Client
-    from query_mutator.training.system import TaskSettings
-    from rl_query_mutator_env import QueryMutationEnv
-
-Hint = Callable[["QueryMutationEnv"], str]
+Hint = Callable[[QueryMutationEnv], str]
 
 
 @dataclass(frozen=True, kw_only=True)

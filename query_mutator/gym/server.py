@@ -25,7 +25,7 @@ __all__ = ["Game", "GymServer", "GymnasiumTextEnv", "StepOutcome", "TextEnv"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 0.3  # within which a WebSocket client sends its request
+DETECT_TIMEOUT_S = 0.3  # a WebSocket client sends its request within this time
 
 
 class GymnasiumTextEnv:
@@ -176,7 +176,7 @@ class GymServer:
         session = Session(self.games, rng)
         connection: LineConnection | None = None
         try:
-            connection = await accept(reader, writer, patience_s=PATIENCE_S)
+            connection = await accept(reader, writer, timeout_s=DETECT_TIMEOUT_S)
             await self._converse(connection, session)
         except (GymProtocolError, OSError) as error:  # a GymConnectionError is an OSError
             logger.debug("client left: %s", error)

@@ -131,15 +131,15 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
     return connection
 
 
-async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, patience_s: float) -> LineConnection:
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, timeout_s: float) -> LineConnection:
     """Return the connection of a new client: WebSocket when it begins with an HTTP request, otherwise telnet.
 
-    A client that sends nothing within `patience_s` seconds waits for a greeting: it speaks telnet or plain TCP.
+    A client that sends nothing within `timeout_s` seconds waits for a greeting: it speaks telnet or plain TCP.
     Answer any other HTTP request with its status and raise GymProtocolError.
     """
     first = b""
     with contextlib.suppress(TimeoutError):
-        first = await asyncio.wait_for(reader.read(1), patience_s)
+        first = await asyncio.wait_for(reader.read(1), timeout_s)
     # "G" may begin a request or a line: read on until it is clear, and never past the end of such a line
     while first and b"GET ".startswith(first) and first != b"GET " and (byte := await reader.read(1)):
         first += byte

@@ -73,10 +73,6 @@ class BufferSnapshot(Record):
         """Return the length of every sample by its key; samples of one id are not merged."""
         return {key: sample.length for key, sample in zip(self.keys, self.samples, strict=True)}
 
-    def by_key(self) -> dict[str, StreamSample]:
-        """Return the samples by their keys."""
-        return dict(zip(self.keys, self.samples, strict=True))
-
 
 class ReplayDraw(NamedTuple):
     """Samples drawn by priority, weights for the loss that correct for it, and serials to update priorities with."""
