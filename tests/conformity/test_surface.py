@@ -1,0 +1,59 @@
+"""Frozen surfaces: the names each room exports, and the files of the wheel.
+
+A deliberate change: `python -m tests.conformity.test_surface` writes exports.json again; the diff shows the change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORTS = Path(__file__).with_name("exports.json")
+SURFACE = ("train_query_mutator.py", "rl_query_mutator_env.py", "ollama_utils.py", "benchmark_batching.py")
+
+
+def exports() -> dict[str, list[str]]:
+    """Return the public names of every room and of the modules at the top: `__all__`, else what the module defines."""
+    files = [*ROOT.glob("query_mutator/**/__init__.py"), *ROOT.glob("query_mutator/*.py"), *ROOT.glob("ppo/[!_]*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files}
+    found = {}
+    for name in sorted(names | {path.removesuffix(".py") for path in SURFACE} - {"query_mutator.__main__"}):
+        if name.endswith("__main__"):
+            continue
+        module = importlib.import_module(name)
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == name]
+        found[name] = sorted(getattr(module, "__all__", [key for key in own if not key.startswith("_")]))
+    return found
+
+
+def test_exported_names_are_the_recorded_ones() -> None:
+    assert exports() == json.loads(EXPORTS.read_text(encoding="utf-8"))
+
+
+def test_every_exported_name_exists() -> None:
+    for module, names in exports().items():
+        for name in names:
+            if not hasattr(importlib.import_module(module), name):
+                importlib.import_module(f"{module}.{name}")  # a room may offer a module
+
+
+def test_the_wheel_holds_the_tracked_files_and_no_others(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # a copy: building leaves folders behind
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(source)], check=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == {name for name in tracked if name.startswith(("query_mutator/", "ppo/")) or name in SURFACE}
+
+
+if __name__ == "__main__":
+    EXPORTS.write_text(json.dumps(exports(), indent=1) + "\n", encoding="utf-8")
