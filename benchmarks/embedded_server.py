@@ -1,4 +1,4 @@
-"""What the embedded server itself costs: calls a second and CPU time a call, over raw keep-alive sockets.
+"""Overhead of the embedded server: calls per second and CPU time per call, over raw keep-alive sockets.
 
 python benchmarks/embedded_server.py                                          the ceiling
 python benchmarks/embedded_server.py --connections 512 --latency-ms 1000      the width
@@ -18,10 +18,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Print one line of JSON for each repeat."""
+    """Print one JSON object per repeat."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=10_000, help="calls of one repeat")
-    parser.add_argument("--connections", type=int, default=16, help="connections, each with one call under way")
+    parser.add_argument("--calls", type=int, default=10_000, help="calls per repeat")
+    parser.add_argument("--connections", type=int, default=16, help="connections, each with one call in flight")
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--latency-sigma", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(url: str, *, calls: int, connections: int) -> dict[str, Any]:
-    """Return rate, server CPU time a call and efficiency (service time / connections / wall) of one repeat."""
+    """Return rate, server CPU time per call and efficiency (service time / connections / wall time) of one repeat."""
     before = stats(url)
     began_s = time.perf_counter()
     drive(int(url.rsplit(":", 1)[1]), calls=calls, connections=connections)
@@ -65,7 +65,7 @@ def stats(url: str) -> dict[str, Any]:
 
 
 def drive(port: int, *, calls: int, connections: int) -> None:
-    """Make `calls` calls, one after the other on each connection."""
+    """Make `calls` calls, one at a time on each connection."""
     selector = selectors.DefaultSelector()
     received: dict[socket.socket, bytes] = {}
     for number in range(connections):
@@ -91,7 +91,7 @@ def drive(port: int, *, calls: int, connections: int) -> None:
 
 
 def request(number: int) -> bytes:
-    """Return a chat request as our client sends it."""
+    """Return a chat request like those of the client."""
     message = {"role": "user", "content": f"question {number}: how do I end a process that does not answer any more?"}
     options = {"temperature": 0, "seed": 1, "num_predict": 256}
     payload = {"model": "echo", "messages": [message], "stream": False, "think": False, "options": options}

@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         self.transport = transport
         self._open.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         """Cancel the client's request, which frees its slot."""
         self._open.discard(self)
         if self._task is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,7 +112,9 @@ class OllamaRoutes:
         if field(payload, "suffix", str, ""):
             raise ApiError(400, f"{entry.tagged} does not support insert")
         prompt = field(payload, "prompt", str, "")
-        return await self._reply(exchange, _call(exchange, entry, prompt=prompt), lambda text: {"response": text})
+        return await self._reply(
+            exchange, _call(exchange, entry, prompt=prompt, format=_format(payload)), lambda text: {"response": text}
+        )
 
     async def chat(self, exchange: Exchange) -> Response | None:
         """Answer the last user message."""
@@ -122,7 +123,7 @@ class OllamaRoutes:
         if field(payload, "tools", list):
             raise ApiError(400, f"{entry.tagged} does not support tools")
         prompt = last_user_text(field(payload, "messages", list, []))
-        return await self._reply(exchange, _call(exchange, entry, prompt=prompt), _as_message)
+        return await self._reply(exchange, _call(exchange, entry, prompt=prompt, format=_format(payload)), _as_message)
 
     async def embed(self, exchange: Exchange) -> Response:
         """Return a vector for each text of `input`."""
@@ -156,7 +157,6 @@ class OllamaRoutes:
         if not call.prompt:
             reason = await self._engine.load(call)
             return json_response(_line(model, part(""), done=True) | {"done_reason": reason})
-        call = replace(call, format=_format(exchange.payload))
         if field(exchange.payload, "stream", bool, True):
             await self._stream(exchange, call, part)
             return None

@@ -12,7 +12,7 @@ import errno
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator.embedded.catalogue import Catalogue, Entry
 from query_mutator.embedded.engine import Engine
@@ -28,8 +28,6 @@ from query_mutator.embedded.stats import Stats
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from query_mutator.encoder import Encoder
 
 __all__ = ["EmbeddedServer", "ServerSettings", "start_server"]
@@ -100,12 +98,10 @@ class EmbeddedServer:
         self._thread = threading.Thread(target=self._run, name="embedded-server", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def stats(self) -> dict[str, Any]:

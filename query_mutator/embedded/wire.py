@@ -134,11 +134,10 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     `seed` and `temperature` are accepted and change nothing: the embedded models are deterministic.
     """
     for name in _INTEGER_OPTIONS:
-        value = options.get(name)
-        if not _is_number(value) or (value is not None and not float(value).is_integer()):
+        if name in options and not _is_integer(options[name]):
             raise ApiError(400, f'option "{name}" must be of type integer')
     for name in _FLOAT_OPTIONS:
-        if not _is_number(options.get(name)):
+        if name in options and not _is_number(options[name]):
             raise ApiError(400, f'option "{name}" must be of type float32')
     stop = options.get("stop") or []
     if not isinstance(stop, list):
@@ -151,6 +150,10 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _is_integer(value: Any) -> bool:
+    return value is None or (_is_number(value) and float(value).is_integer())
 
 
 @lru_cache(maxsize=64)

@@ -105,7 +105,7 @@ def _sha256(path: Path) -> str:
 
 
 @lru_cache(maxsize=64)
-def _file_sha256(path: Path, size: int, mtime_ns: int) -> str:
+def _file_sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     """Return the file's sha256; size and time are parameters so that a changed file is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
