@@ -20,8 +20,6 @@ from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from query_mutator.embedded.models import EmbeddedModel
     from query_mutator.encoder import Encoder
 
@@ -85,7 +83,7 @@ def _serve(argv: Sequence[str]) -> int:
     return 0
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 
