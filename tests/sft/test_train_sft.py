@@ -113,10 +113,10 @@ def test_a_plan_for_other_data_or_another_tokenizer_is_refused(
     edited = pairs(24)
     edited[3]["response"] = "other" + edited[3]["response"][5:]
     assert qm(*train, "--data", write_rows(tmp_path / "edited.jsonl", edited)) == 2
-    assert "the plan was made for another data set" in capsys.readouterr().err
+    assert "the plan was made for data set" in capsys.readouterr().err
     other = save_tokenizer(tmp_path / "other", ["quite different words"], vocab_size=270)
     assert qm(*train, "--data", rows, "--tokenizer", other) == 2
-    assert "the plan was made for another tokenizer" in capsys.readouterr().err
+    assert "the plan was made for tokenizer" in capsys.readouterr().err
     assert qm(*train, "--data", rows, "--epochs", "5") == 2
     assert "the plan has 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

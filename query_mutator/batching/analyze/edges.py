@@ -1,4 +1,4 @@
-"""Where to put bucket edges: the optimum for waste and for attention, equal shares for balance."""
+"""Suggest bucket edges: optimal ones for padding or attention, quantiles for balance."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from query_mutator.errors import UsageError
 
 
 class OptimizationGoal(StrEnum):
-    """What edges are chosen for."""
+    """Objective of the edges."""
 
     MINIMIZE_WASTE = "minimize_waste"  # fewest padding tokens
-    BALANCE_BUCKETS = "balance_buckets"  # as many samples in each bucket
+    BALANCE_BUCKETS = "balance_buckets"  # equally many samples in each bucket
     MINIMIZE_MEMORY = "minimize_memory"  # smallest sum of squared padded lengths: the attention scores of all rows
 
 
 class BucketSuggestion(Record):
-    """Edges, the last of them the longest length covered; `num_left_out` samples are longer than `max_length`."""
+    """Edges up to the longest length covered; `num_left_out` samples are longer than `max_length`."""
 
     edges: tuple[int, ...]
     overflow_max: int
@@ -40,14 +40,14 @@ def suggest_bucket_edges(
     *,
     multiple: int = 1,
 ) -> BucketSuggestion:
-    """Return `num_buckets` edges (fewer if there are fewer lengths), multiples of `multiple`, best for the goal."""
+    """Return the best `num_buckets` edges (fewer if there are fewer lengths) for a goal, multiples of `multiple`."""
     if num_buckets < 1 or multiple < 1:
         raise UsageError(f"num_buckets={num_buckets} and multiple={multiple} must be at least 1")
     values = as_lengths(lengths).lengths
     counts = np.bincount(values)
     covered = counts if max_length is None else counts[: max_length + 1]
     if not covered.any():
-        raise UsageError("there are no lengths to choose edges for")
+        raise UsageError("there are no lengths to choose edges for; raise max_length or check the input")
     goal = OptimizationGoal(goal)
     sizes, shares = _candidates(covered, multiple)
     if goal is OptimizationGoal.BALANCE_BUCKETS:
@@ -69,14 +69,14 @@ def suggest_bucket_edges(
 
 _RATIONALES = {
     OptimizationGoal.MINIMIZE_WASTE: "dynamic programming over {lengths} lengths: no other {edges} edges pad less",
-    OptimizationGoal.BALANCE_BUCKETS: "quantiles over {lengths} lengths: {edges} buckets of about as many samples",
-    OptimizationGoal.MINIMIZE_MEMORY: "dynamic programming over {lengths} lengths: with no other {edges} edges are the "
-    "attention scores of all padded rows fewer",
+    OptimizationGoal.BALANCE_BUCKETS: "quantiles over {lengths} lengths: {edges} buckets of about equally many samples",
+    OptimizationGoal.MINIMIZE_MEMORY: "dynamic programming over {lengths} lengths: no other {edges} edges need fewer "
+    "attention scores for the padded rows",
 }
 
 
 def _candidates(counts: NDArray[np.int64], multiple: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the lengths an edge may have, ascending, and how many samples lie above the one before [m], [m]."""
+    """Return the possible edges, ascending, and the number of samples between each and the one before, both [m]."""
     present = np.flatnonzero(counts)
     rounded = -(-present // multiple) * multiple
     sizes, first = np.unique(rounded, return_index=True)
@@ -84,7 +84,7 @@ def _candidates(counts: NDArray[np.int64], multiple: int) -> tuple[NDArray[np.in
 
 
 def _quantiles(shares: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
-    """Return the places of edges that share the samples out as equally as the lengths allow."""
+    """Return the positions of edges with as equal shares of the samples as the lengths allow."""
     upto = np.cumsum(shares)
     wanted = upto[-1] * np.arange(1, num_buckets + 1) / num_buckets
     above = np.searchsorted(upto, wanted)
@@ -94,10 +94,11 @@ def _quantiles(shares: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]
 
 
 def _optimal(weights: list[int], upto: list[int], num_buckets: int) -> NDArray[np.int64]:
-    """Return the places of edges that minimise the sum over buckets of weight at the edge * samples in the bucket.
+    """Return the positions of edges that minimize the sum over buckets of weight at the edge * samples in the bucket.
 
-    best[j] = min over i < j of before[i] + weights[j] * (upto[j] - upto[i]): for each i a line in weights[j], and
-    since slopes fall and weights rise, the lower envelope of the lines serves every j in constant time on average.
+    Dynamic programming: best[j] = min over i < j of before[i] + weights[j] * (upto[j] - upto[i]). Each i is a line in
+    weights[j]; slopes fall and weights rise, so the lower envelope of the lines gives each j in constant time on
+    average (convex hull trick).
     """
     count = len(weights)
     num_buckets = min(num_buckets, count)
@@ -114,13 +115,14 @@ def _optimal(weights: list[int], upto: list[int], num_buckets: int) -> NDArray[n
 
 
 def _one_more_edge(weights: list[int], upto: list[int], before: list[int]) -> tuple[list[int], list[int]]:
-    """Return the least cost of covering everything up to each place with one edge more, and the edge before it."""
+    """Return the minimal cost up to each position with one more edge, and the position of the edge before it."""
     best, chosen = list(before), [-1] * len(before)
     lines: list[int] = []
     head = 0
     for place in range(1, len(before)):
         _add_line(lines, place - 1, upto, before, head)
         weight = weights[place]
+        # Weights rise, so lines that are no longer minimal never become minimal again.
         while head + 1 < len(lines) and _cost(lines[head + 1], weight, upto, before) <= _cost(
             lines[head], weight, upto, before
         ):
@@ -136,10 +138,10 @@ def _cost(line: int, weight: int, upto: list[int], before: list[int]) -> int:
 
 
 def _add_line(lines: list[int], line: int, upto: list[int], before: list[int], head: int) -> None:
-    """Put a line, steeper than all others, on the envelope, and take off those it hides."""
+    """Add a line, steeper than all others, to the envelope, and remove the lines above it."""
     while len(lines) - head >= 2:
         first, second = lines[-2], lines[-1]
-        # the second is hidden when the new line meets the first no later than the second does (whole numbers, exact)
+        # The second is above the envelope if the new line meets the first no later than it does (exact, in integers).
         if (before[line] - before[first]) * (upto[second] - upto[first]) <= (before[second] - before[first]) * (
             upto[line] - upto[first]
         ):

@@ -1,4 +1,4 @@
-"""What a choice of buckets costs, and what the other ways of batching would cost."""
+"""Cost of a choice of buckets, compared with other batch layouts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from query_mutator.batching.planning.binpacking import pack_decreasing
 from query_mutator.batching.records import Record
 from query_mutator.errors import UsageError
 
-_PROBE_SAMPLES = 1 << 17  # more samples than this are represented by so many, drawn at random
+_PROBE_SAMPLES = 1 << 17  # larger data sets are represented by a random sample of this size
 
 
 class BucketEfficiency(Record):
-    """One bucket: its samples, tokens with and without padding."""
+    """Samples of one bucket, and their tokens with and without padding."""
 
     bucket_id: int
     min_length: int
@@ -39,7 +39,7 @@ class BucketEfficiency(Record):
 
 
 class BucketAnalysis(Record):
-    """All buckets; samples outside them are counted in `num_left_out` and in nothing else."""
+    """All buckets; samples outside them are counted only in `num_left_out`."""
 
     bucket_spec: BucketSpec
     buckets: tuple[BucketEfficiency, ...]
@@ -63,9 +63,9 @@ class BucketAnalysis(Record):
 
 
 class LayoutCost(Record):
-    """What an epoch costs in one way of batching: batches, tokens with padding, squared lengths, largest batch.
+    """Cost of an epoch in one batch layout: batches, tokens with padding, squared lengths, largest batch.
 
-    `squared_lengths` is what attention costs in all; `peak_squared_lengths` what the largest batch needs for scores.
+    `squared_lengths` is the cost of attention in total, `peak_squared_lengths` the attention scores of one batch.
     """
 
     name: str
@@ -78,7 +78,7 @@ class LayoutCost(Record):
 
 
 class BatchingEfficiencyReport(Record):
-    """Histogram, buckets, suggestions for the three goals, costs of the ways of batching, and advice."""
+    """Histogram, buckets, suggestions for the three goals, costs of the layouts, and advice."""
 
     length_histogram: LengthHistogram
     bucket_analysis: BucketAnalysis
@@ -145,12 +145,12 @@ def analyze_bucket_efficiency(lengths: LengthSource, bucket_spec: BucketSpec) ->
 def create_efficiency_report(
     lengths: LengthSource, bucket_spec: BucketSpec, *, token_budget: int | None = None, num_bins: int = 10
 ) -> BatchingEfficiencyReport:
-    """Return everything known about these lengths and buckets, at a budget of eight of the longest rows by default."""
+    """Return the full report on these lengths and buckets; the default budget is eight of the longest rows."""
     table = as_lengths(lengths)
     analysis = analyze_bucket_efficiency(table, bucket_spec)
     budget = token_budget or 8 * bucket_spec.overflow_max
     if budget < bucket_spec.overflow_max:
-        raise UsageError(f"token_budget={budget} is below the longest length {bucket_spec.overflow_max}")
+        raise UsageError(f"token_budget={budget} must be at least the longest length {bucket_spec.overflow_max}")
     longest = bucket_spec.overflow_max
     goals = list(OptimizationGoal)
     suggestions = tuple(
@@ -174,9 +174,9 @@ def create_efficiency_report(
 def compare_layouts(
     lengths: NDArray[np.int32], bucket_spec: BucketSpec, token_budget: int, *, suggested: BucketSuggestion
 ) -> tuple[LayoutCost, ...]:
-    """Return what an epoch costs with these buckets, the suggested ones, sorted windows, and packs.
+    """Return the cost of an epoch with these buckets, the suggested ones, sorted windows, and packs.
 
-    Windows and packs are tried out, on at most 131,072 samples drawn at random and scaled up.
+    Windows and packs are formed from at most 131,072 samples, drawn at random, and scaled up.
     """
     kept = lengths[lengths <= bucket_spec.overflow_max]
     if not len(kept):
@@ -194,19 +194,14 @@ def compare_layouts(
 
 def _bucket_cost(name: str, lengths: NDArray[np.int32], spec: BucketSpec, budget: int) -> LayoutCost:
     bounds = spec.upper_bounds
-    samples = np.bincount(spec.bucket_ids(lengths), minlength=spec.num_buckets)[: spec.num_buckets]
-    rows = budget // bounds
-    used = samples > 0
-    largest = np.minimum(rows, samples)[used]
-    return LayoutCost(
-        name=name,
-        batches=int((-(-samples // rows)).sum()),
-        padded_tokens=int(samples @ bounds),
-        efficiency=int(lengths.sum(dtype=np.int64)) / int(samples @ bounds),
-        squared_lengths=int(samples @ bounds**2),
-        peak_tokens=int((largest * bounds[used]).max()),
-        peak_squared_lengths=int((largest * bounds[used] ** 2).max()),
-    )
+    samples = np.bincount(spec.bucket_ids(lengths), minlength=spec.num_buckets)
+    rows = budget // bounds  # of a full batch of each bucket
+    batches = -(-samples // rows)
+    sizes, lengths_padded = np.repeat(rows, batches), np.repeat(bounds, batches)
+    last = np.cumsum(batches)[batches > 0] - 1
+    sizes[last] -= (batches * rows - samples)[batches > 0]
+    tokens = sizes * lengths_padded
+    return _measured(name, lengths, tokens, tokens * lengths_padded)
 
 
 def _window_cost(lengths: NDArray[np.int32], spec: BucketSpec, budget: int, scale: float) -> LayoutCost:
@@ -226,8 +221,9 @@ def _pack_cost(lengths: NDArray[np.int32], longest: int, budget: int, scale: flo
 
 
 def _measured(
-    name: str, lengths: NDArray[np.int32], tokens: NDArray[np.int64], squares: NDArray[np.int64], scale: float
+    name: str, lengths: NDArray[np.int32], tokens: NDArray[np.int64], squares: NDArray[np.int64], scale: float = 1.0
 ) -> LayoutCost:
+    """Return the cost of batches with these tokens with padding and squared lengths, both [B]."""
     return LayoutCost(
         name=name,
         batches=round(len(tokens) * scale),
@@ -240,7 +236,7 @@ def _measured(
 
 
 def _advice(analysis: BucketAnalysis, layouts: tuple[LayoutCost, ...], suggested: BucketSuggestion) -> tuple[str, ...]:
-    """Return sentences that name the gain in steps and the price in memory."""
+    """Return recommendations with their gain in steps and their cost in memory."""
     now, better, windows, packed = layouts
     advice = []
     if suggested.estimated_efficiency > analysis.overall_efficiency + 0.01:
@@ -250,19 +246,19 @@ def _advice(analysis: BucketAnalysis, layouts: tuple[LayoutCost, ...], suggested
         )
     if windows.batches < now.batches:
         advice.append(
-            f"Sorted windows (mode throughput) take {windows.batches} steps in place of {now.batches} "
-            f"({_fewer(windows.batches, now.batches)}), at most {windows.peak_tokens} tokens a step."
+            f"Sorted windows (mode throughput) take {windows.batches} steps instead of {now.batches} "
+            f"({_fewer(windows.batches, now.batches)}), at most {windows.peak_tokens} tokens per step."
         )
     if packed.batches < 0.98 * windows.batches:
         advice.append(
             f"Packing takes {packed.batches} steps ({_fewer(packed.batches, windows.batches)} than sorted windows), "
-            f"every one of {packed.peak_tokens} tokens, and needs an attention that keeps segments apart."
+            f"each of {packed.peak_tokens} tokens, and needs an attention mask that separates segments."
         )
     if analysis.empty_buckets:
-        advice.append(f"{analysis.empty_buckets} buckets are empty; leave their edges out.")
+        advice.append(f"{analysis.empty_buckets} buckets are empty; remove their edges.")
     if analysis.num_left_out:
-        advice.append(f"{analysis.num_left_out} samples are longer than every bucket: name an over-long policy.")
-    return tuple(advice) or ("These buckets leave little to gain.",)
+        advice.append(f"{analysis.num_left_out} samples are longer than every bucket; choose an over-long policy.")
+    return tuple(advice) or ("No other layout is much better than these buckets.",)
 
 
 def _fewer(new: float, old: float) -> str:
@@ -270,7 +266,7 @@ def _fewer(new: float, old: float) -> str:
 
 
 def visualize_buckets(lengths: LengthSource, bucket_spec: BucketSpec, width: int = 50) -> str:
-    """Return one line per bucket: samples as a bar of up to `width` characters, real tokens as #, padding as dots."""
+    """Return one bar of up to `width` characters per bucket, real tokens as #, padding as dots."""
     analysis = analyze_bucket_efficiency(lengths, bucket_spec)
     most = max(one.padded_tokens for one in analysis.buckets)
     lines = []

@@ -1,4 +1,4 @@
-"""How long the samples of a data set are."""
+"""Histogram and statistics of the lengths of samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HistogramBin(Record):
 
     @property
     def label(self) -> str:
-        """The lengths of the bin, both ends included."""
+        """Shortest and longest length of the bin."""
         return f"{self.min_length}-{self.max_length - 1}"
 
 
@@ -72,7 +72,7 @@ def compute_length_histogram(
     """Return `num_bins` bins of nearly equal width (fewer when there are fewer lengths), or bins of `bin_width`."""
     values = as_lengths(lengths).lengths
     if not len(values):
-        raise UsageError("there are no lengths to count")
+        raise UsageError("there are no lengths to count; check the input")
     if num_bins < 1 or (bin_width is not None and bin_width < 1):
         raise UsageError(f"num_bins={num_bins} and bin_width={bin_width} must be at least 1")
     counts = np.bincount(values)
@@ -114,7 +114,7 @@ def _with_statistics(
 
 
 def counted_percentile(counts: NDArray[np.int64], percent: float) -> float:
-    """Return the interpolated percentile of lengths given how many there are of each, as `np.percentile` does."""
+    """Return the interpolated percentile of lengths given the count of each, equal to `np.percentile`."""
     upto = np.cumsum(counts)
     place = percent / 100 * (int(upto[-1]) - 1)
     low, high = (int(np.searchsorted(upto, rank, side="right")) for rank in (np.floor(place), np.ceil(place)))

@@ -98,7 +98,7 @@ def test_a_report_adds_up() -> None:
     assert packed.efficiency > windows.efficiency > suggested.efficiency
     assert packed.batches < windows.batches < buckets.batches
     assert all(one.peak_tokens <= 4096 for one in report.layouts)
-    assert any(f"take {windows.batches} steps in place of {buckets.batches}" in one for one in report.recommendations)
+    assert any(f"take {windows.batches} steps instead of {buckets.batches}" in one for one in report.recommendations)
     assert "sorted windows" in report.to_ascii()
 
 
