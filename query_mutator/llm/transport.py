@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from http.client import HTTPException
-from typing import Any
+from collections.abc import Callable, Mapping
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from typing import Any, TypeVar
 
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
-from query_mutator.llm.replies import Reply, error_from_exception, error_from_status, malformed
+from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
 from query_mutator.types import ErrorInfo
 
 __all__ = ["Json", "Transport"]
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 _CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
 _DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
 _CUT_AGAIN_S = 0.02
+_PIECE_BYTES = 65536
 
 
 class Transport:
@@ -34,12 +34,7 @@ class Transport:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        pool_size: int = 8,
-        timeout_s: float = 120.0,
-        headers: Mapping[str, str] | None = None,
+        self, url: str, *, pool_size: int = 8, timeout_s: float = 120.0, headers: Mapping[str, str] | None = None
     ) -> None:
         if pool_size < 1:
             raise ValueError(f"pool_size={pool_size} must be at least 1")
@@ -58,13 +53,13 @@ class Transport:
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
         """Return the JSON object at `path`, or why there is none."""
-        return self._call("GET", path, None, timeout_s)
+        return self._call("GET", path, None, _parse, timeout_s=timeout_s)
 
     def post(
         self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
     ) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none."""
-        return self._call("POST", path, encode(payload), timeout_s, retry_count)
+        return self._call("POST", path, payload, _parse, timeout_s=timeout_s, retry_count=retry_count)
 
     def stream(
         self,
@@ -79,21 +74,9 @@ class Transport:
 
         Once `take` returns False the connection is closed, at which the server stops working on the reply.
         """
-        timeout_s = timeout_s or self.timeout_s
-        error: ErrorInfo | None = None
-        try:
-            connection = self._take()
-            try:
-                deadline = time.monotonic() + timeout_s
-                body = encode(payload)
-                replies = connection.stream("POST", path, body, deadline=deadline, retry_count=retry_count)
-                with contextlib.closing(replies):
-                    error = _take_lines(replies, take)
-            finally:
-                self._give_back(connection)
-        except (OSError, HTTPException, _Closed) as exception:
-            error = error_from_exception(exception, url=self.url, timeout_s=timeout_s)
-        return _CANCELLED if self._closed and error is not None else error
+        return self._call(
+            "POST", path, payload, lambda reply: _take_lines(reply, take), timeout_s=timeout_s, retry_count=retry_count
+        )
 
     def close(self) -> None:
         """Cancel calls in flight (error kind "cancelled") and close all connections; idempotent."""
@@ -108,17 +91,27 @@ class Transport:
                 self._given_back.wait(_CUT_AGAIN_S)
 
     def _call(
-        self, method: str, path: str, body: bytes | None, timeout_s: float | None, retry_count: int | None = None
-    ) -> Json | ErrorInfo:
+        self,
+        method: str,
+        path: str,
+        payload: Json | None,
+        read: Callable[[HTTPResponse], T],
+        *,
+        timeout_s: float | None,
+        retry_count: int | None = None,
+    ) -> T | ErrorInfo:
         timeout_s = timeout_s or self.timeout_s
+        result: T | ErrorInfo
         try:
             connection = self._take()
             try:
                 deadline = time.monotonic() + timeout_s
-                reply = connection.exchange(method, path, body, deadline=deadline, retry_count=retry_count)
+                body = None if payload is None else encode(payload)
+                with connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply:
+                    is_ok = 200 <= reply.status < 300
+                    result = read(reply) if is_ok else error_from_status(reply.status, reply.headers, reply.read())
             finally:
                 self._give_back(connection)
-            result = _parse(reply)
         except (OSError, HTTPException, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
@@ -146,26 +139,23 @@ class _Closed(Exception):
     """The transport was closed before the call started."""
 
 
-def _take_lines(replies: Iterator[Reply], take: Callable[[bytes], bool]) -> ErrorInfo | None:
-    """Split the pieces of a reply into lines for `take`; a status other than 2xx is its error."""
-    head = next(replies)
-    if not 200 <= head.status < 300:
-        return error_from_status(replace(head, body=b"".join(reply.body for reply in replies)))
+def _parse(reply: HTTPResponse) -> Json | ErrorInfo:
+    body = reply.read()
+    try:
+        payload = decode(body)
+    except ValueError:  # UnicodeDecodeError among them
+        payload = None
+    return payload if isinstance(payload, dict) else malformed(reply.status, body)
+
+
+def _take_lines(reply: HTTPResponse, take: Callable[[bytes], bool]) -> None:
+    """Split a reply into lines for `take` as it arrives."""
     rest = b""
-    for reply in replies:
-        *lines, rest = (rest + reply.body).split(b"\n")
+    while piece := reply.read1(_PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
         if not all(take(line) for line in lines if line.strip()):
-            return None
+            return
+    if reply.length:
+        raise IncompleteRead(rest, reply.length)
     if rest.strip():
         take(rest)
-    return None
-
-
-def _parse(reply: Reply) -> Json | ErrorInfo:
-    if not 200 <= reply.status < 300:
-        return error_from_status(reply)
-    try:
-        payload = decode(reply.body)
-    except ValueError:  # UnicodeDecodeError among them
-        return malformed(reply)
-    return payload if isinstance(payload, dict) else malformed(reply)
