@@ -11,6 +11,7 @@ import pytest
 
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS
 from query_mutator.training.learners import LEARNERS
@@ -50,7 +51,7 @@ def folder(small_run: Path, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setattr(plugins, "_loaded", {})
-    for registry in (OPERATORS, PARTS, LEARNERS):  # undo what plugins register
+    for registry in (OPERATORS, PARTS, BACKENDS, LEARNERS):  # undo what plugins register
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     return tmp_path
 
