@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
@@ -18,7 +16,8 @@ from query_mutator.batching import (
     tokenizer_fingerprint,
 )
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
-from query_mutator.cli.common import JsonFlags, show, with_bar
+from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.console import progress
 from query_mutator.errors import UsageError
 
 
@@ -46,17 +45,14 @@ def generate_batches(flags: GenerateFlags) -> None:
     tokenizer_hash = tokenizer_fingerprint(tokenizer)
     plan = load_batch_plan(flags.plan, tokenizer_hash=tokenizer_hash)
     if plan.meta.shard is not None:
-        raise UsageError(f"{flags.plan} is the part of one rank; give the whole plan")
+        raise UsageError(f"{flags.plan} is the shard of one rank; give the whole plan")
     if plan.meta.dataset_hash:
         check_plan(plan, dataset_hash=compute_dataset_fingerprint(flags.dataset, tokenizer_hash).fingerprint)
     samples = JsonlSamples(flags.dataset, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad)
     writer = BatchWriter(plan, samples, flags.output, pad_id=pad_id_of(tokenizer), tokenizer_hash=tokenizer_hash)
-
-    def write(done: Callable[[], object]) -> list[Path]:
-        samples.on_read = done
-        return writer.write_all()
-
-    files = with_bar("writing", len(samples), write, unit="sample")
+    with progress("writing", len(samples), unit="sample") as bar:
+        samples.on_read = bar.update
+        files = writer.write_all()
     samples.close()
     size = sum(file.stat().st_size for file in files)
     report = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
@@ -18,7 +16,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show
-from query_mutator.files import disk_errors
+from query_mutator.files import write_json
 
 if TYPE_CHECKING:
     from query_mutator.batching import LengthCache
@@ -93,20 +91,19 @@ def show_histogram(flags: HistogramFlags) -> None:
 
 
 def analyze_buckets(flags: AnalyzeFlags) -> None:
-    """Print the efficiency report; with --output write it as well."""
+    """Print the efficiency report; with --output also write it."""
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():
         spec = BucketSpec(edges=edges, overflow_max=max(flags.overflow_max, edges[-1]))
     report = create_efficiency_report(flags.load(), spec, token_budget=flags.token_budget)
     data = report.model_dump(mode="json")
     if flags.output is not None:
-        with disk_errors(flags.output):
-            Path(flags.output).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json(flags.output, data)
     show(flags, data, report.to_ascii())
 
 
 def suggest_edges(flags: SuggestFlags) -> None:
-    """Print edges, and what they achieve."""
+    """Print edges and their padding efficiency."""
     found = suggest_bucket_edges(
         flags.load(), flags.num_buckets, GOALS[flags.goal], flags.max_length, multiple=flags.multiple
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,18 +76,19 @@ class BuildFlags(JsonFlags):
 
 
 def build_plan(flags: BuildFlags) -> None:
-    """Write the plan of a length cache and say how well its batches are filled."""
+    """Write the plan of a length cache and report how full its batches are."""
     cache = LengthCache.load_sync(flags.lengths)
     with settings_errors():
         config, packing = batching_config(flags), packing_config(flags)
     builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache.tokenizer_hash), cache.tokenizer_hash, packing)
     plan = builder.build_lazy(flags.epochs)
     save_batch_plan(plan, flags.output)
-    show(flags, {"output": flags.output, **plan_report(plan)}, f"{flags.output}\n{plan_text(plan)}")
+    report = plan_report(plan)
+    show(flags, {"output": flags.output, **report}, f"{flags.output}\n{plan_text(report)}")
 
 
 def batching_config(flags: BuildFlags) -> BatchingConfig:
-    """Return the settings the flags stand for."""
+    """Return the settings of the flags."""
     make = BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput
     edges = parse_edges(flags.bucket_edges)
     return make(
@@ -104,7 +106,7 @@ def batching_config(flags: BuildFlags) -> BatchingConfig:
 
 
 def packing_config(flags: BuildFlags) -> PackingConfig | None:
-    """Return how rows are packed, None without --pack."""
+    """Return the packing settings, None without --pack."""
     if not flags.pack:
         return None
     return PackingConfig(
@@ -119,7 +121,7 @@ def _dataset_hash(flags: BuildFlags, tokenizer_hash: str) -> str:
 
 
 def plan_report(plan: BatchPlan) -> dict[str, Any]:
-    """Return what a plan was made from and how well its epochs are filled, as plain JSON types."""
+    """Return the inputs of a plan and the fill of its epochs, as plain JSON types."""
     meta = plan.meta
     return {
         "fingerprint": plan.fingerprint,
@@ -146,29 +148,24 @@ def plan_report(plan: BatchPlan) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: BatchPlan) -> str:
-    """Return the report in words."""
-    report, config = plan_report(plan), plan.meta.config
-    overlong = report["overlong"]
+def plan_text(report: Mapping[str, Any]) -> str:
+    """Return a report of `plan_report` as text."""
+    config, overlong, packing, shard = (report[name] for name in ("config", "overlong", "packing", "shard"))
     about: dict[str, object] = {
         "fingerprint": report["fingerprint"][:16],
         "data set": report["dataset_hash"] or "-",
         "tokenizer": report["tokenizer_hash"] or "-",
         "samples": report["samples"],
-        "batches": f"{config.mode.value}, budget {config.token_budget}, "
-        f"buckets {','.join(map(str, config.bucket_edges))} up to {config.overflow_max}, seed {config.seed}",
-        "packs": "-" if plan.meta.pack_config is None else _packs(plan.meta.pack_config),
+        "batches": f"{config['mode']}, budget {config['token_budget']}, "
+        f"buckets {','.join(map(str, config['bucket_edges']))} up to {config['overflow_max']}, seed {config['seed']}",
+        "packs": f"{packing['mode']}, rows of {packing['max_length']}" if packing else "-",
         "over-long": f"{overlong['num_overlong']} ({overlong['policy']}, {overlong['tokens_lost']} tokens lost)",
     }
-    if plan.meta.shard is not None:
-        about["shard"] = f"rank {plan.meta.shard.rank} of {plan.meta.shard.world_size}"
+    if shard:
+        about["shard"] = f"rank {shard['rank']} of {shard['world_size']}"
     epochs = [
         f"epoch {one['epoch']}: {one['microbatches']} microbatches, {one['samples']} samples, {one['tokens']} tokens, "
         f"efficiency {one['efficiency']:.3f}" + (f", {one['dropped']} dropped" if one["dropped"] else "")
         for one in report["epochs"]
     ]
     return "\n".join([rows_of(about), *epochs])
-
-
-def _packs(packing: PackingConfig) -> str:
-    return f"{packing.mode.value}, rows of {packing.max_length}"

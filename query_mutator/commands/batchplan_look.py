@@ -85,7 +85,8 @@ def show_plan(flags: InfoFlags) -> None:
     plan = load_batch_plan(flags.plan)
     if flags.rank is not None and flags.world_size is not None:
         plan = plan.shard(flags.rank, flags.world_size)
-    data, text = plan_report(plan), [plan_text(plan)]
+    data = plan_report(plan)
+    text = [plan_text(data)]
     if flags.show_batches:
         first = {number: _first(plan, number, flags.show_batches) for number in plan.epochs}
         data["batches"] = {str(number): [_batch(one) for one in some] for number, some in first.items()}
@@ -110,29 +111,27 @@ def _line(epoch: int, batch: MicrobatchSpec) -> str:
 
 
 def verify_plan(flags: VerifyFlags) -> int:
-    """Say whether a plan follows from these lengths; return 1 when not."""
+    """Report whether a plan follows from these lengths; return exit code 1 if not."""
     plan, cache = load_batch_plan(flags.plan, verify_all=True), LengthCache.load_sync(flags.lengths)
-    same, said = verify_batch_plan(plan, cache)
+    same, message = verify_batch_plan(plan, cache)
     if same and cache.tokenizer_hash != plan.meta.tokenizer_hash:
-        same, said = (
-            False,
-            f"the lengths are of tokenizer {cache.tokenizer_hash}, the plan of {plan.meta.tokenizer_hash}",
-        )
+        message = f"the lengths are of tokenizer {cache.tokenizer_hash}, the plan of {plan.meta.tokenizer_hash}"
+        same = False
     if same and flags.dataset is not None:
         found = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
         if found != plan.meta.dataset_hash:
-            same, said = False, f"the data set is {found}, the plan was made for {plan.meta.dataset_hash or 'none'}"
-    show(flags, {"plan": flags.plan, "match": same, "message": said}, f"{flags.plan}: {said}")
+            same, message = False, f"the data set is {found}, the plan was made for {plan.meta.dataset_hash or 'none'}"
+    show(flags, {"plan": flags.plan, "match": same, "message": message}, f"{flags.plan}: {message}")
     return 0 if same else MISMATCH
 
 
 def shard_plan(flags: ShardFlags) -> None:
-    """Write every rank's part and say how evenly the parts fall."""
+    """Write the part of every rank and report how even the parts are."""
     plan = load_batch_plan(flags.plan, verify_all=True)
     fewest = min(epoch.num_microbatches for epoch in plan.epochs.values())
     if not flags.equal_steps and flags.world_size > fewest:
         raise UsageError(
-            f"{flags.world_size} ranks cannot share an epoch of {fewest} microbatches; take fewer ranks, a smaller "
+            f"{flags.world_size} ranks cannot share an epoch of {fewest} microbatches; use fewer ranks, a smaller "
             "--token-budget, or --equal-steps"
         )
     for rank in range(flags.world_size):
@@ -142,8 +141,8 @@ def shard_plan(flags: ShardFlags) -> None:
     data = {"output": flags.output, "epochs": {str(number): one.model_dump() for number, one in report.items()}}
     lines = [f"{flags.output}: rank_0 to rank_{flags.world_size - 1}"]
     lines += [
-        f"epoch {number}: {one.steps} steps, {one.num_padding} fillers, {one.num_dropped} left out, {one.num_wrapped} "
-        f"repeated; tokens {min(one.tokens_per_rank)} to {max(one.tokens_per_rank)} a rank"
+        f"epoch {number}: {one.steps} steps, {one.num_padding} fillers, {one.num_dropped} dropped, {one.num_wrapped} "
+        f"repeated; tokens {min(one.tokens_per_rank)} to {max(one.tokens_per_rank)} per rank"
         for number, one in report.items()
     ]
     show(flags, data, "\n".join(lines))

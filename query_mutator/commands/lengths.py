@@ -1,8 +1,7 @@
-"""`qm data lengths`: tokenise once, keep the lengths."""
+"""`qm data lengths`: tokenize a data set once and store the lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +10,8 @@ from tyro.conf import arg
 
 from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer
-from query_mutator.cli.common import JsonFlags, rows_of, show, with_bar
+from query_mutator.cli.common import JsonFlags, rows_of, show
+from query_mutator.cli.console import progress
 from query_mutator.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
@@ -40,18 +40,16 @@ class LengthsStatsFlags(JsonFlags):
 
 
 def build_lengths(flags: LengthsBuildFlags) -> None:
-    """Write the length cache of a data set and say what is in it."""
+    """Write the length cache of a data set and report its contents."""
     tokenizer = load_tokenizer(flags.tokenizer)
     samples = JsonlSamples(flags.dataset, tokenizer, skip_bad=flags.skip_bad)
 
-    def tokenise(done: Callable[[], object]) -> dict[str, int]:
-        samples.on_read = done
-        return samples.lengths()
-
-    lengths = with_bar("tokenising", len(samples), tokenise)
+    with progress("tokenizing", len(samples), unit="row") as bar:
+        samples.on_read = bar.update
+        lengths = samples.lengths()
     samples.close()
     if not lengths:
-        raise UsageError(f"{flags.dataset}: no row gives any tokens")
+        raise UsageError(f"{flags.dataset}: no row has any tokens; check its columns")
     with LengthCache.create(flags.output, tokenizer_fingerprint(tokenizer)) as cache:
         cache.add_many_sync(list(lengths), list(lengths.values()))
     report = {
@@ -68,10 +66,10 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
 
 
 def show_length_stats(flags: LengthsStatsFlags) -> None:
-    """Print number, total, extremes, mean and percentiles."""
+    """Print count, total, extremes, mean and percentiles."""
     cache = LengthCache.load_sync(flags.cache)
     if not len(cache):
-        raise UsageError(f"{flags.cache} holds no lengths")
+        raise UsageError(f"{flags.cache} is empty; build it again")
     lengths = cache.lengths
     stats: dict[str, float | int] = {
         "samples": len(lengths),
