@@ -1,7 +1,8 @@
 """The backends by name, and which one a run uses (`--backend`, `--ollama-url`, `--openai-url`).
 
 A backend is a `ModelServer` class registered here: by this package, by an entry point of the group
-`query_mutator.backends`, or by a `--plugin` module (docs/how-to/add-a-backend.md). Nothing outside a backend's file tests its name.
+`query_mutator.backends`, or by a `--plugin` module (docs/how-to/add-a-backend.md). Nothing outside a backend's file
+tests its name.
 """
 
 from __future__ import annotations
