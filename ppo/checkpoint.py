@@ -41,8 +41,8 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line for other files."""
+def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any]:
+    """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line if it lacks `entry`."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -50,6 +50,6 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # damaged bytes fail in many ways
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"cannot read the checkpoint {path}: {reason}") from error
-    if not isinstance(state, dict) or "policy" not in state:
-        raise ValueError(f"{path} is not a checkpoint of a policy: it has no entry 'policy'")
+    if not isinstance(state, dict) or entry not in state:
+        raise ValueError(f"{path} is not a checkpoint of this kind: it has no entry {entry!r}")
     return state

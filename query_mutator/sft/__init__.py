@@ -2,5 +2,8 @@
 
     flags -> rows of tokens -> source (plan, stream, gym) -> steps -> checkpoints, model/
 
-W ranks, A microbatches a rank and step, R rows, L tokens a row.
+`config` has the flags, `trainer.train` runs them; `distill` turns a run's transcripts into rows for it (`qm data
+export`). Only `config` and `distill` are light; the others load torch. W ranks, A microbatches per rank and step.
 """
+
+__all__: list[str] = []

@@ -1,17 +1,18 @@
-"""From flags to the parts of a run: device, tokenizer, data, source of batches, eval batches."""
+"""Build the parts of a run from its flags: process group, device, data, the source of batches, evaluation batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.rows import JsonlIndex, parse_row, prompt_template
+from query_mutator.batching.generation.rows import JsonlIndex, parse_row, prompt_template, tokenizer_fingerprint
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
@@ -22,13 +23,31 @@ from query_mutator.errors import DatasetError, UsageError
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.data import TokenData, read_tokens
 from query_mutator.sft.microbatch import Microbatch
-from query_mutator.sft.sources import OnlineSource, PlanSource, Source, StreamSource
+from query_mutator.sft.sources import Dealer, OnlineSource, PlanSource, Source, StreamSource
 
-LONGEST = 2**31 - 1
+__all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "uses_bf16"]
+
+GYM_PROMPT = "{instruction}\n"  # the text of a gym's observation before an action
+_NO_LIMIT = 2**31 - 1
+
+
+@contextmanager
+def joined_ranks(device: torch.device) -> Iterator[DistributedConfig]:
+    """Join the launcher's process group and leave it at the end; a single process has none."""
+    config = DistributedConfig.from_env()
+    if not config.is_distributed:
+        yield config
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    config.set_global()
+    try:
+        yield config
+    finally:
+        distributed.destroy_process_group()
 
 
 def pick_device(flags: SftFlags, local_rank: int) -> torch.device:
-    """Return where to train; --device that cannot be used is a UsageError."""
+    """Return the device to train on; UsageError for a --device that cannot be used."""
     name = flags.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,8 +68,48 @@ def uses_bf16(flags: SftFlags, device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def batching_config(flags: SftFlags) -> BatchingConfig:
-    """Return how batches are formed without a plan of one's own."""
+class Inputs(NamedTuple):
+    """A source of batches, what the model is checked against, and what the run reports about its data."""
+
+    source: Source
+    longest_row: int
+    largest_id: int
+    prompt: str | None
+    notes: tuple[str, ...] = ()
+
+
+def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Inputs:
+    """Return the source of batches: a gym, a stream, or a plan over the rows in memory."""
+    largest_id = len(tokenizer) - 1  # rows are not known before the run
+    if flags.online:
+        return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id, GYM_PROMPT)
+    assert flags.data is not None
+    if flags.stream:
+        prompt = _first_prompt(flags.data, tokenizer)
+        return Inputs(_stream_source(flags, flags.data, tokenizer, ranks), flags.row_length, largest_id, prompt)
+    data = _read_data(flags, flags.data, tokenizer, ranks)
+    notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
+    plan = _plan(flags, data)
+    overlong = plan.meta.overlong
+    if overlong.num_overlong:
+        lost = f"{overlong.tokens_lost} tokens lost"
+        notes.append(f"{overlong.num_overlong} samples are longer than allowed ({overlong.policy}): {lost}")
+    source = PlanSource(plan, data.rows, ranks=ranks, accumulation=flags.gradient_accumulation)
+    return Inputs(source, _longest_row(plan, data), data.largest_id, data.prompt, tuple(notes))
+
+
+def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
+    """Return this rank's share of the batches of --eval-data, shortest first."""
+    if flags.eval_data is None:
+        return []
+    data = _read_data(flags, flags.eval_data, tokenizer, ranks)
+    config = _batching(flags).changed(interleave_buckets=False)
+    plan = BatchPlanBuilder(data.lengths, config, data.dataset_hash, data.tokenizer_hash).build_sync(1)
+    return [one for step in PlanSource(plan, data.rows, ranks=ranks).steps() for one in step]
+
+
+def _batching(flags: SftFlags) -> BatchingConfig:
+    """Return how batches are formed without --batchplan."""
     edges = parse_edges(flags.bucket_edges) if flags.bucket_edges else (flags.row_length,)
     make = BatchingConfig.predictable if flags.bucket_edges else BatchingConfig.throughput
     longest = max(flags.row_length, edges[-1])
@@ -65,7 +124,7 @@ def batching_config(flags: SftFlags) -> BatchingConfig:
         )
 
 
-def packing_config(flags: SftFlags) -> PackingConfig | None:
+def _packing(flags: SftFlags) -> PackingConfig | None:
     """Return how rows are packed, None without --pack."""
     if not flags.pack:
         return None
@@ -77,24 +136,24 @@ def packing_config(flags: SftFlags) -> PackingConfig | None:
     )
 
 
-def read_data(flags: SftFlags, path: str, tokenizer: Any, *, quiet: bool) -> TokenData:
-    """Tokenise a file under a progress bar."""
+def _read_data(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> TokenData:
+    """Tokenize a file; rank 0 shows a progress bar."""
 
-    def read(done: Callable[[], object] | None) -> TokenData:
+    def read(done: Callable[[], object] | None = None) -> TokenData:
         return read_tokens(path, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad, on_row=done)
 
-    return read(None) if quiet else with_bar("tokenising", len(JsonlIndex(path)), read)
+    return with_bar("tokenizing", len(JsonlIndex(path)), read) if ranks.is_main else read()
 
 
-def plan_for(flags: SftFlags, data: TokenData) -> BatchPlan:
-    """Return the plan of --batchplan after comparing it with the data, or one made from the flags."""
+def _plan(flags: SftFlags, data: TokenData) -> BatchPlan:
+    """Return the plan of --batchplan, checked against the data, or one made from the flags."""
     if flags.batchplan is None:
         builder = BatchPlanBuilder(
             data.lengths,
-            batching_config(flags),
+            _batching(flags),
             data.dataset_hash,
             data.tokenizer_hash,
-            packing_config(flags),
+            _packing(flags),
             loss_lengths=data.loss_lengths,
         )
         return builder.build_lazy(flags.epochs or 3)
@@ -109,15 +168,15 @@ def plan_for(flags: SftFlags, data: TokenData) -> BatchPlan:
     return plan
 
 
-def most_positions(plan: BatchPlan, data: TokenData) -> int:
-    """Return how many positions the longest sample takes, as far as the plan keeps it; in packs each begins at 0."""
+def _longest_row(plan: BatchPlan, data: TokenData) -> int:
+    """Return the positions that the plan's longest sample needs; in packs each sample starts at 0."""
     if plan.meta.pack_config is not None:
         return min(max(data.lengths.values()), plan.meta.pack_config.max_length)
     return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
 
 
-def first_prompt(path: str, tokenizer: Any) -> str | None:
-    """Return how the first readable row of a file puts what is asked."""
+def _first_prompt(path: str, tokenizer: Any) -> str | None:
+    """Return the prompt template of the first readable row of a file."""
     index = JsonlIndex(path)
     for number, line in index.rows():
         with suppress(DatasetError):
@@ -125,14 +184,13 @@ def first_prompt(path: str, tokenizer: Any) -> str | None:
     return None
 
 
-def stream_source(flags: SftFlags, tokenizer: Any, tokenizer_hash: str, ranks: DistributedConfig) -> Source:
+def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:
     """Return the source that reads --data while training."""
     from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
 
-    assert flags.data is not None
     stream = OfflineDatasetStream(
-        flags.data,
-        max_length=LONGEST,
+        path,
+        max_length=_NO_LIMIT,  # --overlong decides about long samples
         shuffle=True,
         seed=flags.seed,
         tokenizer=tokenizer,
@@ -140,18 +198,17 @@ def stream_source(flags: SftFlags, tokenizer: Any, tokenizer_hash: str, ranks: D
         mask_prompt=flags.mask_prompt,
     )
     return StreamSource(
-        stream,
-        batching_config(flags),
-        packing_config(flags),
+        stream=stream,
+        config=_batching(flags),
+        packing=_packing(flags),
         window=flags.stream_window,
-        ranks=ranks,
-        accumulation=flags.gradient_accumulation,
-        tokenizer_hash=tokenizer_hash,
+        dealer=Dealer(ranks, flags.gradient_accumulation),
+        tokenizer_hash=tokenizer_fingerprint(tokenizer),
     )
 
 
-def online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
-    """Return the source that plays a gym."""
+def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
+    """Return the source that plays episodes of a gym."""
     from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
     from query_mutator.batching.streaming.gym_types import GymConfig, GymTransport
     from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
@@ -159,12 +216,14 @@ def online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> 
     from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
 
     if ranks.is_distributed:
-        raise UsageError("--online trains in one process: every rank would play episodes of its own")
+        raise UsageError(
+            "--online trains in one process, as every rank would play other episodes; run it without torchrun"
+        )
     with settings_errors():
         gym = GymConfig(
             host=flags.gym_host, port=flags.gym_port, transport=GymTransport(flags.gym_transport), seed=flags.seed
         )
-        batching = batching_config(flags)
+        batching = _batching(flags)
         window = WindowConfig(
             min_samples=4 * flags.batch_size,
             token_budget=batching.token_budget,
@@ -179,14 +238,3 @@ def online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> 
         RollingBatchPlanWindow(buffer, window),
         accumulation=flags.gradient_accumulation,
     )
-
-
-def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
-    """Return this rank's share of the batches of --eval-data, shortest first."""
-    if flags.eval_data is None:
-        return []
-    data = read_data(flags, flags.eval_data, tokenizer, quiet=not ranks.is_main)
-    config = batching_config(flags).changed(interleave_buckets=False)
-    plan = BatchPlanBuilder(data.lengths, config, data.dataset_hash, data.tokenizer_hash).build_sync(1)
-    source = PlanSource(plan, data.rows, ranks=ranks)
-    return [one for step in source.steps() for one in step]

@@ -1,8 +1,9 @@
-"""The rows of a file as tokens in memory, with what a plan is compared with."""
+"""The rows of a file as tokens in memory, and the hashes that a plan is checked against."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,8 @@ from query_mutator.batching.generation.rows import JsonlSamples, TokenRow, promp
 from query_mutator.batching.samples import compute_dataset_fingerprint
 from query_mutator.errors import UsageError
 
+__all__ = ["TokenData", "read_tokens"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenData:
@@ -21,7 +24,7 @@ class TokenData:
     rows: dict[str, TokenRow]
     dataset_hash: str
     tokenizer_hash: str
-    prompt: str | None = None  # how a row puts what is asked, see `prompt_template`
+    prompt: str | None = None  # the template of the rows' questions, see `prompt_template`
     bad_rows: int = 0
     first_errors: list[str] = field(default_factory=list)
 
@@ -32,7 +35,7 @@ class TokenData:
 
     @cached_property
     def loss_lengths(self) -> dict[str, int]:
-        """Return how many tokens of every sample are learned; the first is predicted by nothing."""
+        """Return the learned tokens of every sample; nothing predicts the first."""
         return {name: int(np.count_nonzero(row.loss_mask[1:])) for name, row in self.rows.items()}
 
     @property
@@ -49,22 +52,18 @@ def read_tokens(
     skip_bad: bool = False,
     on_row: Callable[[], object] | None = None,
 ) -> TokenData:
-    """Tokenise a JSONL file; a row that gives nothing is a DatasetError, or counted with `skip_bad`."""
+    """Tokenize a JSONL file; a row without tokens is a DatasetError, or counted with `skip_bad`."""
     tokenizer_hash = tokenizer_fingerprint(tokenizer)
-    samples = JsonlSamples(path, tokenizer, mask_prompt=mask_prompt, skip_bad=skip_bad)
-    samples.on_read = on_row
-    try:
+    with closing(JsonlSamples(path, tokenizer, mask_prompt=mask_prompt, skip_bad=skip_bad)) as samples:
+        samples.on_read = on_row
         rows = dict(samples.tokenized())
         if not rows:
-            raise UsageError(f"{path}: no row gives any tokens")
-        prompt = prompt_template(samples.row(next(iter(rows))), tokenizer)
-    finally:
-        samples.close()
-    return TokenData(
-        rows=rows,
-        dataset_hash=compute_dataset_fingerprint(path, tokenizer_hash).fingerprint,
-        tokenizer_hash=tokenizer_hash,
-        prompt=prompt,
-        bad_rows=samples.bad_rows,
-        first_errors=samples.first_errors,
-    )
+            raise UsageError(f"{path}: no row has any tokens; give rows with instruction and response, or text")
+        return TokenData(
+            rows=rows,
+            dataset_hash=compute_dataset_fingerprint(path, tokenizer_hash).fingerprint,
+            tokenizer_hash=tokenizer_hash,
+            prompt=prompt_template(samples.row(next(iter(rows))), tokenizer),
+            bad_rows=samples.bad_rows,
+            first_errors=samples.first_errors,
+        )

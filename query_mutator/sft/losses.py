@@ -1,6 +1,6 @@
-"""Losses token by token, and the masks that keep packed samples apart.
+"""Losses of single tokens, and the masks that separate packed samples.
 
-R rows, L tokens a row.
+R rows, L tokens of a row
 """
 
 from __future__ import annotations
@@ -16,35 +16,33 @@ from query_mutator.batching.planning.packing import IGNORE_LABEL
 from query_mutator.batching.torch_data import flex_block_mask, sdpa_block_mask
 from query_mutator.errors import UsageError
 
-MASKS = ("sdpa", "eager", "flex_attention")  # kinds of attention that packs are kept apart in
+__all__ = ["learned_tokens", "to_tensors", "token_losses"]
 
 
 def to_tensors(batch: CollatedBatch, device: torch.device, *, attention: str = "sdpa") -> dict[str, Any]:
     """Return `input_ids`, `labels`, `position_ids` int64 [R, L] and the mask for a model's kind of attention.
 
-    Without packs the mask is [R, L]; packs get one that is block-diagonal and causal, [R, 1, L, L] or a BlockMask.
+    Without packs the mask is [R, L]; packs get a block-diagonal causal one, [R, 1, L, L] or a BlockMask.
     """
-    tensors: dict[str, Any] = {
-        name: torch.from_numpy(batch[name]).to(device, torch.int64) for name in ("input_ids", "labels", "position_ids")
-    }
-    if batch.segment_ids is None:
-        tensors["attention_mask"] = torch.from_numpy(batch.attention_mask).to(device, torch.int64)
-        return tensors
-    segments = torch.from_numpy(batch.segment_ids).to(device, torch.int64)
-    if attention == "flex_attention":
-        tensors["attention_mask"] = flex_block_mask(segments)
-    elif attention in MASKS:
-        mask = sdpa_block_mask(segments)
-        tensors["attention_mask"] = mask if attention == "sdpa" else _additive(mask)
-    else:
-        raise UsageError(f"packed rows cannot be kept apart in attention {attention!r}; use {' or '.join(MASKS)}")
+
+    def tensor(values: Any) -> torch.Tensor:
+        return torch.from_numpy(values).to(device, torch.int64)
+
+    tensors: dict[str, Any] = {name: tensor(batch[name]) for name in ("input_ids", "labels", "position_ids")}
+    tensors["attention_mask"] = tensor(batch.attention_mask)
+    if batch.segment_ids is not None:
+        tensors["attention_mask"] = _block_mask(tensor(batch.segment_ids), attention)
     return tensors
 
 
-def _additive(mask: torch.Tensor) -> torch.Tensor:
-    """Return 0 where the mask is True and the lowest float elsewhere."""
-    lowest = torch.finfo(torch.float32).min
-    return torch.where(mask, 0.0, lowest).to(torch.float32)
+def _block_mask(segments: torch.Tensor, attention: str) -> Any:
+    if attention == "flex_attention":
+        return flex_block_mask(segments)
+    if attention == "sdpa":
+        return sdpa_block_mask(segments)
+    if attention == "eager":  # takes a mask to add: 0, or the lowest float
+        return torch.where(sdpa_block_mask(segments), 0.0, torch.finfo(torch.float32).min).to(torch.float32)
+    raise UsageError(f"packed rows cannot be kept apart in attention {attention!r}; use sdpa, eager or flex_attention")
 
 
 def token_losses(model: Any, tensors: Mapping[str, Any]) -> torch.Tensor:
@@ -59,5 +57,5 @@ def token_losses(model: Any, tensors: Mapping[str, Any]) -> torch.Tensor:
 
 
 def learned_tokens(tensors: Mapping[str, Any]) -> int:
-    """Return how many tokens have a loss."""
+    """Return the number of tokens that have a loss."""
     return int((tensors["labels"][:, 1:] != IGNORE_LABEL).sum())

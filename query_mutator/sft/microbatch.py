@@ -1,4 +1,4 @@
-"""What one rank runs at once: a planned microbatch with its tokens, which can be cut in two when it does not fit."""
+"""What one rank runs at once: a planned microbatch with its tokens, which can be halved if it does not fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from query_mutator.batching.generation.collate import CollatedBatch, collate_mic
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
+
+__all__ = ["Microbatch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +35,20 @@ class Microbatch:
         """Return two microbatches of half the rows, or of half a single pack's samples; None for a single sample."""
         packs = self.spec.packs
         if packs is not None and len(packs) == 1:
-            packs = tuple((name,) for name in packs[0])  # rows of their own; they hold the same tokens
-        rows = [1] * len(self.rows) if packs is None else [len(pack) for pack in packs]
-        if len(rows) < 2:
+            packs = tuple((name,) for name in packs[0])  # a row for each sample holds the same tokens
+        samples = [1] * len(self.rows) if packs is None else [len(pack) for pack in packs]
+        if len(samples) < 2:
             return None
-        middle = len(rows) // 2
-        cut = sum(rows[:middle])
-        first = None if packs is None else packs[:middle]
-        second = None if packs is None else packs[middle:]
-        return self._part(0, cut, first), self._part(cut, len(self.rows), second)
+        middle = len(samples) // 2
+        cut = sum(samples[:middle])
+        first, second = (None, None) if packs is None else (packs[:middle], packs[middle:])
+        return self._part(slice(0, cut), first), self._part(slice(cut, None), second)
 
-    def _part(self, begin: int, end: int, packs: tuple[tuple[str, ...], ...] | None) -> Microbatch:
-        spec, part = self.spec, slice(begin, end)
-        rows = self.rows[part]
-        fields: dict[str, Any] = {
-            "samples": spec.samples[part],
-            "indices": spec.indices[part],
-            "starts": None if spec.starts is None else spec.starts[part],
-            "stops": None if spec.stops is None else spec.stops[part],
-            "packs": packs,
-        }
+    def _part(self, part: slice, packs: tuple[tuple[str, ...], ...] | None) -> Microbatch:
+        spec, rows = self.spec, self.rows[part]
+        fields: dict[str, Any] = {"samples": spec.samples[part], "indices": spec.indices[part], "packs": packs}
+        if spec.starts is not None and spec.stops is not None:
+            fields |= {"starts": spec.starts[part], "stops": spec.stops[part]}
         cut = spec.changed(**fields)
         longest = min(spec.max_len, _longest_row(cut, rows))
         return Microbatch(spec=cut.changed(max_len=longest), rows=rows, packing=self.packing)
@@ -60,15 +56,11 @@ class Microbatch:
 
 def _longest_row(spec: MicrobatchSpec, rows: list[TokenRow]) -> int:
     """Return the tokens of the longest row: a sample, or a pack with a separator between its segments."""
-    lengths = [_length(spec, place, row) for place, row in enumerate(rows)]
+    lengths = [row.length for row in rows]
+    if spec.starts is not None and spec.stops is not None:
+        ends = [length if stop == -1 else stop for length, stop in zip(lengths, spec.stops.tolist(), strict=True)]
+        lengths = [end - start for end, start in zip(ends, spec.starts.tolist(), strict=True)]
     if spec.packs is None:
         return max(lengths)
-    ends = list(accumulate(len(pack) for pack in spec.packs))
-    return max(sum(lengths[end - len(pack) : end]) + len(pack) for end, pack in zip(ends, spec.packs, strict=True))
-
-
-def _length(spec: MicrobatchSpec, place: int, row: TokenRow) -> int:
-    if spec.starts is None or spec.stops is None:
-        return row.length
-    start, stop = int(spec.starts[place]), int(spec.stops[place])
-    return (row.length if stop == -1 else stop) - start
+    limits = list(accumulate(len(pack) for pack in spec.packs))
+    return max(sum(lengths[end - len(pack) : end]) + len(pack) for end, pack in zip(limits, spec.packs, strict=True))

@@ -1,22 +1,31 @@
-"""The model that is trained: loaded, given adapters, partly frozen, checked against the data, saved."""
+"""The model that is trained: load it, add adapters, freeze layers, check it against the data, save it and its state."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from query_mutator.errors import UsageError
+from ppo.checkpoint import load_checkpoint, save_checkpoint
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.files import disk_errors, write_json
 from query_mutator.llm.hf import PROMPT_FILE
+from query_mutator.runs.run_dir import checkpoints_in
 
 if TYPE_CHECKING:
     from query_mutator.sft.config import SftFlags
 
+__all__ = [
+    "check_fit", "load_model", "load_trainable", "read_checkpoint", "save_model", "trainable_state", "write_checkpoint",
+]  # fmt: skip
+
+FORMAT = "sft 2"
+
 
 def load_model(flags: SftFlags, device: torch.device) -> Any:
-    """Return the model of --model in float32 on `device`, with what the flags ask to be frozen, adapted, recomputed."""
+    """Return the model of --model in float32 on `device`, with layers frozen and adapters added as the flags say."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -26,14 +35,13 @@ def load_model(flags: SftFlags, device: torch.device) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             flags.model, dtype=torch.float32, attn_implementation=flags.attention
         )
-    except Exception as error:  # files that are no model fail in as many ways as there are readers of them
-        what = "no model can be read from it" if Path(flags.model).is_dir() else "neither a folder nor to be had"
+    except Exception as error:  # files that are not a model fail in many ways
+        what = "no model can be read from it" if Path(flags.model).is_dir() else "not a folder, and not on the hub"
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"--model {flags.model!r}: {what} ({reason}); give a folder or a hub id") from None
     _freeze(model, flags.freeze_layers)
     if flags.gradient_checkpointing:
-        settings = {"use_reentrant": False}
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if flags.use_lora:
         model = _with_adapters(model, flags)
     return model.to(device)
@@ -44,7 +52,7 @@ def _freeze(model: Any, count: int) -> None:
         return
     layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len, default=())
     if count > len(layers):
-        raise UsageError(f"--freeze-layers {count}: the model has {len(layers)} layers")
+        raise UsageError(f"--freeze-layers {count}: the model has {len(layers)} layers; freeze fewer")
     for part in (model.get_input_embeddings(), *layers[:count]):
         part.requires_grad_(False)
 
@@ -67,14 +75,26 @@ def _with_adapters(model: Any, flags: SftFlags) -> Any:
 
 
 def check_fit(model: Any, *, largest_id: int, longest_row: int) -> None:
-    """Raise a UsageError when token ids or row lengths are beyond what the model was built for."""
-    config = model.config
+    """Raise a UsageError if token ids or row lengths exceed what the model was built for."""
     size = model.get_input_embeddings().weight.shape[0]
     if largest_id >= size:
-        raise UsageError(f"the data hold token id {largest_id}, the model knows {size}: give its own --tokenizer")
-    limit = getattr(config, "max_position_embeddings", None)
+        raise UsageError(f"the data have token id {largest_id}, the model knows {size}; give the model's --tokenizer")
+    limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and longest_row > limit:
         raise UsageError(f"rows of {longest_row} tokens do not fit the model's {limit} positions; lower --max-length")
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path, *, about: Mapping[str, Any]) -> None:
+    """Save model (adapters merged), tokenizer, and the prompt it was trained with, so that `hf:FOLDER` serves it."""
+    with disk_errors(folder):
+        whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+        whole.save_pretrained(folder)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+        write_json(folder / PROMPT_FILE, {"asks": "question", **about})
+
+
+# --- checkpoints: OUTPUT/checkpoints/step_N.pt -----------------------------------------------------------------------
 
 
 def trainable_state(model: Any) -> dict[str, torch.Tensor]:
@@ -82,21 +102,36 @@ def trainable_state(model: Any) -> dict[str, torch.Tensor]:
     return {name: one.detach().cpu().clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
-def load_trainable(model: Any, state: dict[str, torch.Tensor]) -> None:
-    """Put the weights of `trainable_state` back; other names or shapes are a UsageError."""
+def load_trainable(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Load the weights of `trainable_state`; UsageError for other names or shapes."""
     mine = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if mine.keys() != state.keys() or any(mine[name].shape != state[name].shape for name in mine):
-        raise UsageError("the checkpoint holds the weights of another model, or other layers were trained")
+        raise UsageError("the checkpoint is of another model, or of other trained layers; give the same flags")
     with torch.no_grad():
         for name, one in mine.items():
             one.copy_(state[name])
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, *, about: dict[str, Any]) -> None:
-    """Save model (adapters merged in), tokenizer, and how it was asked, so that `hf:FOLDER` serves it."""
-    whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
-    whole.save_pretrained(folder)
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(folder)
-    text = json.dumps({"asks": "question", **about}, indent=2, ensure_ascii=False)
-    (folder / PROMPT_FILE).write_text(text + "\n", encoding="utf-8")
+def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int, keep: int) -> None:
+    """Write a checkpoint atomically and remove all but the newest `keep`; DiskError if it cannot be written."""
+    path = output / "checkpoints" / f"step_{step}.pt"
+    with disk_errors(path):
+        save_checkpoint(path, {"format": FORMAT, **state})
+        for old in checkpoints_in(output)[keep:]:
+            old.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the state in a `.pt`, or in the newest of an output folder; CheckpointError for anything else."""
+    if path.is_dir():
+        found = checkpoints_in(path)
+        if not found:
+            raise CheckpointError(f"{path}: no checkpoint in it; give an output folder of `qm train sft`, or a .pt")
+        path = found[0]
+    try:
+        state = load_checkpoint(path, entry="format")
+    except ValueError as error:
+        raise CheckpointError(f"{error}; give an output folder of `qm train sft`") from None
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {state['format']!r}, not {FORMAT!r} of this `qm train sft`")
+    return state

@@ -1,16 +1,17 @@
-"""Where the batches of a run come from: a plan, a file read while training, or a gym that is being played.
+"""Sources of batches: a plan, a file read while training, or a gym that is being played.
 
-Each gives, step by step, the microbatches of this rank, and can say where it stands. A step holds G = W * A
-microbatches of one bucket and of nearly equal cost; rank r runs every W-th of them from r on, so what a step holds
+Each yields, step by step, the microbatches of this rank, and can save and restore its position. A step has G = W * A
+microbatches of one bucket and of nearly equal cost; rank r runs every W-th of them from r on, so the content of a step
 depends on G alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,30 +30,32 @@ from query_mutator.batching.streaming.types import StreamSample
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.sft.microbatch import Microbatch
 
+__all__ = ["Dealer", "OnlineSource", "PlanSource", "Source", "StreamSource"]
+
 Step = list[Microbatch]
 
 
 class Source(Protocol):
-    """Gives the steps of a run; `steps_left` is None where nobody knows how many there are."""
+    """Yields the steps of a run; `steps_left` is None if their number is unknown."""
 
     @property
     def steps_left(self) -> int | None: ...
 
     def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from where the source stands."""
+        """Yield this rank's microbatches of each step, from the current position."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the source stands, as plain types."""
+        """Return the position as plain types."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was taken; a state of something else is a CheckpointError."""
+        """Restore a position; CheckpointError for that of another source."""
         ...
 
 
 class Dealer(NamedTuple):
-    """Deals the microbatches of an epoch out to steps and ranks."""
+    """Distributes the microbatches of an epoch over steps and ranks."""
 
     ranks: DistributedConfig
     accumulation: int
@@ -87,18 +90,18 @@ class PlanSource:
         self._rows = rows
         self._dealer = Dealer(ranks, accumulation)
         self._epoch = next(iter(plan.epochs))
-        self._before: tuple[Segment, ...] = ()  # what steps of another size did of the epoch
+        self._before: tuple[Segment, ...] = ()  # done of the epoch in steps of another size, before a resume
         self._done = 0  # steps of the epoch since
 
     @property
     def steps_left(self) -> int:
-        """The steps of all epochs from where the source stands."""
+        """Return the steps of all epochs from the current position."""
         first = len(self._dealer.steps(self.plan.get_epoch(self._epoch), self._before)) - self._done
         later = (epoch for number, epoch in self.plan.epochs.items() if number > self._epoch)
         return first + sum(len(self._dealer.steps(epoch)) for epoch in later)
 
     def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from where the source stands."""
+        """Yield this rank's microbatches of each step, from the current position."""
         for number in [number for number in self.plan.epochs if number >= self._epoch]:
             if number != self._epoch:
                 self._epoch, self._before, self._done = number, (), 0
@@ -108,17 +111,17 @@ class PlanSource:
                 yield self._dealer.mine(epoch, step, self._rows, self.plan.meta.pack_config)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch, what is done of it (steps of so many microbatches), and the plan's fingerprint."""
+        """Return the epoch, what of it is done (pairs of group size and steps), and the plan's fingerprint."""
         done = [*self._before, Segment(world_size=self._dealer.group, steps=self._done)]
         pairs = [[one.world_size, one.steps] for one in done]
         return {"epoch": self._epoch, "done": pairs, "fingerprint": self.plan.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was taken, on any number of ranks; another plan's state is a CheckpointError."""
+        """Restore a position, on any number of ranks; CheckpointError for that of another plan."""
         if state.get("fingerprint") != self.plan.fingerprint:
             raise CheckpointError(
-                f"the checkpoint stands in plan {str(state.get('fingerprint'))[:16]}, "
-                f"these data and flags give {self.plan.fingerprint[:16]}"
+                f"the checkpoint is of plan {str(state.get('fingerprint'))[:16]}, these data and flags give "
+                f"{self.plan.fingerprint[:16]}; resume with the same data and flags"
             )
         self._epoch = int(state["epoch"])
         done = [Segment(world_size=size, steps=steps) for size, steps in state["done"]]
@@ -127,84 +130,77 @@ class PlanSource:
         self._before = tuple(done)
 
 
+@dataclass(kw_only=True)
 class StreamSource:
     """A file read `window` rows at a time: each window is planned and run, then the next is read.
 
-    Every rank reads the whole file and runs its share. Epochs follow one another until nobody asks for more.
+    Every rank reads the whole file and runs its share. Epochs repeat without end.
     """
 
-    steps_left = None
+    stream: OfflineDatasetStream
+    config: BatchingConfig
+    packing: PackingConfig | None
+    window: int
+    dealer: Dealer
+    tokenizer_hash: str
+    number: int = 0  # of the window
+    done: int = 0  # steps of it
+    begin: Mapping[str, Any] = field(default_factory=dict)  # state of the stream at the window's first row
 
-    def __init__(
-        self,
-        stream: OfflineDatasetStream,
-        config: BatchingConfig,
-        packing: PackingConfig | None,
-        *,
-        window: int,
-        ranks: DistributedConfig,
-        accumulation: int = 1,
-        tokenizer_hash: str = "",
-    ) -> None:
-        self._stream = stream
-        self._config = config
-        self._packing = packing
-        self._window = window
-        self._dealer = Dealer(ranks, accumulation)
-        self._tokenizer_hash = tokenizer_hash
-        self._number = 0  # of the window
-        self._done = 0  # steps of it
-        self._begin = stream.state_dict()
+    steps_left: ClassVar[None] = None
 
     def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from where the source stands."""
+        """Yield this rank's microbatches of each step, from the current position."""
         while True:
-            self._begin = self._stream.state_dict()
-            samples = list(islice(self._stream, self._window))
+            self.begin = self.stream.state_dict()
+            samples = list(islice(self.stream, self.window))
             if samples:
-                yield from self._window_steps({sample.sample_id: sample for sample in samples}, len(samples))
-                self._number, self._done = self._number + 1, 0
-            elif self._begin["position"] == 0:
-                raise UsageError(f"{self._stream.path}: no row gives any tokens")
-            if len(samples) < self._window:
-                self._stream.set_epoch(self._stream.epoch + 1)
+                yield from self._window_steps(samples)
+                self.number, self.done = self.number + 1, 0
+            elif self.begin["position"] == 0:
+                raise UsageError(f"{self.stream.path}: no row has any tokens; check its fields")
+            if len(samples) < self.window:
+                self.stream.set_epoch(self.stream.epoch + 1)
 
-    def _window_steps(self, samples: Mapping[str, StreamSample], count: int) -> Iterator[Step]:
-        if len(samples) < count:
-            raise UsageError(f"{self._stream.path}: two rows of {count} read together have the same id")
+    def _window_steps(self, samples: Sequence[StreamSample]) -> Iterator[Step]:
+        by_id = {sample.sample_id: sample for sample in samples}
+        if len(by_id) < len(samples):
+            raise UsageError(
+                f"{self.stream.path}: two of {len(samples)} rows read together have the same id; rename one"
+            )
         builder = BatchPlanBuilder(
-            {name: sample.length for name, sample in samples.items()},
-            self._config.changed(seed=self._config.seed + self._number),
-            samples_digest(samples),
-            self._tokenizer_hash,
-            self._packing,
+            {name: sample.length for name, sample in by_id.items()},
+            self.config.changed(seed=self.config.seed + self.number),
+            samples_digest(by_id),
+            self.tokenizer_hash,
+            self.packing,
         )
         epoch = builder.build_sync(1).get_epoch(0)
-        rows = token_rows(samples)
-        for step in self._dealer.steps(epoch)[self._done :]:
-            self._done += 1
-            yield self._dealer.mine(epoch, step, rows, self._packing)
+        rows = dict(zip(by_id, _token_rows(samples), strict=True))
+        for step in self.dealer.steps(epoch)[self.done :]:
+            self.done += 1
+            yield self.dealer.mine(epoch, step, rows, self.packing)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the window begins in the file, and what is done of it."""
-        return {"window": self._number, "done": self._done, "group": self._dealer.group, "begin": self._begin}
+        """Return the first row of the window in the file, and the steps of it that are done."""
+        return {"window": self.number, "done": self.done, "group": self.dealer.group, "begin": self.begin}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was taken; another file's state is a CheckpointError."""
+        """Restore a position; CheckpointError for that of another file."""
         try:
-            self._stream.load_state_dict(state["begin"])
+            self.stream.load_state_dict(state["begin"])
         except (UsageError, KeyError) as error:
-            raise CheckpointError(f"the checkpoint stands in another stream: {error}") from error
-        if state["done"] and state["group"] != self._dealer.group:
+            raise CheckpointError(f"the checkpoint is of another stream: {error}") from error
+        if state["done"] and state["group"] != self.dealer.group:
             raise CheckpointError(
-                f"the checkpoint stands within a window of the stream, at {state['group']} batches a step; "
+                f"the checkpoint is within a window of the stream, at {state['group']} batches a step; "
                 f"resume with --gradient-accumulation times ranks = {state['group']}"
             )
-        self._number, self._done = int(state["window"]), int(state["done"])
+        self.number, self.done = int(state["window"]), int(state["done"])
 
 
 class OnlineSource:
-    """Rolling windows over a replay buffer that episodes are played into; one process only."""
+    """Rolling windows over a replay buffer that played episodes fill; one process only."""
 
     steps_left = None
 
@@ -214,12 +210,12 @@ class OnlineSource:
         self._accumulation = accumulation
 
     def steps(self) -> Iterator[Step]:
-        """Yield the microbatches of each step; between windows episodes are played until the next one can be built."""
+        """Yield the microbatches of each step; play episodes between windows until the next one can be built."""
         while True:
             microbatches = self._window.iter_current_with_samples()
             while chunk := list(islice(microbatches, self._accumulation)):
                 yield [
-                    Microbatch(spec=spec.changed(starts=None, stops=None), rows=list(token_rows(samples)))
+                    Microbatch(spec=spec.changed(starts=None, stops=None), rows=_token_rows(samples))
                     for spec, samples in chunk
                 ]
             self._play()
@@ -235,7 +231,7 @@ class OnlineSource:
             if ends and buffer.total_added >= wanted:
                 return
         if not self._window.can_build_window or buffer.total_added == wanted - config.min_samples:
-            raise UsageError("the gym gave no samples to learn from; see `qm gym run`")
+            raise UsageError("the gym gave no samples to learn from; check it with `qm gym run`")
 
     def state_dict(self) -> dict[str, Any]:
         """Return gym, buffer and window as one JSON text."""
@@ -243,17 +239,14 @@ class OnlineSource:
         return {"online": json.dumps({**parts, "buffer": self._window.buffer.to_dict()})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was taken; a state of something else is a CheckpointError."""
+        """Restore a position; CheckpointError for that of another kind of source."""
         if "online" not in state:
-            raise CheckpointError("the checkpoint was not made while learning from a gym")
+            raise CheckpointError("the checkpoint is not of a run with --online; resume with its own flags")
         parts = json.loads(state["online"])
         self._stream.load_state_dict(parts["stream"])
         buffer = type(self._window.buffer).from_dict(parts["buffer"])
         self._window = RollingBatchPlanWindow.from_dict(parts["window"], buffer)
 
 
-def token_rows(samples: Any) -> Any:
-    """Return the token rows of samples: a dict of those by name for a mapping, else a list."""
-    if isinstance(samples, Mapping):
-        return {name: TokenRow(sample.input_ids, sample.loss_mask) for name, sample in samples.items()}
+def _token_rows(samples: Iterable[StreamSample]) -> list[TokenRow]:
     return [TokenRow(sample.input_ids, sample.loss_mask) for sample in samples]

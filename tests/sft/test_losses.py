@@ -24,9 +24,8 @@ from query_mutator.errors import UsageError
 from query_mutator.sft.data import TokenData, read_tokens
 from query_mutator.sft.losses import learned_tokens, to_tensors, token_losses
 from query_mutator.sft.microbatch import Microbatch
-from query_mutator.sft.schedule import cosine_lr
 from query_mutator.sft.sources import PlanSource
-from query_mutator.sft.stepper import Stepper
+from query_mutator.sft.stepper import Stepper, cosine_lr
 from tests.tiny_lm import pairs, save_model, write_rows
 
 ALONE = DistributedConfig()

@@ -225,9 +225,9 @@ def free_port() -> int:
     [
         (["--data", ""], "cannot read"),
         (["--pack", "--bucket-edges", "64"], "packed rows have no buckets"),
-        (["--batchplan", "x", "--pack"], "--batchplan says how batches are formed"),
+        (["--batchplan", "x", "--pack"], "--batchplan fixes the batches"),
         (["--config", "nowhere"], "nowhere: No such file or directory; --config takes"),
-        (["--stream"], "a stream has no end that is known: say when to stop with --max-steps"),
+        (["--stream"], "the length of a stream is unknown; give the number of steps with --max-steps"),
         (["--online"], "--online learns from a gym: leave out --data"),
         (["--max-length", "16"], "samples are longer than 16 tokens"),
         (["--max-length", "9000", "--overlong", "drop", "--tokenizer", "bytes"], None),
@@ -268,7 +268,7 @@ def test_ids_beyond_the_vocabulary_are_refused(
 ) -> None:
     data = write_rows(tmp_path / "ids.jsonl", [{"id": 1, "input_ids": [5, 4000, 6]}])
     assert qm("train", "sft", "--model", tiny_lm, "--data", data, "--output", tmp_path / "out") == 2
-    assert "the data hold token id 4000, the model knows 320" in capsys.readouterr().err
+    assert "the data have token id 4000, the model knows 320" in capsys.readouterr().err
 
 
 def test_flags_from_a_file(sft: Any, tmp_path: Path) -> None:
