@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 from query_mutator.encoder import cache_dir, sha256_of
@@ -31,36 +30,21 @@ _DUMP_TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One function, class or method; `aliases` are other qualified names of the same object."""
+    """One function, class or method."""
 
     name: str
-    aliases: tuple[str, ...]
     signature: str
     summary: str  # the docstring's first paragraph of prose, on one line
 
 
 class Corpus:
-    """The entries in a fixed order, with look-up by name."""
+    """The entries in a fixed order."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: tuple[Entry, ...] = tuple(entries)
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    @cached_property
-    def _by_name(self) -> dict[str, Entry]:
-        named = {alias: entry for entry in self.entries for alias in entry.aliases}
-        return named | {entry.name: entry for entry in self.entries}
-
-    def find(self, name: str) -> Entry | None:
-        """Return the entry for a qualified name or one of its aliases."""
-        return self._by_name.get(name)
-
-    def resolve(self, name: str) -> str | None:
-        """Return the canonical name for a qualified name or alias, or None."""
-        entry = self.find(name)
-        return entry.name if entry else None
 
     def vocabulary(self) -> frozenset[str]:
         """Return the lower-case words of names and summaries, identifiers both whole and split into words."""
@@ -109,7 +93,6 @@ def _entries(text: str) -> list[Entry]:
     return [
         Entry(
             name=str(row["name"]),
-            aliases=tuple(map(str, row["aliases"])),
             signature=str(row["signature"]),
             summary=str(row["summary"]),
         )

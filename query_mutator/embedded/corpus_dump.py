@@ -1,6 +1,6 @@
 """Read the standard library's own docstrings and print them as JSON; `corpus.py` runs this in a clean interpreter.
 
-    python -I -S corpus_dump.py  ->  [{"name", "aliases", "signature", "summary"}, ...]
+    python -I -S corpus_dump.py  ->  [{"name", "signature", "summary"}, ...]
 
 It imports nothing of this package, so the result does not depend on what its caller has imported. Each object is
 included once, under its first public name: functions and classes of MODULES first, then methods of METHODS_OF up to
@@ -40,11 +40,9 @@ def main() -> None:
     """Print the corpus as one JSON list."""
     warnings.simplefilter("ignore")
     modules = {name: importlib.import_module(name) for name in MODULES if _importable(name)}
-    things = _collect(modules)
-    aliases = _aliases(modules, things)
     rows = [
-        {"name": name, "aliases": sorted(aliases[key]), "signature": _signature(name, thing), "summary": summary}
-        for key, (name, thing, summary) in things.items()
+        {"name": name, "signature": _signature(name, thing), "summary": summary}
+        for name, thing, summary in _collect(modules)
     ]
     json.dump(rows, sys.stdout)
 
@@ -57,22 +55,20 @@ def _importable(name: str) -> bool:
     return True
 
 
-def _collect(modules: dict[str, Any]) -> dict[Any, tuple[str, Any, str]]:
-    """Return identity -> (name, object, summary), at most LIMIT, in the order of MODULES, then METHODS_OF."""
-    things: dict[Any, tuple[str, Any, str]] = {}
-    said: set[tuple[str, str]] = set()
+def _collect(modules: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return (name, object, summary), at most LIMIT, in the order of MODULES, then METHODS_OF."""
+    things: list[tuple[str, Any, str]] = []
+    seen: set[Any] = set()
     top_level = (found for name, module in modules.items() for found in _public(name, module))
     methods = (found for name in METHODS_OF for found in _methods(name, modules))
-    for group in (top_level, methods):
-        for name, thing in group:
-            key = _identity(thing)
-            if len(things) >= LIMIT or key in things or not _wanted(name, thing):
-                continue
+    for name, thing in (*top_level, *methods):
+        # A second name of an object, or one with the same docstring in the same place, adds nothing.
+        keys = {_identity(thing), (name.rpartition(".")[0], thing.__doc__)}
+        if len(things) < LIMIT and not keys & seen and _wanted(name, thing):
             summary = _summary(thing, name.rpartition(".")[2])
-            twin = (name.rpartition(".")[0], thing.__doc__)
-            if summary and twin not in said:  # a second name with the same docstring adds nothing
-                said.add(twin)
-                things[key] = (name, thing, summary)
+            if summary:
+                seen |= keys
+                things.append((name, thing, summary))
     return things
 
 
@@ -175,36 +171,6 @@ def _signature(name: str, thing: Any) -> str:
     if len(text) < 200:
         return f"{name}{text}"
     return f"{name}({textwrap.shorten(', '.join(p.name for p in parameters), 160, placeholder=' ...')})"
-
-
-def _aliases(modules: dict[str, Any], things: dict[Any, tuple[str, Any, str]]) -> dict[Any, set[str]]:
-    """Return identity -> the other public names of each object: re-exports, inherited methods, the defining module."""
-    aliases: dict[Any, set[str]] = {key: set() for key in things}
-
-    def note(name: str, thing: Any) -> None:
-        key = _identity(thing)
-        if key in things and things[key][0] != name:
-            aliases[key].add(name)
-
-    for module_name, module in modules.items():
-        for attribute, thing in vars(module).items():
-            if attribute.startswith("_"):
-                continue
-            name = attribute if module_name == "builtins" else f"{module_name}.{attribute}"
-            note(name, thing)
-            for base in reversed(thing.__mro__) if inspect.isclass(thing) else ():
-                for member, raw in vars(base).items():
-                    if inspect.isroutine(raw) and _first_definition(thing, member) is raw:
-                        note(f"{name}.{member}", raw)
-    for key, (name, thing, _) in things.items():
-        home = f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', '')}"
-        if not home.startswith(("None.", "builtins.")) and home != name:
-            aliases[key].add(home)
-    return aliases
-
-
-def _first_definition(cls: type, member: str) -> Any:
-    return next(vars(base)[member] for base in cls.__mro__ if member in vars(base))
 
 
 if __name__ == "__main__":

@@ -47,15 +47,11 @@ def test_every_name_is_a_callable_of_the_standard_library(corpus: Corpus) -> Non
     assert [entry.name for entry in corpus.entries if not callable(resolve(entry.name))] == []
 
 
-def test_aliases_mean_the_same_object(corpus: Corpus) -> None:
-    joins = corpus.find("posixpath.join")
-    assert joins is not None
-    assert joins.name == "os.path.join"
-    assert corpus.resolve("io.open") == "open"
-    assert corpus.resolve("os.path.join") == "os.path.join"
-    assert corpus.resolve("os.path.no_such_thing") is None
+def test_an_object_is_listed_under_its_first_name(corpus: Corpus) -> None:
+    names = {entry.name for entry in corpus.entries}
+    assert {"os.path.join", "open", "dict.get"} <= names
+    assert not {"posixpath.join", "io.open", "collections.defaultdict.get"} & names
     assert same_object("collections.defaultdict.get", "dict.get")
-    assert corpus.resolve("collections.defaultdict.get") == "dict.get"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +64,8 @@ def test_aliases_mean_the_same_object(corpus: Corpus) -> None:
     ],
 )
 def test_a_summary_is_the_first_prose(corpus: Corpus, name: str, begins: str) -> None:
-    entry = corpus.find(name)
-    assert entry is not None
-    assert entry.summary.startswith(begins)
+    (summary,) = (entry.summary for entry in corpus.entries if entry.name == name)
+    assert summary.startswith(begins)
 
 
 def test_signatures_and_summaries_are_one_line(corpus: Corpus) -> None:
@@ -82,8 +77,8 @@ def test_signatures_and_summaries_are_one_line(corpus: Corpus) -> None:
 
 
 def test_errors_records_and_relics_stay_out(corpus: Corpus) -> None:
-    for name in ("ValueError", "ast.Add", "os.stat_result", "signal.Signals", "json.JSONDecodeError"):
-        assert corpus.find(name) is None
+    left_out = {"ValueError", "ast.Add", "os.stat_result", "signal.Signals", "json.JSONDecodeError"}
+    assert not left_out & {entry.name for entry in corpus.entries}
 
 
 def test_the_corpus_does_not_depend_on_what_this_process_did(
@@ -96,7 +91,7 @@ def test_the_corpus_does_not_depend_on_what_this_process_did(
 
 
 def test_vocabulary_has_words_and_parts_of_identifiers() -> None:
-    entry = Entry(name="collections.OrderedDict.move_to_end", aliases=(), signature="", summary="Move an element.")
+    entry = Entry(name="collections.OrderedDict.move_to_end", signature="", summary="Move an element.")
     expected = {"collections", "ordereddict", "ordered", "dict", "move_to_end", "move", "to", "end", "an", "element"}
     assert Corpus([entry]).vocabulary() == expected
 

@@ -11,7 +11,7 @@ from query_mutator.llm.ollama import OllamaBackend
 
 
 def entry(summary: str) -> Entry:
-    return Entry(name="len", aliases=(), signature="len(obj)", summary=summary)
+    return Entry(name="len", signature="len(obj)", summary=summary)
 
 
 def test_digest_follows_the_corpus(hash_encoder: Encoder) -> None:
