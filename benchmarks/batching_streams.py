@@ -1,4 +1,4 @@
-"""What streams, caches and stores cost: `python benchmarks/batching_streams.py [--json] [--quick] [--cpu]`.
+"""Cost of streams, caches and stores: `python benchmarks/batching_streams.py [--json] [--quick] [--cpu]`.
 
     length cache   1M string ids, written and loaded: 0.5 s each
     replay buffer  at 100k samples, every eviction policy: add 20 us, sample(32) 200 us
@@ -57,7 +57,7 @@ class Figure(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Say whether it is within its limit."""
+        """Return whether it is within its limit."""
         return self.limit is None or self.value <= self.limit
 
 

@@ -1,4 +1,4 @@
-"""`qm gym`: made-up puzzles, a real server of our own environment, and values that never worked."""
+"""`qm gym`: generated puzzles, a real server of the environment, and values that never worked."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_gym_run_plays_our_environment(
     assert ReplayBuffer.load(out).size == report["samples"] > 3
 
 
-def test_gym_run_plays_made_up_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mock = ("gym", "run", "-t", "bytes", "--mock", "--num-episodes", "4", "--steps-per-episode", "3", "--json")
     assert qm(*mock, "--success-rate", "1") == 0
     report = json.loads(capsys.readouterr().out)

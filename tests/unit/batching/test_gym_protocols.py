@@ -1,4 +1,4 @@
-"""Telnet and WebSocket byte by byte, our gym server over every transport and mode, and a real puzzle arcade."""
+"""Telnet and WebSocket wires, the gym server over every transport and mode, and a real puzzle arcade."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_the_policy_chooses_and_may_be_async(server: GymServer) -> None:
     [(["down"] * 3, EpisodeStatus.FAILURE), (["fall"], EpisodeStatus.ERROR), (["dance"] * 4, EpisodeStatus.FAILURE)],
 )
 @pytest.mark.parametrize("mode", list(GymOutputMode))
-def test_lost_broken_and_endless_episodes_are_told_apart(
+def test_lost_failed_and_endless_episodes_have_different_statuses(
     server: GymServer, actions: list[str], status: str, mode: str
 ) -> None:
     def policy(observation: PuzzleObservation) -> str:
@@ -412,7 +412,7 @@ def test_a_taken_address_is_a_usage_error(server: GymServer) -> None:
         GymServer([Game("Climb", "", Climb)], port=server.port).start()
 
 
-def test_something_else_over_http_is_refused_and_the_server_goes_on(server: GymServer) -> None:
+def test_other_http_requests_are_refused_and_the_server_continues(server: GymServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 426")
@@ -435,7 +435,7 @@ def test_another_websocket_client_plays_our_server(server: GymServer) -> None:
 
 @asynccontextmanager
 async def cutting_proxy(port: int, cuts: list[int]) -> AsyncIterator[int]:
-    """A way to `port` whose n-th connection is cut after `cuts[n]` bytes from the server; later ones are whole."""
+    """A proxy of `port` whose n-th connection is cut after `cuts[n]` bytes from the server; later ones are whole."""
     left = list(cuts)
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: float) -> None:
@@ -489,7 +489,7 @@ def test_after_the_last_retry_the_address_is_named() -> None:
 
 @asynccontextmanager
 async def silent_server(greet: bool) -> AsyncIterator[int]:
-    """Takes connections and says at most a menu."""
+    """Accept connections and send at most a menu."""
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if greet:

@@ -42,7 +42,7 @@ def test_fifo_evicts_the_oldest() -> None:
     assert names(filled(5, max_size=3).get_all()) == ["s2", "s3", "s4"]
 
 
-def test_priority_evicts_the_lowest_and_the_older_of_two_alike() -> None:
+def test_priority_evicts_the_lowest_and_of_equals_the_older() -> None:
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=3, eviction_policy="priority"))
     for name, priority in [("a", 2.0), ("b", 1.0), ("c", 1.0), ("d", 5.0), ("e", 0.5), ("f", 3.0)]:
         buffer.add(make(name), priority=priority)
@@ -77,7 +77,7 @@ def test_draws_follow_priority_to_the_power_alpha() -> None:
     assert drawn["b"] / drawn["a"] == pytest.approx(3.0, rel=0.1)
 
 
-def test_when_all_priorities_are_zero_all_are_drawn_alike() -> None:
+def test_when_all_priorities_are_zero_draws_are_uniform() -> None:
     buffer = ReplayBuffer()
     buffer.add_batch([make("a"), make("b")], [0.0, 0.0])
     assert set(names(buffer.sample(100))) == {"a", "b"}
@@ -196,7 +196,7 @@ def test_steps_of_an_episode_and_their_return() -> None:
 
 @pytest.mark.parametrize("name", ["buffer.json", "buffer.bin"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_restored_buffer_goes_on_as_if_never_stopped(tmp_path: Path, name: str, policy: str) -> None:
+def test_a_restored_buffer_continues_as_the_first_would(tmp_path: Path, name: str, policy: str) -> None:
     buffer = filled(30, max_size=20, eviction_policy=policy)
     buffer.add(
         make("full", episode_id="e", episode_status=EpisodeStatus.SUCCESS, step_index=1, total_steps=2, success=True),

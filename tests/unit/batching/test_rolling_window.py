@@ -75,7 +75,7 @@ def test_few_new_samples_are_filled_up_to_the_minimum() -> None:
     assert (state.fresh_samples, state.repeated_samples) == (0, 51)
 
 
-def test_each_microbatch_is_handed_out_once() -> None:
+def test_each_microbatch_is_yielded_once() -> None:
     window = window_over(100)
     total = window.build_next_window_sync().plan_microbatches
     first = next(window.iter_current())
@@ -143,7 +143,7 @@ def test_samples_of_one_id_all_come_with_their_tokens() -> None:
     assert sorted(lengths) == [5, 6, 13]
 
 
-def test_a_restored_window_goes_on_with_the_same_microbatches() -> None:
+def test_a_restored_window_resumes_with_the_same_microbatches() -> None:
     window = window_over(100, window_microbatches=8)
     window.build_next_window_sync()
     next(window.iter_current())

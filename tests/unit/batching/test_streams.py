@@ -65,7 +65,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Ten rows of 1..10 tokens with blank lines among them; only every other row has an id of its own."""
+    """Ten rows of 1..10 tokens with blank lines among them; only every other row has an id."""
     rows: list[Any] = []
     for number in range(10):
         row: dict[str, Any] = {"input_ids": list(range(number + 1)), "reward": number / 2, "difficulty": number / 10}
@@ -111,7 +111,7 @@ def test_messages_without_a_template_learn_the_assistant(tokenizer: Tokenizer) -
     assert tokens.input_ids[tokens.loss_mask == 1].tolist() == [3, 3]
 
 
-def test_messages_with_a_template_learn_what_the_assistant_says_and_how_it_ends() -> None:
+def test_messages_with_a_template_learn_assistant_texts_and_their_ends() -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
     tokens = RowTokenizer(Chat()).tokens({"messages": messages})
     text = "".join(chr(one - 10) for one in tokens.input_ids.tolist()[1:-1])
@@ -137,7 +137,7 @@ def test_messages_with_a_template_learn_what_the_assistant_says_and_how_it_ends(
         ({"input_ids": [-1]}, "range"),
     ],
 )
-def test_a_row_that_gives_nothing_says_why(tokenizer: Tokenizer, row: dict[str, Any], why: str) -> None:
+def test_an_invalid_row_is_an_error_with_the_reason(tokenizer: Tokenizer, row: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         RowTokenizer(tokenizer).tokens(row)
 
@@ -188,7 +188,7 @@ def test_a_sample_is_frozen_and_checked() -> None:
             StreamSample(**{"input_ids": [1, 2], "loss_mask": [0, 1], **fields, **bad})
 
 
-def test_a_replay_is_a_copy_that_says_so() -> None:
+def test_a_replay_is_a_marked_copy() -> None:
     sample = StreamSample(input_ids=[1], loss_mask=[1], sample_id="a", dataset_id="d", source="offline")
     twice = sample.with_replay().with_replay()
     assert (twice.replay_count, twice.source, twice.is_replay) == (2, SampleSource.REPLAY, True)
@@ -257,7 +257,7 @@ def test_ids_count_rows_and_not_lines(data: Path) -> None:
     assert samples[0].dataset_id == "train"
 
 
-def test_an_iteration_left_halfway_goes_on(data: Path) -> None:
+def test_an_interrupted_iteration_resumes(data: Path) -> None:
     stream = OfflineDatasetStream(data)
     first = [next(iter(stream)).sample_id for _ in range(3)]
     rest = [sample.sample_id for sample in stream]

@@ -1,4 +1,4 @@
-"""Prioritised replay: what is drawn how often, importance weights, wrapping round, and going on from a state."""
+"""Prioritized replay: draws by priority, importance weights, overwriting the oldest, and resuming from a state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_new_transitions_have_the_largest_priority_there_was() -> None:
     assert np.bincount(replay.sample(1300, beta=0.4).slots) == pytest.approx([100, 600, 600], abs=1)
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_it_resumes_from_its_state() -> None:
     replay = replay_of(11)
     replay.set_errors(np.arange(8), np.linspace(0.1, 2.0, 8))
     copy = Replay(8, 2, alpha=1.0, rng=np.random.default_rng(0))
@@ -71,6 +71,6 @@ def test_it_goes_on_from_its_state() -> None:
     assert ours.weights.tolist() == theirs.weights.tolist()
 
 
-def test_a_state_too_large_says_what_would_hold_it() -> None:
+def test_the_error_for_a_state_too_large_names_the_size() -> None:
     with pytest.raises(ValueError, match="replay_size=5"):
         replay_of(0, capacity=4).load_state_dict(replay_of(5).state_dict())
