@@ -15,6 +15,7 @@ from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
 from query_mutator.llm.backends import AUTO, EMBEDDED, check_backend, choose_backend, open_servers
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import Probe, probe_server, slots_advice
+from query_mutator.plugins import load_plugins
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
@@ -26,6 +27,8 @@ class DoctorConfig:
     The last takes a probe of a few short calls. Exit code 2 when the server or a model is missing.
     """
 
+    plugin: tuple[str, ...] = ()
+    """Modules or .py files to load first, which register backends of yours."""
     backend: str = AUTO
     """The kind of server: ollama, openai or a plugin's; by default the one whose address is given, else ollama."""
     ollama_url: tuple[str, ...] = ()
@@ -46,6 +49,7 @@ class DoctorConfig:
     """Seconds after which the probe starts no more calls."""
 
     def __post_init__(self) -> None:
+        load_plugins(self.plugin)  # first: they may register the backend
         check_backend(self.backend)
         if self.backend == EMBEDDED:
             raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")

@@ -16,6 +16,7 @@ from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.files import read_json_lines
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS
 from query_mutator.training.checkpoint import read_checkpoint
@@ -29,7 +30,7 @@ PLUGINS = ROOT / "tests" / "plugins"
 def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo what plugins register, so that other tests have the package's own names."""
     monkeypatch.setattr(plugins, "_loaded", {})
-    for registry in (OPERATORS, PARTS):
+    for registry in (OPERATORS, PARTS, BACKENDS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
@@ -79,6 +80,18 @@ def test_a_reward_part_that_asks_a_model(tiny_flags: list[str], tmp_path: Path) 
 
 def _journal(run: Path) -> list[dict[str, Any]]:
     return [row for path in sorted((run / "journal").iterdir()) for row in read_json_lines(path)]
+
+
+def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = ["--plugin", str(PLUGINS / "function_backend.py")]
+    flags = [*tiny_flags[6:], *plugin, "--backend", "function", "--target-model", "any", "--no-use-linear-lr-decay"]
+    run = train_and_evaluate(flags, tmp_path / "runs")
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    assert all(row["valid"] and row["answer"].endswith("is what you want.") for row in rows)
+    config = json.loads((run / "config.json").read_text())
+    assert (config["backend"]["kind"], config["backend"]["url"]) == ("function", "in-process")
+    assert qm_main(["doctor", *plugin, "--backend", "function", "--target-model", "any", "--no-probe"]) == 0
+    assert "a local function at in-process" in capsys.readouterr().out
 
 
 def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
