@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.embedded.models import EmbeddedModel
-from query_mutator.embedded.wire import ApiError
+from query_mutator.embedded.wire import ApiError, field, model_name
 from query_mutator.embedded.worker import BatchWorker
 
 if TYPE_CHECKING:
@@ -94,6 +94,16 @@ class Catalogue:
         entry = self.entries.get(name) or self.entries.get(name.lower().removesuffix(":latest"))
         if entry is None:
             raise ApiError(404, missing.format(name))
+        return entry
+
+    def text_model(self, payload: Mapping[str, Any], verb: str) -> Entry:
+        """Return the text model of a request; raises ApiError for another model, and for a chat with tools."""
+        name = model_name(payload)
+        entry = self.find(name)
+        if entry.replies is None:
+            raise ApiError(400, f'"{name}" does not support {verb}')
+        if verb == "chat" and field(payload, "tools", list):
+            raise ApiError(400, f"{entry.tagged} does not support tools")
         return entry
 
     def close(self) -> None:

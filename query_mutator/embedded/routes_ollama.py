@@ -108,22 +108,15 @@ class OllamaRoutes:
     async def generate(self, exchange: Exchange) -> Response | None:
         """Answer `prompt`."""
         payload = exchange.payload
-        entry = self._text_model(payload, "generate")
         if field(payload, "suffix", str, ""):
-            raise ApiError(400, f"{entry.tagged} does not support insert")
+            raise ApiError(400, f"{model_name(payload)} does not support insert")
         prompt = field(payload, "prompt", str, "")
-        return await self._reply(
-            exchange, _call(exchange, entry, prompt=prompt, format=_format(payload)), lambda text: {"response": text}
-        )
+        return await self._reply(exchange, "generate", prompt, lambda text: {"response": text})
 
     async def chat(self, exchange: Exchange) -> Response | None:
         """Answer the last user message."""
-        payload = exchange.payload
-        entry = self._text_model(payload, "chat")
-        if field(payload, "tools", list):
-            raise ApiError(400, f"{entry.tagged} does not support tools")
-        prompt = last_user_text(field(payload, "messages", list, []))
-        return await self._reply(exchange, _call(exchange, entry, prompt=prompt, format=_format(payload)), _as_message)
+        prompt = last_user_text(field(exchange.payload, "messages", list, []))
+        return await self._reply(exchange, "chat", prompt, _as_message)
 
     async def embed(self, exchange: Exchange) -> Response:
         """Return a vector for each text of `input`."""
@@ -143,21 +136,17 @@ class OllamaRoutes:
         entry = self._catalogue.find(model_name(exchange.payload), missing=EMBED_MISSING)
         return await self._engine.embed(_call(exchange, entry, texts=texts, dimensions=dimensions))
 
-    def _text_model(self, payload: Mapping[str, Any], verb: str) -> Entry:
-        name = model_name(payload)
-        entry = self._catalogue.find(name)
-        if entry.replies is None:
-            raise ApiError(400, f'"{name}" does not support {verb}')
+    async def _reply(self, exchange: Exchange, verb: str, prompt: str, part: Part) -> Response | None:
+        payload = exchange.payload
+        model = model_name(payload)
+        entry = self._catalogue.text_model(payload, verb)
         if payload.get("think"):
-            raise ApiError(400, f'"{name}" does not support thinking')
-        return entry
-
-    async def _reply(self, exchange: Exchange, call: Call, part: Part) -> Response | None:
-        model = model_name(exchange.payload)
-        if not call.prompt:
+            raise ApiError(400, f'"{model}" does not support thinking')
+        call = _call(exchange, entry, prompt=prompt, format=_format(payload))
+        if not prompt:  # an empty prompt only loads the model
             reason = await self._engine.load(call)
             return json_response(_line(model, part(""), done=True) | {"done_reason": reason})
-        if field(exchange.payload, "stream", bool, True):
+        if field(payload, "stream", bool, True):
             await self._stream(exchange, call, part)
             return None
         reply = await self._engine.complete(call)

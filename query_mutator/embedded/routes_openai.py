@@ -70,7 +70,7 @@ class OpenAIRoutes:
         if not messages:
             raise ApiError(400, "[] is too short - 'messages'")
         call = Call(
-            entry=self._text_model(payload),
+            entry=self._catalogue.text_model(payload, "chat"),
             prompt=last_user_text([_plain(message) for message in messages]),
             format=_format(payload),
             fault=exchange.fault,
@@ -110,15 +110,6 @@ class OpenAIRoutes:
         ]
         usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
         return json_response({"object": "list", "data": data, "model": name, "usage": usage})
-
-    def _text_model(self, payload: Mapping[str, Any]) -> Entry:
-        name = model_name(payload)
-        entry = self._catalogue.find(name)
-        if entry.replies is None:
-            raise ApiError(400, f'"{name}" does not support chat')
-        if field(payload, "tools", list):
-            raise ApiError(400, f"{entry.tagged} does not support tools")
-        return entry
 
     async def _stream(self, exchange: Exchange, call: Call, about: dict[str, Any], *, with_usage: bool) -> None:
         stream = exchange.connection.stream(exchange.request, SSE_TYPE)
