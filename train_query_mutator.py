@@ -29,6 +29,7 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator
+from query_mutator.files import write_json
 from query_mutator.llm.probe import slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
@@ -271,7 +272,7 @@ class Trainer:
             report = compare(
                 self.evaluator, self.system, self.task, self.split.test, self.learner.frozen, seed=config.seed
             )
-        self.run_dir.write_json(self.run_dir.summary_path, self._summary(report, wall_s))
+        write_json(self.run_dir.summary_path, self._summary(report, wall_s))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
         curve_title = f"{target}, seed {config.seed}"
         draw_learning_curve(self.run_dir.metrics_path, self.run_dir.curve_path, title=curve_title)

@@ -45,6 +45,9 @@ class RunDir:
     ) -> None:
         """Open the files of a folder. On resume, truncate the row files to these lengths."""
         self.path = path
+        self.config_path, self.summary_path = path / "config.json", path / SUMMARY
+        self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
+        self.journal_path = path / "journal"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
         self.metrics = MetricsWriter(path, cut_at=metrics_bytes, first_step=first_step)
@@ -60,34 +63,9 @@ class RunDir:
         _point_latest_to(path)
         return cls(path)
 
-    @property
-    def config_path(self) -> Path:
-        """Return the path of the run's settings."""
-        return self.path / "config.json"
-
-    @property
-    def summary_path(self) -> Path:
-        """Return the path of the results."""
-        return self.path / SUMMARY
-
-    @property
-    def metrics_path(self) -> Path:
-        """Return the path of the rows of metrics."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def curve_path(self) -> Path:
-        """Return the path of the plot."""
-        return self.path / "learning_curve.png"
-
     def checkpoint_path(self, env_steps: int) -> Path:
         """Return the path of the checkpoint after this many environment steps."""
         return self.path / "checkpoints" / f"step_{env_steps}.pt"
-
-    @property
-    def journal_path(self) -> Path:
-        """Return the folder of the journal."""
-        return self.path / "journal"
 
     def add_record(self, record: StepRecord) -> None:
         """Buffer one step of the transcript until `write_records`."""
@@ -106,11 +84,7 @@ class RunDir:
         started, resumed = before.get("started", _now()), before.get("resumed", [])
         if resumed_at:
             resumed.append({"at_step": resumed_at, "command_line": config.get("command_line"), "time": _now()})
-        self.write_json(self.config_path, {**config, "started": started, "resumed": resumed})
-
-    def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
-        """Replace a JSON file; numbers that are not finite become null."""
-        write_json(path, data)
+        write_json(self.config_path, {**config, "started": started, "resumed": resumed})
 
     def sync(self) -> None:
         """Sync all rows to disk."""

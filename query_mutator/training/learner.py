@@ -22,7 +22,7 @@ from query_mutator.env.steps import FloatArray, Steps
 if TYPE_CHECKING:
     from query_mutator.training.config import TrainConfig
 
-__all__ = ["BaseLearner", "InferencePolicy", "Learner", "LearnerType", "Weights"]
+__all__ = ["BaseLearner", "InferencePolicy", "Learner", "LearnerSpec", "Weights"]
 
 Weights = dict[str, NDArray[Any]]
 
@@ -91,34 +91,15 @@ class Learner(Protocol):
         """Restore `state_dict`; raise ValueError for a state of other sizes."""
 
 
-class LearnerType(Protocol):
-    """How a learner is built by name, and what must be known of it before its class is imported."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSpec:
+    """How to build a learner by name, and what is known of it before its class is imported."""
 
-    @property
-    def on_policy(self) -> bool:
-        """Return whether weights are frozen during a rollout, from which `update` learns."""
-
-    @property
-    def deterministic(self) -> bool:
-        """Return whether --deterministic is supported."""
-
-    @property
-    def make(self) -> MakeLearner:
-        """Return the function that builds a new learner."""
-
-    @property
-    def load_policy(self) -> Callable[[Mapping[str, Any], Mapping[str, Any]], InferencePolicy]:
-        """Return the function that turns a saved `policy` and the run's flags into a policy, else a ValueError."""
-
-    @property
-    def planned_updates(self) -> Callable[[TrainConfig], int]:
-        """Return the function that says how many gradient steps a whole run takes."""
-
-
-class MakeLearner(Protocol):
-    """Builds a learner; `mask_columns` of an observation are 1 where an action is not allowed."""
-
-    def __call__(self, obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner: ...
+    make: Callable[..., Learner]  # (obs_dim, num_actions, config, mask_columns=slice) as BaseLearner.make
+    load_policy: Callable[[Mapping[str, Any], Mapping[str, Any]], InferencePolicy]  # (saved policy, flags of the run)
+    planned_updates: Callable[[TrainConfig], int] = lambda config: 0  # gradient steps of a whole run
+    on_policy: bool = False  # weights are frozen during a rollout, from which `update` learns
+    deterministic: bool = False  # supports --deterministic
 
 
 class Acted(NamedTuple):

@@ -8,13 +8,13 @@ Built-in learners are imported when they are built, because they load torch. Add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from query_mutator.errors import CheckpointError
 from query_mutator.registry import Registry
-from query_mutator.training.learner import InferencePolicy, Learner, LearnerType, MakeLearner
+from query_mutator.training.learner import BaseLearner, InferencePolicy, Learner, LearnerSpec
 
 if TYPE_CHECKING:
     from query_mutator.env.task import Task
@@ -25,18 +25,7 @@ __all__ = ["LEARNERS", "load_policy", "make_learner", "settings_of"]
 
 S = TypeVar("S")
 
-LEARNERS: Registry[LearnerType] = Registry("learner", group="query_mutator.learners")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BuiltIn:
-    """A learner of the package."""
-
-    make: MakeLearner
-    load_policy: Callable[[Mapping[str, Any], Mapping[str, Any]], InferencePolicy]
-    planned_updates: Callable[[TrainConfig], int] = lambda config: 0
-    on_policy: bool = False
-    deterministic: bool = False
+LEARNERS: Registry[LearnerSpec | type[BaseLearner]] = Registry("learner", group="query_mutator.learners")
 
 
 def settings_of(cls: type[S], flags: object, **others: Any) -> S:
@@ -84,7 +73,7 @@ def _load_bandit(state: Mapping[str, Any], flags: Mapping[str, Any]) -> Inferenc
 
 LEARNERS.add(
     "ppo",
-    _BuiltIn(
+    LearnerSpec(
         make=_make_ppo,
         load_policy=_load_ppo,
         planned_updates=lambda config: config.num_updates * config.ppo_epoch * config.num_mini_batch,
@@ -94,13 +83,13 @@ LEARNERS.add(
 )
 LEARNERS.add(
     "iqn",
-    _BuiltIn(
+    LearnerSpec(
         make=_make_iqn,
         load_policy=_load_iqn,
         planned_updates=lambda config: int(config.replay_ratio * config.total_steps / config.train_batch_size),
     ),
 )
-LEARNERS.add("bandit", _BuiltIn(make=_make_bandit, load_policy=_load_bandit))
+LEARNERS.add("bandit", LearnerSpec(make=_make_bandit, load_policy=_load_bandit))
 
 
 def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:

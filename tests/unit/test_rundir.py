@@ -15,7 +15,7 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, DiskError, UsageError
-from query_mutator.files import JsonLines, read_json_lines
+from query_mutator.files import JsonLines, read_json_lines, write_json
 from query_mutator.runs.run_dir import RunDir, checkpoints_in
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.training.system import SystemSettings, TaskSettings
@@ -75,7 +75,7 @@ def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
 
 
 def test_numbers_that_are_not_finite_become_null(run_dir: RunDir) -> None:
-    run_dir.write_json(run_dir.summary_path, {"eval": {"ci": (-math.inf, 0.5)}, "seed": 1})
+    write_json(run_dir.summary_path, {"eval": {"ci": (-math.inf, 0.5)}, "seed": 1})
     assert json.loads(run_dir.summary_path.read_text()) == {"eval": {"ci": [None, 0.5]}, "seed": 1}
 
 
