@@ -1,1 +1,13 @@
-"""Reads what trainers logged, compares runs by step and by time, and says how sure the answer is; never loads torch."""
+"""Compare training runs of any trainer: read what they logged, group seeds, test differences, write reports.
+
+`runs` reads run folders (`events`, `tables`), `spec` says which metrics and tags there are, `curves` draws a metric
+against an axis, `groups` finds seeds of one setting, `compare` makes an Analysis (`results`), `pages`, `export` and
+`figures` show it, and `job.ComparisonJob` does all of that in order. `config` has the flags. Imports stats, cli, files
+and registry; never imports torch.
+"""
+
+from __future__ import annotations
+
+from query_mutator.analysis.config import AnalyzeFlags, ExtractFlags
+
+__all__ = ["AnalyzeFlags", "ExtractFlags"]

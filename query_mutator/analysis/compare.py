@@ -32,7 +32,7 @@ def analyze(
 ) -> Analysis:
     """Compare groups with the baseline group, by default the first; `only` names metrics.
 
-    UsageError when no metric is known of any run, or the axis of none.
+    UsageError when no run has a known metric, or none has the axis.
     """
     base = _baseline(groups, baseline)
     metrics = [spec.metric(name) for name in only] or list(spec.metrics)
@@ -71,7 +71,7 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
 def _all_curves(
     groups: Sequence[Group], metrics: Sequence[MetricSpec], spec: Spec, axis: str
 ) -> tuple[dict[tuple[MetricSpec, str], list[tuple[str, Curve]]], list[str]]:
-    """Return (metric, task) -> group and curve of each run, and a remark for each that cannot be normalised."""
+    """Return (metric, task) -> group and curve of each run, and a remark for each that cannot be normalized."""
     found: dict[tuple[MetricSpec, str], list[tuple[str, Curve]]] = {}
     remarks = []
     for metric in metrics:
@@ -80,7 +80,7 @@ def _all_curves(
                 try:
                     curves = curves_of(run, metric, spec, axis=axis)
                 except UnknownDivisorError as error:
-                    remarks.append(f"{metric.name} left out: {error}")
+                    remarks.append(f"{metric.name} skipped: {error}")
                     continue
                 for task, curve in curves.items():
                     if len(curve):
@@ -122,7 +122,7 @@ def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> Grou
 
 
 def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: str) -> list[MetricResult]:
-    """Compare each group with the baseline in each metric; p values are corrected over all that can decide."""
+    """Compare each group with the baseline in each metric; p values are corrected over all deciding comparisons."""
     seeds = {group.name: group.num_seeds for group in groups}
     pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
     enough = [min(len(a.numbers), len(b.numbers), seeds[a.group], seeds[b.group]) >= 2 for _, a, b in pairs]
@@ -159,7 +159,7 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, p
         margin=result.metric.margin_at(theirs.mean),
         detectable=minimum_detectable_effect(len(a), len(b), spread=spread),
         verdict="inconclusive",
-        why="one seed says nothing about the next" if a and b else "there is no number to compare",
+        why="one seed does not predict the next" if a and b else "there is no number to compare",
     )
     if not enough:
         return comparison
@@ -174,11 +174,11 @@ def _verdict(comparison: Comparison, metric: MetricSpec, narrow: Interval) -> tu
     if margin is not None and -margin < narrow[0] and narrow[1] < margin:
         return "equivalent", f"the difference is within {margin:.3g}"
     if low <= 0 <= high:
-        return "inconclusive", f"the interval holds 0; {comparison.detectable:.3g} could have been seen"
+        return "inconclusive", f"the interval contains 0; {comparison.detectable:.3g} would be detectable"
     if comparison.p > 1 - LEVEL:
         return "inconclusive", f"p = {comparison.p:.3g} after correction for several comparisons"
     better = (comparison.difference > 0) == (metric.direction == "up")
-    return ("better" if better else "worse"), "the interval leaves 0 out"
+    return ("better" if better else "worse"), "the interval excludes 0"
 
 
 def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
@@ -217,17 +217,17 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
     lines = []
     alone = [group.name for group in groups if group.num_seeds == 1]
     if alone:
-        lines.append(f"one seed only, which says nothing about how others would do: {', '.join(alone)}")
+        lines.append(f"only one seed, which does not predict other seeds: {', '.join(alone)}")
     if len(alone) == len(groups) > 1 and not any(run.config for group in groups for run in group.runs):
         lines.append(
-            "these runs do not tell their settings, so none was taken for another seed of the same; if some are, "
+            "these runs have no recorded settings, so each is its own group; if some differ only in their seed, "
             "name the groups: --group-by '{group}-s{seed}' or --group-by 'a-*,b-*'"
         )
     for group in groups:
         if 1 < group.num_seeds < len(group.runs):
             lines.append(f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} different seeds")
     if not any(result.metric.role == "performance" for result in results):
-        lines.append("no performance metric is known of these runs, so nothing decides which group is better")
+        lines.append("these runs have no known performance metric, so nothing decides which group is better")
     for result in results:
         tags = {curve.tag for _, curve in result.curves}
         if len(tags) > 1:
@@ -238,6 +238,6 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
 def _nothing_known(groups: Sequence[Group], axis: str) -> str:
     tags = sorted({tag for group in groups for run in group.runs for tag in run.series})
     if axis != "step":
-        return f"no run tells enough to draw its metrics against {axis!r}; try --axis step or --axis time"
+        return f"no run logged what --axis {axis} needs; try --axis step or --axis time"
     shown = ", ".join(tags[:8]) + (" ..." if len(tags) > 8 else "")
-    return f"none of the metrics is known of these runs (they have {shown}); name the tags in a file for --spec"
+    return f"these runs have no known metric (their tags: {shown}); name the tags in a file for --spec"

@@ -1,8 +1,8 @@
-"""A metric of a run drawn against an axis, and the one number a curve is reduced to.
+"""Curves: a metric of a run against an axis, and the number a curve is reduced to.
 
 axis        step | time | active | gpu_hours | any counter of the metric file (updates, samples, calls ...)
-time        seconds since the run's t0; `active` leaves out the gaps in which nothing was logged
-a counter   known between its own first and last point only, by interpolation over time
+time        seconds since the run's t0; `active` skips the gaps in which nothing was logged
+a counter   interpolated over time, between its first and last point only
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from query_mutator.analysis.series import Floats, Series
 from query_mutator.analysis.spec import Direction, MetricSpec, Spec, TagPattern
 from query_mutator.errors import UsageError
 
+__all__ = [
+    "AXES", "CLOCK_AXES", "UNITS", "Curve", "Reading", "UnknownDivisorError", "axis_of", "counter_of", "curves_of",
+    "reduced", "setting", "value_at",
+]  # fmt: skip
+
 AXES = ("step", "time", "active", "gpu_hours")
 CLOCK_AXES = ("time", "active")  # in seconds
 UNITS = {
@@ -26,7 +31,7 @@ UNITS = {
     "active": "time of activity",
     "gpu_hours": "GPU hours",
 }
-_IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it is longer than both
+_IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it exceeds both, in seconds and in median gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One metric of one run: `x` rising [n], `y` [n] in the metric's unit, and where it was read."""
+    """One metric of one run: `x` rising [n], `y` [n] in the metric's unit, and its origin."""
 
     x: Floats
     y: Floats
@@ -64,7 +69,7 @@ class Curve:
         return self._with(self.x[: (n := int(np.searchsorted(self.x, end, side="right")))], self.y[:n])
 
     def best_so_far(self, direction: Direction) -> Curve:
-        """Return the running maximum, the running minimum where down is better."""
+        """Return the running maximum, or minimum where lower is better."""
         running = np.minimum if direction == "down" else np.maximum
         return self._with(self.x, running.accumulate(self.y))
 
@@ -81,11 +86,11 @@ class Curve:
 
 
 class UnknownDivisorError(UsageError):
-    """A sum cannot be divided, because the run does not tell by what."""
+    """The setting that a sum is divided by is unknown."""
 
 
 def setting(run: Run, spec: Spec, name: str) -> object | None:
-    """Return a setting of a run by any of its names, from its config or where it was logged as a number."""
+    """Return a setting of a run by any of its names, from its config or as it was logged as a number."""
     for alias in spec.aliases(name):
         value = alias.value(run.config)
         if value is not None:
@@ -97,9 +102,9 @@ def setting(run: Run, spec: Spec, name: str) -> object | None:
 
 
 def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -> dict[str, Curve]:
-    """Return task -> curve of a metric; empty when the run did not log it, or the axis is not known for the run.
+    """Return task -> curve of a metric; empty when the run did not log the metric or the axis.
 
-    UnknownDivisorError where a sum cannot be divided by a setting that is not known.
+    UnknownDivisorError where a sum is to be divided by an unknown setting.
     """
     found = {}
     for task, (tag, pattern) in metric.tags_of(run.series).items():
@@ -122,7 +127,7 @@ def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -
 
 
 def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
-    """Return where each point of a series lies on an axis, None when the run does not tell."""
+    """Return the position of each point of a series on an axis, None when the run did not log it."""
     if axis == "step":
         return series.step.astype(np.float64)
     if axis == "time":
@@ -139,7 +144,7 @@ def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
 
 
 def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
-    """Return the series of a counter, None when the run has none; UsageError for an axis that is not known."""
+    """Return the series of a counter, None when the run has none; UsageError for an unknown axis."""
     if axis not in spec.axes:
         known = ", ".join([*AXES, *spec.axes])
         raise UsageError(f"unknown axis {axis!r}; known: {known}")
@@ -147,7 +152,7 @@ def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
 
 
 def _active_s(run: Run, wall: Floats) -> Floats:
-    """Return seconds of activity: a gap far longer than usual counts as a usual one."""
+    """Return seconds of activity: an idle gap counts as a gap of median length."""
     logged = np.concatenate([[0.0], run.walls[run.walls > 0]])
     gaps = np.diff(logged)
     usual = float(np.median(gaps)) if len(gaps) else 0.0
@@ -162,7 +167,7 @@ def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
     name = pattern.normalise_by[0]
     if value is None:
         raise UnknownDivisorError(
-            f"{pattern.tag} is a sum over {name}, not told by {run.name}; give it with --set {run.name}:{name}=8"
+            f"{pattern.tag} is a sum over {name}, not recorded by {run.name}; give it with --set {run.name}:{name}=8"
         )
     try:
         return pattern.scale / float(str(value)), f"{name} {value}"

@@ -1,4 +1,4 @@
-"""A report as paragraphs, lists, tables and figures, and the same as terminal text, Markdown and reStructuredText."""
+"""A report as paragraphs, lists, tables and figures, rendered as terminal text, Markdown or reStructuredText."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 from query_mutator.cli.console import table
 
+__all__ = ["Block", "Bullets", "Cell", "Code", "Document", "Figure", "Format", "Row", "Section", "Table"]
+
 Format = Literal["text", "markdown", "rst"]
 
 _RST_RULES = "=-~^"
@@ -16,7 +18,7 @@ _RST_RULES = "=-~^"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a table shows, and where the number comes from."""
+    """A cell of a table, and the source of its number."""
 
     text: str
     trace: str = ""  # run, tag and x
@@ -30,7 +32,7 @@ Row = tuple[str | Cell, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under a header; the first column is what the row is about."""
+    """Rows under a header; the first column names the row."""
 
     title: str
     header: Sequence[str]
@@ -39,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A picture: SVG source, and the file it is to be written to."""
+    """A figure: SVG source, and the name of its file."""
 
     caption: str
     file: str
@@ -55,10 +57,9 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """A block of code or commands."""
+    """A block of shell commands."""
 
     text: str
-    language: str = "bash"
 
 
 Block = str | Table | Figure | Bullets | Code
@@ -121,7 +122,7 @@ def _as_markdown(block: Block) -> Iterator[str]:
     elif isinstance(block, Bullets):
         yield from (f"- {item}" for item in block.items)
     elif isinstance(block, Code):
-        yield from (f"```{block.language}", block.text, "```")
+        yield from ("```bash", block.text, "```")
     elif isinstance(block, Figure):
         yield f"![{block.caption}]({block.file})"
     elif isinstance(block, Table):
@@ -139,7 +140,7 @@ def _markdown_row(row: Sequence[str | Cell]) -> str:
 
 
 def escape_rst(text: str) -> str:
-    """Return text in which nothing is taken for markup."""
+    """Escape all markup in a text."""
     return re.sub(r"([\\*`|_])", r"\\\1", text)
 
 
@@ -149,7 +150,7 @@ def _as_rst(block: Block) -> Iterator[str]:
     elif isinstance(block, Bullets):
         yield from (f"- {escape_rst(item)}" for item in block.items)
     elif isinstance(block, Code):
-        yield from (f".. code-block:: {block.language}", "")
+        yield from (".. code-block:: bash", "")
         yield from (f"   {line}" for line in block.text.splitlines())
     elif isinstance(block, Figure):
         yield from (f".. figure:: {block.file}", "", f"   {escape_rst(block.caption)}")

@@ -25,7 +25,6 @@ __all__ = ["EVENTS", "EventFile", "merged", "read_event_file"]
 
 EVENTS = "*tfevents*"
 _SESSION_START = 1
-_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(slots=True)
@@ -71,21 +70,19 @@ class _Tags:
     """Numbers for tags, and the plugins that their first values name."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.number: dict[bytes, int] = {}
         self.plugins: dict[int, str] = {}
-        self._numbers: dict[int, int] = {}
 
-    def numbers(self, data: Bytes, names: Fields) -> Ints:
-        """Return the number of each tag; names are compared by a 64-bit hash."""
-        hashes, first, inverse = np.unique(_hashes(data, names), return_index=True, return_inverse=True)
-        known = np.empty(len(hashes), dtype=np.int64)
-        for place, hashed in enumerate(hashes.tolist()):
-            if hashed not in self._numbers:
-                start, end = names.start[first[place]], names.end[first[place]]
-                self._numbers[hashed] = len(self.names)
-                self.names.append(bytes(data[start:end]).decode(errors="replace"))
-            known[place] = self._numbers[hashed]
-        return known[inverse]
+    @property
+    def names(self) -> list[str]:
+        """Return the tags in the order of their numbers."""
+        return [tag.decode(errors="replace") for tag in self.number]
+
+    def numbers(self, data: Bytes, names: Fields) -> list[int]:
+        """Return the number of each tag."""
+        text, number = data.tobytes(), self.number
+        bounds = zip(names.start.tolist(), names.end.tolist(), strict=True)
+        return [number.setdefault(text[start:end], len(number)) for start, end in bounds]
 
     def learn_plugins(self, data: Bytes, metadata: Fields, tag: Ints) -> None:
         """Record the plugin in the first value of each tag; `tag` [V] is the tag of each value."""
@@ -98,19 +95,7 @@ class _Tags:
 
     def may_be_scalar(self) -> NDArray[np.bool_]:
         """Return, for each tag, whether its tensors of one number are scalars."""
-        return np.array([self.plugins.get(number, "") in ("", "scalars") for number in range(len(self.names))])
-
-
-def _hashes(data: Bytes, names: Fields) -> NDArray[np.uint64]:
-    length = names.value
-    hashed = length * _HASH
-    for offset in range(0, int(length.max(initial=0)), 8):
-        bits = np.clip(length.astype(np.int64) - offset, 0, 8).astype(np.uint64) * np.uint64(8)
-        mask = np.where(bits >= 64, ~np.uint64(0), (np.uint64(1) << np.minimum(bits, 63)) - np.uint64(1))
-        inside = np.minimum(names.start + offset, len(data) - 8)
-        hashed = (hashed ^ (words(data, "<u8")[inside] & mask)) * _HASH
-        hashed ^= hashed >> np.uint64(29)
-    return np.asarray(hashed)
+        return np.array([self.plugins.get(number, "") in ("", "scalars") for number in range(len(self.number))])
 
 
 def _read_block(block: Block, file: EventFile, tags: _Tags) -> Iterator[tuple[str, Series]]:
@@ -140,6 +125,7 @@ def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Itera
     names = inside.of(1, LENGTH)
     tag = np.full(len(values.owner), -1, dtype=np.int64)
     tag[names.owner] = tags.numbers(data, names)
+    tag_names = tags.names
     number, is_scalar = np.full(len(tag), np.nan), np.zeros(len(tag), dtype=bool)
     simple = inside.of(2, FIXED32)
     number[simple.owner], is_scalar[simple.owner] = words(data, "<f4")[simple.start], True
@@ -151,10 +137,10 @@ def _scalars(data: Bytes, values: Fields, file: EventFile, tags: _Tags) -> Itera
         allowed = tags.may_be_scalar()[tag[messages.owner[row]]]
         kept = messages.owner[row[allowed]]
         number[kept], is_scalar[kept] = numbers[allowed], True
-        file.texts |= {tags.names[tag[messages.owner[row]]]: text for row, text in tensors.texts(data)}
+        file.texts |= {tag_names[tag[messages.owner[row]]]: text for row, text in tensors.texts(data)}
     # Group the values by tag, in the order of the file.
     rows = np.flatnonzero(is_scalar & (tag >= 0))
     rows = rows[np.argsort(tag[rows], kind="stable")]
     for found in np.split(rows, np.flatnonzero(np.diff(tag[rows])) + 1):
         if len(found):
-            yield tags.names[tag[found[0]]], found, number[found]
+            yield tag_names[tag[found[0]]], found, number[found]

@@ -1,4 +1,4 @@
-"""A comparison as data: one JSON object, and one CSV row for each number with the run, tag and x it was read at."""
+"""A comparison as data: one JSON object, and one CSV row for each number with its run, tag and x."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 
 from query_mutator.analysis.curves import Reading
 from query_mutator.analysis.results import Analysis, MetricResult, at_checkpoints, checkpoints
+from query_mutator.files import finite
 
-COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
+__all__ = ["as_csv", "as_json"]
+
+_COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
 
 
 def as_json(analysis: Analysis) -> str:
-    """Return everything that is said about the runs, curves left out; numbers that are not finite are null."""
+    """Return everything but the curves as JSON; numbers that are not finite are null."""
     data = {
         "axis": analysis.axis,
         "baseline": analysis.baseline,
@@ -44,14 +47,14 @@ def as_json(analysis: Analysis) -> str:
         "findings": [asdict(row) for row in analysis.findings],
         "remarks": list(analysis.remarks),
     }
-    return json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
-    """Return every number of the comparison, those at checkpoints included, one a row."""
+    """Return every number of the comparison and its checkpoints as CSV, one per row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(_COLUMNS)
     for result in analysis.results:
         writer.writerows(_csv_rows(result, analysis.axis, interval))
     return out.getvalue()
@@ -84,14 +87,3 @@ def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterat
     for group, way, read in readings:
         if math.isfinite(read.value):
             yield (*about, group, read.run, read.tag, way, axis, read.x, read.value, read.divided_by)
-
-
-def plain(data: Any) -> Any:
-    """Return data that JSON can hold; numbers that are not finite are None."""
-    if isinstance(data, dict):
-        return {key: plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [plain(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    return data if isinstance(data, (str, int, float, bool, type(None))) else str(data)

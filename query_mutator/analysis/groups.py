@@ -1,9 +1,9 @@
-"""Runs that differ in their seed alone belong together: finding the groups, what differs between them, and what else.
+"""Groups of runs that differ only in their seed, the settings that differ between groups, and what else moved.
 
 --group-by FIELD[,FIELD]      equal settings
 --group-by 'ppo-*,iqn-*'      the first pattern that matches the name
---group-by '{group}-s{seed}'  the part of the name where {group} stands
-nothing                       all settings but seed, names and places; without settings, the name without its seed
+--group-by '{group}-s{seed}'  the part of the name at {group}
+no --group-by                 all settings but seed, names and paths; without settings, the name without its seed
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from query_mutator.analysis.spec import Confounder, Spec
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
-#: settings that name a run or a place rather than change what is learned
-NOT_SETTINGS = {
+__all__ = ["FieldDiff", "Group", "Moved", "config_diff", "confounder_report", "group_runs"]
+
+#: settings that name a run or a path, and do not change what is learned
+_NOT_SETTINGS = {
     *("name", "run_name", "exp_name", "save_dir", "resume", "config", "dry_run", "track", "wandb_project_name"),
     *("wandb_entity", "capture_video", "logdir", "log_dir", "output_dir", "ollama_url", "device"),
 }
-MOVED = 0.10  # two groups' figures that differ by more than that share have moved
+_MOVED = 0.10  # figures of two groups that differ by more than this share have moved
 _SEED_IN_NAME = re.compile(r"[-_.]+(?:seed|s)[-_]?(\d+)(?:_\d+)?$", re.IGNORECASE)  # Stable-Baselines3 adds its _1
 _STAMP_IN_NAME = re.compile(r"^\d{8}-\d{6}-|-\d+$|__\d{9,}$")
 
@@ -38,26 +40,26 @@ class Group:
 
     name: str
     runs: tuple[Run, ...]
-    seeds: tuple[object, ...]  # of each run; None where it is not told
+    seeds: tuple[object, ...]  # of each run; None where it is unknown
 
     @cached_property
     def num_seeds(self) -> int:
-        """Return how many different seeds there are; runs whose seed is not told count one each."""
-        told = [seed for seed in self.seeds if seed is not None]
-        return len(set(map(str, told))) + len(self.seeds) - len(told)
+        """Return the number of different seeds; runs without a known seed count one each."""
+        known = [seed for seed in self.seeds if seed is not None]
+        return len(set(map(str, known))) + len(self.seeds) - len(known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldDiff:
-    """A setting that is not the same in all groups."""
+    """A setting that differs between groups."""
 
     field: str
-    values: tuple[str, ...]  # one a group
+    values: tuple[str, ...]  # one per group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A derived figure by group, and whether it moved."""
+    """A derived figure of each group, and whether it moved."""
 
     name: str
     values: tuple[float | None, ...]
@@ -65,7 +67,7 @@ class Moved:
 
 
 def group_runs(runs: Sequence[Run], spec: Spec, *, by: str | None = None) -> list[Group]:
-    """Return the runs in groups, in the order in which they first appear."""
+    """Return the groups of runs, in the order of their first runs."""
     key = _key(runs, spec, by)
     found: dict[str, list[Run]] = {}
     for run in runs:
@@ -79,8 +81,8 @@ def group_runs(runs: Sequence[Run], spec: Spec, *, by: str | None = None) -> lis
 
 
 def config_diff(groups: Sequence[Group], spec: Spec) -> list[FieldDiff]:
-    """Return the settings that differ between groups, seeds and names left out."""
-    ignored = NOT_SETTINGS | set(spec.field_names("seed"))
+    """Return the settings that differ between groups, without seeds and names."""
+    ignored = _NOT_SETTINGS | set(spec.field_names("seed"))
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.config)
     rows = []
     for name in names:
@@ -91,13 +93,13 @@ def config_diff(groups: Sequence[Group], spec: Spec) -> list[FieldDiff]:
 
 
 def confounder_report(groups: Sequence[Group], spec: Spec) -> list[Moved]:
-    """Return the derived figures that runs tell enough about, those that moved first."""
+    """Return the derived figures that the runs allow, those that moved first."""
     rows = []
     for confounder in spec.confounders:
         values = tuple(_mean([_derived(run, confounder, spec) for run in group.runs]) for group in groups)
         known = [value for value in values if value is not None]
         if known:
-            moved = max(known) - min(known) > MOVED * max(map(abs, known))
+            moved = max(known) - min(known) > _MOVED * max(map(abs, known))
             rows.append(Moved(name=confounder.name, values=values, moved=moved))
     return sorted(rows, key=lambda row: not row.moved)
 
@@ -108,17 +110,15 @@ def confounder_report(groups: Sequence[Group], spec: Spec) -> list[Moved]:
 def _key(runs: Sequence[Run], spec: Spec, by: str | None) -> Callable[[Run], str]:
     if by is None:
         return _default_key(runs, spec)
-    if "{group}" in by:
-        return _pattern_key(by)
-    if any(sign in by for sign in "*?["):
-        return _glob_key(by)
+    if "{group}" in by or any(sign in by for sign in "*?["):
+        return _name_key(by)
     return _field_key(runs, spec, by.split(","))
 
 
 def _default_key(runs: Sequence[Run], spec: Spec) -> Callable[[Run], str]:
     if not all(run.config for run in runs):
         return lambda run: _SEED_IN_NAME.sub("", run.name)
-    ignored = NOT_SETTINGS | set(spec.field_names("seed"))
+    ignored = _NOT_SETTINGS | set(spec.field_names("seed"))
     configs = [{name: str(value) for name, value in run.config.items() if name not in ignored} for run in runs]
     names = dict.fromkeys(name for config in configs for name in config)
     differing = [name for name in names if len({config.get(name) for config in configs}) > 1]
@@ -131,27 +131,20 @@ def _plain_name(run: Run) -> str:
     return _STAMP_IN_NAME.sub("", _SEED_IN_NAME.sub("", run.name)) or run.name
 
 
-def _pattern_key(by: str) -> Callable[[Run], str]:
-    parts = re.split(r"(\{\w+\})", by)
-    pattern = "".join(f"(?P<{part[1:-1]}>.+?)" if part.startswith("{") else re.escape(part) for part in parts)
+def _name_key(by: str) -> Callable[[Run], str]:
+    """Return the key of a run's name: the part at {group}, or the first pattern that matches."""
+    has_group = "{group}" in by
+    if has_group:
+        parts = re.split(r"(\{\w+\})", by)
+        patterns = {by: "".join(f"(?P<{part[1:-1]}>.+?)" if part[:1] == "{" else re.escape(part) for part in parts)}
+    else:
+        patterns = {pattern: fnmatch.translate(pattern) for pattern in by.split(",")}
 
     def key(run: Run) -> str:
-        match = re.fullmatch(pattern, run.name)
-        if match is None:
-            raise UsageError(f"run {run.name!r} does not match --group-by {by!r}")
-        return match["group"]
-
-    return key
-
-
-def _glob_key(by: str) -> Callable[[Run], str]:
-    patterns = by.split(",")
-
-    def key(run: Run) -> str:
-        match = next((pattern for pattern in patterns if fnmatch.fnmatch(run.name, pattern)), None)
-        if match is None:
-            raise UsageError(f"run {run.name!r} matches no pattern of --group-by {by!r}")
-        return match
+        for pattern, regex in patterns.items():
+            if match := re.fullmatch(regex, run.name):
+                return match["group"] if has_group else pattern
+        raise UsageError(f"run {run.name!r} does not match --group-by {by!r}; add a pattern that does")
 
     return key
 
@@ -162,14 +155,14 @@ def _field_key(runs: Sequence[Run], spec: Spec, names: Sequence[str]) -> Callabl
             known = sorted({field for run in runs for field in run.config})
             near = nearest(name, known)
             hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known[:12]) or 'none'}"
-            raise UsageError(f"--group-by {name}: no run has such a setting; {hint}")
+            raise UsageError(f"--group-by {name}: no run has this setting; {hint}")
     return lambda run: ", ".join(f"{name}={setting(run, spec, name)}" for name in names)
 
 
 def _seed(run: Run, spec: Spec) -> object | None:
-    told = setting(run, spec, "seed")
-    if told is not None:
-        return told
+    recorded = setting(run, spec, "seed")
+    if recorded is not None:
+        return recorded
     match = _SEED_IN_NAME.search(run.name)
     return int(match[1]) if match else None
 
@@ -195,7 +188,7 @@ def _derived(run: Run, confounder: Confounder, spec: Spec) -> float | None:
 
 
 def _growth(run: Run, axis: str, spec: Spec) -> float | None:
-    """Return how far a counter counted; samples learned are updates times batch where only these are told."""
+    """Return the last value of a counter; samples learned are updates times batch where only these are known."""
     if axis in AXES:
         counter = counter_of(run, spec, "env_steps") if "env_steps" in spec.axes else None
         return float(counter.value[-1]) if counter is not None else float(run.last_step)

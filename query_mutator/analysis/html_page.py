@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: numbers tell their origin in tooltips, curves are SVG."""
+"""A report as one self-contained HTML page: tooltips show the source of each number, curves are inline SVG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from query_mutator.analysis.document import Block, Bullets, Cell, Code, Document, Figure, Table
+
+__all__ = ["html_page"]
 
 _STYLE = """
 :root { --ink: #1d2a35; --dim: #5c6b77; --line: #d5dce1; --paper: #fff; --stripe: #f5f7f9; --accent: #1b4965; }
@@ -31,7 +33,7 @@ _VERDICTS = ("better", "worse", "equivalent", "inconclusive")
 
 
 def html_page(document: Document) -> str:
-    """Return the page."""
+    """Return the page of a report."""
     title = html.escape(document.sections[0].title if document.sections else "Report")
     body = "\n".join(
         line for section in document.sections for line in _section(section.title, section.level, section.blocks)
@@ -78,5 +80,5 @@ def _cell(cell: str | Cell) -> str:
 
 
 def _inline(svg: str) -> str:
-    """Return the picture without the declarations that only a file of its own may have."""
+    """Return the SVG element without the declarations of a file."""
     return re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)

@@ -49,9 +49,9 @@ def report(
         Section("Other metrics", [_DECIDES, *other_metrics(by_step)]),
         Section(f"By {by_step.axis}", by_checkpoint(by_step, step_interval)),
         Section("By time", by_checkpoint(by_time, interval_s) if by_time else []),
-        Section("What is different between the groups", differences(by_step)),
-        Section("What deserves a second look", remarks(by_step)),
-        Section("Where the numbers come from", [sources(by_step)]),
+        Section("Differences between the groups", differences(by_step)),
+        Section("Warnings", remarks(by_step)),
+        Section("Sources of the numbers", [sources(by_step)]),
     )
 
 
@@ -67,22 +67,22 @@ def experiment(
     """Return the page of an experiment: overview, findings, runs, tables, settings, hardware, conclusions."""
     performance = by_step.of_role("performance")
     findings = [line for result in performance for line in sentences(result)]
-    no_finding = "No performance metric is known of two groups, so there is no finding."
+    no_finding = "No two groups have a known performance metric, so there is no finding."
     return _page(
         Section(title, [], level=0),
         Section("Experiment Overview", [_overview(by_step)]),
         Section("Results", ["Key findings:", Bullets(items=findings or [no_finding])]),
-        Section("Run Analysis", [overview(by_step), "To have these numbers again:", Code(text=command)]),
+        Section("Run Analysis", [overview(by_step), "To reproduce these numbers:", Code(text=command)]),
         Section("Detailed Metrics Analysis", [table for r in performance for table in comparison_tables(r, by_step)]),
         Section("By time", by_checkpoint(by_time, interval_s), level=2),
         Section(f"By {by_step.axis}", by_checkpoint(by_step, step_interval), level=2),
         Section("Other metrics", other_metrics(by_step), level=2),
-        Section("What deserves a second look", remarks(by_step), level=2),
-        Section("Configuration Changes", differences(by_step) or ["No settings are known of these runs."]),
+        Section("Warnings", remarks(by_step), level=2),
+        Section("Configuration Changes", differences(by_step) or ["These runs have no recorded settings."]),
         Section("Hardware", _hardware(by_step)),
         Section("Conclusions", [Bullets(items=_conclusions(performance))]),
         Section("Recommendations", [Bullets(items=_recommendations(by_step, performance))]),
-        Section("Where the numbers come from", [sources(by_step)]),
+        Section("Sources of the numbers", [sources(by_step)]),
     )
 
 
@@ -105,7 +105,7 @@ def _page(*sections: Section) -> Document:
 
 
 def _overview(analysis: Analysis) -> str:
-    changed = ", ".join(row.field for row in analysis.diff) or "nothing that the runs' settings tell"
+    changed = ", ".join(row.field for row in analysis.diff) or "none of the recorded settings"
     seeds = ", ".join(f"{group.name}: {group.num_seeds}" for group in analysis.groups)
     return (
         f"{len(analysis.runs)} runs in {len(analysis.groups)} groups. What was changed between them: {changed}. "
@@ -116,12 +116,12 @@ def _overview(analysis: Analysis) -> str:
 def _hardware(analysis: Analysis) -> list[Block]:
     known = [run.hardware for run in analysis.runs if run.hardware]
     if not known:
-        return ["The runs do not tell what they ran on; throughput can be compared on equal hardware only."]
+        return ["The runs did not record their hardware; compare throughput on equal hardware only."]
     names = dict.fromkeys(name for hardware in known for name in hardware)
     values = {name: list(dict.fromkeys(str(hardware.get(name, "")) for hardware in known)) for name in names}
     same = all(len(of_name) == 1 for of_name in values.values()) and len(known) == len(analysis.runs)
     table = Table(title="Hardware", header=("", "value"), rows=[(name, " | ".join(v)) for name, v in values.items()])
-    not_same = "Not the same, or not known, for all runs: throughput is not comparable."
+    not_same = "Different or unknown between runs: throughput is not comparable."
     return [table, "The same for all runs." if same else not_same]
 
 
@@ -137,22 +137,22 @@ def _conclusions(performance: Sequence[MetricResult]) -> list[str]:
 
 def _recommendations(analysis: Analysis, performance: Sequence[MetricResult]) -> list[str]:
     winners, unsure = _with_verdict(performance, "better"), _with_verdict(performance, "inconclusive")
-    lines = [f"Stay with {analysis.baseline}: nothing was shown to be better."]
+    lines = [f"Keep {analysis.baseline}: nothing was shown to be better."]
     if winners:
         result, best = max(winners, key=lambda found: _size(found[1]))
         lines = [f"Use {best.group}: the best of those that are better in {result.name}; confirm it with fresh seeds."]
     if unsure:
         seeds = min(group.num_seeds for group in analysis.groups)
         detectable = min((c.detectable for _, c in unsure if math.isfinite(c.detectable)), default=None)
-        seen = "" if detectable is None else f"; with these seeds a difference of {number(detectable)} could be seen"
+        seen = "" if detectable is None else f"; these seeds detect a difference of {number(detectable)}"
         lines.append(f"Run more seeds before drawing conclusions (the smallest group has {seeds}){seen}.")
     if any(row.moved for row in analysis.confounders):
-        lines.append("Hold the figures that moved along constant, one at a time, before naming a cause.")
+        lines.append("Hold the confounders that moved constant, one at a time, before naming a cause.")
     # One line for each thing that the watch rules found, with the runs it was found in.
     found: dict[tuple[str, str], list[str]] = {}
     for finding in analysis.findings:
         found.setdefault((finding.metric, finding.says), []).append(finding.run)
-    lines += [f"Look at {metric} of {', '.join(runs)}: {says}." for (metric, says), runs in list(found.items())[:5]]
+    lines += [f"Check {metric} of {', '.join(runs)}: {says}." for (metric, says), runs in list(found.items())[:5]]
     return lines
 
 

@@ -27,17 +27,17 @@ _ROUND_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupValue:
-    """A metric of a group: one number a run, their mean and its interval."""
+    """A metric of a group: one number per run, their mean and its interval."""
 
     group: str
     values: tuple[Reading, ...]
-    best: tuple[Reading, ...]  # best so far of each run, where there is a better
+    best: tuple[Reading, ...]  # best so far of each run, for a metric with a direction
     mean: float
     interval: Interval
 
     @property
     def numbers(self) -> list[float]:
-        """Return the numbers there are, one a run."""
+        """Return the finite numbers, one per run."""
         return [reading.value for reading in self.values if math.isfinite(reading.value)]
 
 
@@ -53,7 +53,7 @@ class Comparison:
     permutation: Permutation | None
     p: float  # Welch's, corrected for the number of comparisons (Holm)
     margin: float | None
-    detectable: float  # the difference these seeds would show with 80 % power
+    detectable: float  # the difference these seeds detect with 80 % power
     verdict: Verdict
     why: str
 
@@ -73,7 +73,7 @@ class MetricResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverTasks:
-    """Several tasks of a metric together: interquartile mean by group, and probability of improvement."""
+    """Several tasks of a metric: interquartile mean of a group, and probability of improvement."""
 
     metric: str
     group: str
@@ -84,7 +84,7 @@ class OverTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Everything that is said about the runs; all outputs are made of this."""
+    """The whole comparison, from which all outputs are made."""
 
     axis: str
     unit: str
@@ -109,7 +109,7 @@ class Analysis:
 
 
 def checkpoints(result: MetricResult, *, interval: float | None = None, axis: str = "step") -> list[float]:
-    """Return multiples of `interval` within the metric's window; of a round one, with the window's end, by default."""
+    """Return the multiples of `interval` in the metric's window; by default of a round one, and the window's end."""
     low, high = result.window
     if interval is not None:
         return _multiples(interval, low, high)
@@ -125,7 +125,7 @@ def _multiples(interval: float, low: float, high: float) -> list[float]:
 
 
 def _round_interval(least: float, axis: str) -> float:
-    """Return the next 1, 2 or 5 times a power of ten, or the next time that a clock shows as a round one."""
+    """Return the next 1, 2 or 5 times a power of ten, or the next round duration."""
     if axis in CLOCK_AXES and 1 <= least <= _ROUND_S[-1]:
         return float(next(seconds for seconds in _ROUND_S if seconds >= least))
     power = 10.0 ** math.floor(math.log10(least))

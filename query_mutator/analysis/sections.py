@@ -84,7 +84,7 @@ def tasks_table(analysis: Analysis) -> list[Block]:
 
 
 def other_metrics(analysis: Analysis) -> list[Block]:
-    """Return one table for each role that decides nothing."""
+    """Return one table for each role that does not decide."""
     header = ("metric", "group", "n", "value [95 %]", "against baseline", "verdict")
     tables: list[Block] = []
     for role in ("throughput", "stability", "diagnostic"):
@@ -128,8 +128,8 @@ def differences(analysis: Analysis) -> list[Block]:
         moved = [row.name for row in analysis.confounders if row.moved]
         if moved and len(names) > 1:
             blocks.append(
-                f"What differs was not changed alone: {' and '.join(moved)} moved with it. So a difference between the "
-                "groups cannot be put down to any one of them."
+                f"The settings above were not changed alone: {' and '.join(moved)} moved with them. So a difference "
+                "between the groups cannot be attributed to any one of them."
             )
     return blocks
 

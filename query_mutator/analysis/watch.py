@@ -1,4 +1,4 @@
-"""Watch rules: what in a run's own curves deserves a second look, found without being asked for."""
+"""Watch rules: conditions in the curves of a run that are always checked and reported."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 from query_mutator.analysis.curves import Curve
 from query_mutator.analysis.spec import MetricSpec, WatchRule
 
+__all__ = ["Finding", "watch"]
+
 Flags = NDArray[np.bool_]
 
-_BEFORE = 20  # points that say what is usual
-_MEDIANS = 50_000  # taken of one curve at most
-_ENOUGH = 10  # points below which nothing is called a plateau
+_BEFORE = 20  # points of the median that a spike is compared with
+_MEDIANS = 50_000  # computed for one curve at most
+_ENOUGH = 10  # points that a plateau takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule found: in words, and where."""
+    """What a rule found, in words, and where."""
 
     run: str
     metric: str
@@ -34,30 +36,30 @@ class Finding:
 
 def watch(curve: Curve, metric: MetricSpec) -> Iterator[Finding]:
     """Yield what the metric's rules find in a curve; values that are not finite are always reported."""
-    yield from _first(curve, metric, WatchRule(rule="nan"), ~np.isfinite(curve.y), "not finite")
+    yield from _hits(curve, metric, WatchRule(rule="nan"), ~np.isfinite(curve.y), "not finite")
     sound = curve.finite()
     for rule in metric.watch if len(sound) else ():
-        says = rule.says or f"{rule.rule} {rule.value:g}"
         if rule.rule == "above":
-            yield from _first(sound, metric, rule, sound.y > rule.value, says)
+            yield from _hits(sound, metric, rule, sound.y > rule.value, f"above {rule.value:g}")
         elif rule.rule == "below":
-            yield from _first(sound, metric, rule, sound.y < rule.value, says)
+            yield from _hits(sound, metric, rule, sound.y < rule.value, f"below {rule.value:g}")
         elif rule.rule == "spike":
-            says = rule.says or f"more than {rule.ratio:g} times what was usual before"
-            yield from _first(sound, metric, rule, _spikes(sound, rule.ratio), says)
+            usual = f"more than {rule.ratio:g} times the median of the points before"
+            yield from _hits(sound, metric, rule, _spikes(sound, rule.ratio), usual)
         elif rule.rule == "plateau":
             yield from _plateau(sound, metric, rule)
 
 
-def _first(curve: Curve, metric: MetricSpec, rule: WatchRule, hit: Flags, says: str) -> Iterator[Finding]:
+def _hits(curve: Curve, metric: MetricSpec, rule: WatchRule, hit: Flags, says: str) -> Iterator[Finding]:
+    """Yield the first point that a rule hits, with the number of hits."""
     if hit.any():
         at, times = int(np.argmax(hit)), int(hit.sum())
-        says = f"{says} ({times} of {len(curve)} points, first at {curve.x[at]:,.10g})"
-        yield _finding(curve, metric, rule, at, says)
+        count = f"({times} of {len(curve)} points, first at {curve.x[at]:,.10g})"
+        yield _finding(curve, metric, rule, at, f"{rule.says or says} {count}")
 
 
 def _spikes(curve: Curve, ratio: float) -> Flags:
-    """Return the points beyond `ratio` times the median of the twenty before; of very long curves, of twenty near."""
+    """Return the points above `ratio` times the median of the 20 before; in very long curves, of 20 nearby."""
     size = np.abs(curve.y)
     stride = max(1, len(size) // _MEDIANS)
     usual = np.full(len(size), np.inf)

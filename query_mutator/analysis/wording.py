@@ -1,4 +1,4 @@
-"""Numbers as text, the same in every output."""
+"""Numbers, intervals and places as text, the same in every output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from query_mutator.analysis.results import Comparison
 from query_mutator.analysis.spec import MetricSpec
 from query_mutator.stats.intervals import Interval
 
+__all__ = ["at", "clock", "interval", "number", "percent", "place", "reading_name", "trace_of"]
+
 
 def number(value: float, *, signed: bool = False) -> str:
-    """Return a number with four digits that count."""
+    """Return a number with four significant digits."""
     if math.isnan(value):
         return "-"
     if value and abs(value) >= 1e4:
@@ -20,7 +22,7 @@ def number(value: float, *, signed: bool = False) -> str:
 
 
 def interval(bounds: Interval, *, signed: bool = False) -> str:
-    """Return an interval as [low, high]; nothing for the whole line."""
+    """Return an interval as [low, high]; "" for the whole line."""
     if not all(map(math.isfinite, bounds)):
         return ""
     return f"[{number(bounds[0], signed=signed)}, {number(bounds[1], signed=signed)}]"
@@ -40,7 +42,7 @@ def at(x: float, axis: str) -> str:
 
 
 def place(x: float) -> str:
-    """Return a place on an axis with all its digits, so that the point can be found again."""
+    """Return a place on an axis with all digits, so that the point can be found."""
     return f"{x:.12g}"
 
 
@@ -51,12 +53,12 @@ def trace_of(reading: Reading) -> str:
 
 
 def percent(comparison: Comparison) -> str:
-    """Return the share of the baseline that a difference is, in brackets."""
+    """Return a difference as a share of the baseline, in brackets."""
     return f" ({100 * comparison.share:+.1f} %)" if math.isfinite(comparison.share) else ""
 
 
 def reading_name(metric: MetricSpec, way: str) -> str:
-    """Return what a reducer reads of a metric's curve, in words."""
+    """Return a reducer of a metric in words."""
     names = {
         "mean_last_k": f"mean of last {metric.k}",
         "best_so_far": "best so far",

@@ -17,6 +17,7 @@ __all__ = ["Permutation", "holm", "minimum_detectable_effect", "permutation_test
 
 _EXACT_UP_TO = 200_000  # splits that are enumerated
 _DRAWN = 50_000  # splits drawn where there are more
+_POWER = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,12 @@ class Permutation:
     exact: bool
 
 
-def permutation_test(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Permutation:
+def permutation_test(ours: Sequence[float], theirs: Sequence[float]) -> Permutation:
     """Test a difference of means over all splits of the pooled values, or over drawn ones where there are too many."""
     pooled, n, m = np.array([*ours, *theirs], dtype=np.float64), len(ours), len(theirs)
     total = math.comb(n + m, n)
     exact = total <= _EXACT_UP_TO
-    rows = _all_splits(n + m, n) if exact else _drawn_splits(n + m, n, seed)
+    rows = _all_splits(n + m, n) if exact else _drawn_splits(n + m, n)
     sums = pooled[rows].sum(axis=1)
     differences = np.abs(sums / n - (pooled.sum() - sums) / m)
     observed = abs(float(np.mean(ours)) - float(np.mean(theirs)))
@@ -63,8 +64,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0, power: float = 0.8, level: float = 0.95) -> float:
-    """Return the difference of means that a two-sided t test of n against m values detects with this power.
+def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
+    """Return the difference of means that a two-sided 5 % t test of n against m values detects with 80 % power.
 
     `spread` is the standard deviation within a group; infinite with fewer than three values in all.
     """
@@ -74,11 +75,11 @@ def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0, power: flo
     degrees = n + m - 2
     if n < 1 or m < 1 or degrees < 1:
         return math.inf
-    critical, scale = student_t(degrees, level=level), math.sqrt(1 / n + 1 / m)
+    critical, scale = student_t(degrees), math.sqrt(1 / n + 1 / m)
 
     def missing_power(effect: float) -> float:
         found = nct.sf(critical, degrees, effect / scale) + nct.cdf(-critical, degrees, effect / scale)
-        return float(found) - power
+        return float(found) - _POWER
 
     high = 1.0
     while missing_power(high) < 0:
@@ -99,6 +100,6 @@ def _all_splits(total: int, first: int) -> NDArray[np.int64]:
     return np.array(list(combinations(range(total), first)), dtype=np.int64)
 
 
-def _drawn_splits(total: int, first: int, seed: int) -> NDArray[np.int64]:
-    draws = np.random.default_rng(seed).random((_DRAWN, total))
+def _drawn_splits(total: int, first: int) -> NDArray[np.int64]:
+    draws = np.random.default_rng(0).random((_DRAWN, total))
     return np.asarray(np.argpartition(draws, first, axis=1)[:, :first])

@@ -1,13 +1,13 @@
-"""The golden middle: a response surface in log space, where its optimum lies, and how sure that is.
+"""A response surface in log space, the location of its optimum, and how certain that is.
 
     N results, C cells (settings), D axes, M mesh points over the grid, B simulated surfaces, P terms of the trend
 
-The surface is a quadratic in log2 of each axis, and a Gaussian process for what a quadratic leaves over; how rough that
-is follows from the cells' means by restricted likelihood, how noisy they are from the spread of the seeds within cells.
-Surfaces simulated under it (parametric bootstrap) give a region for the optimum, simultaneous over the axes, and the p
-value of "the middle beats this end" for both ends of every axis. An optimum counts as interior only when the largest of
-these is small (intersection-union test), as an edge optimum when the region reaches one end of an axis and not the
-other; along an axis on which it reaches both, nothing was found.
+The surface is a quadratic in log2 of each axis plus a Gaussian process for the residual. The roughness of the process
+is estimated from the cells' means by restricted likelihood, the noise from the spread of the seeds within cells.
+Surfaces simulated under this model (parametric bootstrap) give a region for the optimum, simultaneous over the axes,
+and the p value of "the middle beats this end" for both ends of every axis. An optimum is interior only when the largest
+of these is small (intersection-union test), an edge optimum when the region reaches one end of an axis and not the
+other; along an axis on which it reaches both ends, nothing was found.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ import numpy as np
 
 from query_mutator.stats.intervals import Floats, student_t
 
+__all__ = ["AxisOptimum", "Optimum", "find_optimum", "pareto_front"]
+
 Kind = Literal["interior", "edge", "undecided"]
 
 CONFIDENCE = 0.95
 SURFACES = 800
 MESH_POINTS = 500
-_LENGTHS = (0.2, 0.4)  # of the process, in widths of the grid
-_ROUGHNESS = (1.0, 2.0, 4.0)  # its standard deviation, in what a quadratic leaves over
-_LEVELS = 3  # an axis needs as many for a quadratic
+_LENGTHS = (0.2, 0.4)  # correlation lengths of the process, in widths of the grid
+_ROUGHNESS = (1.0, 2.0, 4.0)  # its standard deviation, in units of the quadratic's residual
+_LEVELS = 3  # values per axis that a quadratic needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisOptimum:
-    """Where the optimum lies on one axis, in the axis' own unit."""
+    """The optimum on one axis, in the unit of the axis."""
 
     name: str
     best: float
@@ -46,12 +48,12 @@ class AxisOptimum:
 
     @property
     def is_flat(self) -> bool:
-        """Return whether the region reaches from end to end: nothing along the axis is told from the best."""
+        """Return whether the region reaches from end to end, so that the axis makes no visible difference."""
         return len(self.reaches) == 2
 
     @property
     def end(self) -> str:
-        """Return the end, low or high, at which the best lies or may lie; "" where it is at none, or anywhere."""
+        """Return the one end, low or high, that the region reaches; "" where it reaches none or both."""
         return self.reaches[0] if len(self.reaches) == 1 else ""
 
 
@@ -67,17 +69,15 @@ class Optimum:
     why: str
 
 
-def find_optimum(
-    x: Floats, y: Floats, *, names: Sequence[str], maximize: bool = True, confidence: float = CONFIDENCE, seed: int = 0
-) -> Optimum:
+def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool = True) -> Optimum:
     """Return the optimum of `y` [N] over settings `x` [N, D], all above 0; ValueError when the grid is too small."""
     sign = 1.0 if maximize else -1.0
     logs, values = np.log2(np.asarray(x, dtype=np.float64)), sign * np.asarray(y, dtype=np.float64)
     _check(logs, values, names)
-    surface = _Surface(logs, values, np.random.default_rng(seed))
-    best, tail = surface.mesh[surface.top], (1 - confidence) / 2 / logs.shape[1]
+    surface = _Surface(logs, values, np.random.default_rng(0))
+    best, tail = surface.mesh[surface.top], (1 - CONFIDENCE) / 2 / logs.shape[1]
     low, high = np.quantile(surface.optima(), [tail, 1 - tail], axis=0)
-    rivals = _not_told_from_the_best(logs, values, confidence)  # whatever the surface between them looks like
+    rivals = _rivals_of_the_best(logs, values)  # independent of the fitted surface
     low, high = np.minimum(low, rivals.min(axis=0)), np.maximum(high, rivals.max(axis=0))
     ends = logs.min(axis=0), logs.max(axis=0)
     axes = tuple(
@@ -85,13 +85,13 @@ def find_optimum(
         for d, name in enumerate(names)
     )
     p = surface.interior_p()
-    kind, why = _kind(axes, p, confidence)
+    kind, why = _kind(axes, p)
     predicted = sign * float(surface.mean[surface.top])
-    return Optimum(kind=kind, axes=axes, predicted=predicted, p=p, confidence=confidence, why=why)
+    return Optimum(kind=kind, axes=axes, predicted=predicted, p=p, confidence=CONFIDENCE, why=why)
 
 
 def pareto_front(performance: Sequence[float], throughput: Sequence[float]) -> list[int]:
-    """Return the settings that no other beats in both, the fastest last; more is better in both."""
+    """Return the settings that no other beats in both, the fastest last; higher is better in both."""
     points = list(enumerate(zip(performance, throughput, strict=True)))
     front = [
         at
@@ -101,8 +101,8 @@ def pareto_front(performance: Sequence[float], throughput: Sequence[float]) -> l
     return sorted(front, key=lambda at: throughput[at])
 
 
-def _not_told_from_the_best(logs: Floats, values: Floats, confidence: float) -> Floats:
-    """Return the settings [., D] whose mean is not shown to be below the best one's (t tests, Bonferroni)."""
+def _rivals_of_the_best(logs: Floats, values: Floats) -> Floats:
+    """Return the settings [., D] whose mean is not significantly below the best one (t tests, Bonferroni)."""
     settings, cell = np.unique(logs, axis=0, return_inverse=True)
     count = np.bincount(cell.ravel()).astype(np.float64)
     means = np.bincount(cell.ravel(), values) / count
@@ -110,7 +110,7 @@ def _not_told_from_the_best(logs: Floats, values: Floats, confidence: float) -> 
     if not degrees:
         return np.asarray(settings[[best]])
     variance = float(((values - means[cell.ravel()]) ** 2).sum() / degrees)
-    far = student_t(degrees, level=1 - 2 * (1 - confidence) / (len(settings) - 1))  # one-sided
+    far = student_t(degrees, level=1 - 2 * (1 - CONFIDENCE) / (len(settings) - 1))  # one-sided
     return np.asarray(settings[means[best] - means <= far * np.sqrt(variance * (1 / count + 1 / count[best]))])
 
 
@@ -118,7 +118,7 @@ def _not_told_from_the_best(logs: Floats, values: Floats, confidence: float) -> 
 
 
 class _Surface:
-    """Surfaces over a mesh that agree with the results: their mean [M], and B of them simulated [M, B]."""
+    """Surfaces over a mesh, conditioned on the results: their mean [M], and B simulated ones [M, B]."""
 
     def __init__(self, logs: Floats, values: Floats, rng: np.random.Generator) -> None:
         self.mesh = _mesh(logs)
@@ -141,15 +141,15 @@ class _Surface:
 
     @property
     def top(self) -> int:
-        """Return the mesh point at which the mean is highest."""
+        """Return the mesh point with the highest mean."""
         return int(np.argmax(self.mean))
 
     def optima(self) -> Floats:
-        """Return where each simulated surface is highest [B, D]."""
+        """Return the maximum of each simulated surface [B, D]."""
         return np.asarray(self.mesh[np.argmax(self.simulated, axis=0)])
 
     def interior_p(self) -> float:
-        """Return the share of surfaces not higher at the top than at an end of an axis, the largest over the ends."""
+        """Return the share of surfaces not higher at the top than at an end of an axis, maximum over the ends."""
         top, largest = self.mesh[self.top], 0.0
         for d in range(self.mesh.shape[1]):
             for end in (self.mesh[:, d].min(), self.mesh[:, d].max()):
@@ -170,7 +170,7 @@ class _Surface:
         for count, model in zip(counts, self._models, strict=True):
             drawn = prior[model.length][:, first : first + count]
             noise = rng.normal(size=(len(model.noise), count))
-            if degrees:  # the noise is itself estimated
+            if degrees:  # the noise is estimated too: Student's t in place of a normal
                 noise *= np.sqrt(degrees / rng.chisquare(degrees, count))
             parts.append(model.conditioned(drawn, noise))
             first += count
@@ -207,7 +207,7 @@ class _Process:
         )
 
     def conditioned(self, drawn: Floats, noise: Floats) -> Floats:
-        """Return surfaces [M, B] that agree with the results, made of unconditional ones [M + C, B] of unit size."""
+        """Condition unit surfaces [M + C, B] on the results; return them on the mesh [M, B]."""
         m = len(self.mean)
         seen = self.amplitude * drawn[m:] + np.sqrt(self.noise)[:, None] * noise
         return np.asarray(self.amplitude * drawn[:m] + self._onto_mesh @ (self.values[:, None] - seen))
@@ -215,7 +215,7 @@ class _Process:
 
 @lru_cache(maxsize=4)
 def _prior(settings: bytes, shape: tuple[int, ...], mesh: bytes, mesh_shape: tuple[int, ...]) -> dict[float, Floats]:
-    """Return, by length, surfaces [M + C, B] of unit size before anything is known; the same grid has the same."""
+    """Return, by length, unconditional surfaces [M + C, B] of unit size; the same grid gives the same ones."""
     places = np.frombuffer(mesh).reshape(mesh_shape)
     points = np.concatenate([places, np.frombuffer(settings).reshape(shape)])
     rng, found = np.random.default_rng(0), {}
@@ -234,7 +234,7 @@ def _kernel(a: Floats, b: Floats, mesh: Floats, length: float) -> Floats:
 
 
 def _trend(logs: Floats, all_logs: Floats) -> Floats:
-    """Return the terms of a quadratic [., P] in centred and scaled logarithms."""
+    """Return the terms of a quadratic [., P] in centered and scaled logarithms."""
     z = (logs - all_logs.mean(axis=0)) / all_logs.std(axis=0)
     pairs = itertools.combinations_with_replacement(range(z.shape[1]), 2)
     return np.stack([np.ones(len(z)), *z.T, *(z[:, d] * z[:, e] for d, e in pairs)], axis=1)
@@ -256,7 +256,7 @@ def _step(column: Floats) -> float:
 
 
 def _axis(name: str, best: float, low: float, high: float, ends: tuple[float, float], step: float) -> AxisOptimum:
-    """Return an axis' optimum; the region is widened by a mesh step, within which nothing is told apart."""
+    """Return the optimum of an axis; the region is widened by one mesh step, the resolution."""
     low, high = max(ends[0], min(low, best) - step), min(ends[1], max(high, best) + step)
     at_edge: Literal["", "low", "high"] = ""
     if best <= ends[0] + step / 2:
@@ -269,12 +269,12 @@ def _axis(name: str, best: float, low: float, high: float, ends: tuple[float, fl
     )
 
 
-def _kind(axes: Sequence[AxisOptimum], p: float, confidence: float) -> tuple[Kind, str]:
+def _kind(axes: Sequence[AxisOptimum], p: float) -> tuple[Kind, str]:
     certain = [f"{axis.name} at its {axis.end} end" for axis in axes if axis.end and axis.at_edge]
     if certain:
         edge = f"the best lies at the edge of the grid ({', '.join(certain)}); extend it there"
         return "edge", _with_flat(edge, axes)
-    if p < (1 - confidence) / 2:  # half, because the same results chose the optimum
+    if p < (1 - CONFIDENCE) / 2:  # half, because the same results chose the optimum
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
     possible = [f"{axis.name} at its {axis.end} end" for axis in axes if axis.end]
     if possible:
@@ -282,13 +282,13 @@ def _kind(axes: Sequence[AxisOptimum], p: float, confidence: float) -> tuple[Kin
         return "edge", _with_flat(edge, axes)
     inside = [axis.name for axis in axes if not axis.reaches]
     if len(inside) == len(axes):
-        return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); more seeds would tell"
+        return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); add seeds"
     found = f"along {' and '.join(inside)} the best lies inside the grid" if inside else ""
     return "undecided", _with_flat(found, axes)
 
 
 def _with_flat(found: str, axes: Sequence[AxisOptimum]) -> str:
-    """Return what was found, and along which axes nothing was."""
+    """Return what was found, and the axes along which nothing was."""
     flat = " and ".join(axis.name for axis in axes if axis.is_flat)
     return "; ".join(filter(None, (found, flat and f"along {flat} these seeds show no difference from end to end")))
 
@@ -301,7 +301,9 @@ def _check(logs: Floats, values: Floats, names: Sequence[str]) -> None:
         if levels < _LEVELS:
             raise ValueError(f"{name} has {levels} values, a surface needs at least {_LEVELS}; add some to --grid")
     needed = 1 + 2 * len(names) + math.comb(len(names), 2)
-    needed += 0 if len(values) > len(np.unique(logs, axis=0)) else _LEVELS  # without seeds, noise has to be guessed
+    needed += (
+        0 if len(values) > len(np.unique(logs, axis=0)) else _LEVELS
+    )  # without repeats, the noise is estimated from the residual
     if len(values) <= needed:
         raise ValueError(
             f"{len(values)} results are too few for a surface, which needs more than {needed}; add seeds or values"

@@ -150,7 +150,7 @@ def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path
     assert names == {"batch": ["batch=64"], "ppo-*,iqn-*": ["iqn-*", "ppo-*"], "{group}-s{n}": ["iqn", "ppo"]}
     for by, words in (
         ("bach", "did you mean 'batch'"),
-        ("x-*", "matches no pattern"),
+        ("x-*", "does not match"),
         ("{group}_{n}", "does not match"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -294,7 +294,7 @@ def test_the_html_page_stands_alone_and_its_tables_are_whole(racing: Path) -> No
         ([], "no run is named"),
         (["uni_5", "--metric", "los"], "did you mean 'loss'"),
         (["uni_5", "--baseline", "uni_8"], "neither a group nor a run"),
-        (["uni_5", "--axis", "calls"], "no run tells enough"),
+        (["uni_5", "--axis", "calls"], "no run logged what"),
         (["uni_5", "--set", "uni_7:a=1"], "with a run of these: uni_5"),
         (["uni_5", "--figure", "a.gif"], ".png or .svg"),
         (["uni_5", "--margin", "loss=few"], "write METRIC=NUMBER"),
