@@ -1,4 +1,4 @@
-"""Token-budget batching: samples, their lengths, buckets, batches, and what the batches cost.
+"""Token-budget batching: samples, their lengths, buckets, batches, and the cost of the batches.
 
 python examples/batching/01_basic_batching.py
 """

@@ -1,4 +1,4 @@
-"""Packing: several sequences in one row, kept apart by segment ids, positions and masks.
+"""Packing: several sequences in one row, separated by segment ids, positions and masks.
 
 python examples/batching/02_sequence_packing.py
 """

@@ -1,4 +1,4 @@
-"""Batch plans: made once, saved, verified, sharded, resumed.
+"""Batch plans: built once, saved, verified, sharded, resumed.
 
 python examples/batching/03_batch_plan.py
 """

@@ -1,4 +1,4 @@
-"""Several ranks: equal steps, like work, and going on with another number of ranks.
+"""Several ranks: equal steps, balanced work, and resuming with another number of ranks.
 
 python examples/batching/04_distributed.py
 """
@@ -40,7 +40,7 @@ def main() -> None:
     mixed = interleave_microbatches(list(plan.iter_epoch(0)))
     print(f"interleaved buckets: {[batch.bucket_id for batch in mixed[:8]]}")
     stopped = CheckpointPosition.at(plan.shard(0, 4, equal_steps=True), epoch=0, microbatch_idx=40, global_step=40)
-    print(f"stopped on 4 ranks after step {stopped.microbatch_idx}; going on with 3:")
+    print(f"stopped on 4 ranks after step {stopped.microbatch_idx}; resuming with 3:")
     for rank in range(3):
         shard, begin = resume_shard(plan, stopped, DistributedConfig(rank=rank, world_size=3))
         print(f"  rank {rank}: {shard.get_epoch(0).num_microbatches - begin} microbatches are left in the epoch")

@@ -43,7 +43,7 @@ DETAILS = [
 
 
 def main() -> None:
-    """Go through the stages in the order of the pipeline."""
+    """Run the stages in the order of the pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         data = write_rows(Path(folder) / "train.jsonl", count=200)
         tokenizer = train_tokenizer(data)
@@ -82,7 +82,7 @@ def train_tokenizer(data: Path) -> Tokenizer:
 
 
 def cache_lengths(samples: JsonlSamples, tokenizer: Tokenizer, path: Path) -> LengthCache:
-    """Tokenise once for the lengths; later runs load the file."""
+    """Tokenize once for the lengths; later runs load the file."""
     with LengthCache.create(path, tokenizer_fingerprint(tokenizer)) as cache:
         lengths = samples.lengths()
         cache.add_many_sync(list(lengths), list(lengths.values()))
@@ -92,7 +92,7 @@ def cache_lengths(samples: JsonlSamples, tokenizer: Tokenizer, path: Path) -> Le
 
 
 def build_plan(cache: LengthCache, data: Path) -> BatchPlan:
-    """Fix which samples form which batch, for two epochs."""
+    """Build a plan of two epochs."""
     config = BatchingConfig.throughput(token_budget=1024, bucket_edges=(32, 64, 128), overflow_max=256, seed=42)
     fingerprint = compute_dataset_fingerprint(data, cache.tokenizer_hash)
     builder = BatchPlanBuilder(
@@ -109,7 +109,7 @@ def build_plan(cache: LengthCache, data: Path) -> BatchPlan:
 
 
 def stream(plan: BatchPlan, samples: JsonlSamples) -> Iterable[CollatedBatch]:
-    """a) Tokenise and collate while training."""
+    """a) Tokenize and collate while training."""
     for number in range(plan.num_epochs):
         for spec in plan.iter_epoch(number):
             yield collate_microbatch(spec, [samples[name] for name in spec.samples], epoch=number)
@@ -125,21 +125,21 @@ def store(plan: BatchPlan, samples: JsonlSamples, folder: Path, tokenizer_hash: 
 
 
 def show_shards(plan: BatchPlan) -> None:
-    """c) Share the batches among ranks; every rank takes the same number of steps."""
+    """c) Shard the batches over ranks; every rank runs the same number of steps."""
     for rank in range(2):
         epoch = plan.shard(rank, world_size=2, equal_steps=True).get_epoch(0)
         print(f"rank {rank} of 2: {epoch.num_microbatches} steps, {epoch.total_samples} samples")
 
 
 def train(batches: Iterable[CollatedBatch], *, vocabulary: int) -> None:
-    """Learn next tokens from the one before, by gradient descent on the learned tokens alone."""
+    """Train a bigram model by gradient descent on the tokens with a loss."""
     logits = np.zeros((vocabulary, vocabulary))
     losses = [step(logits, batch, learning_rate=20.0) for batch in batches]
     print(f"loss of the first batch {losses[0]:.3f}, of the last {losses[-1]:.3f}")
 
 
 def step(logits: NDArray[np.float64], batch: CollatedBatch, *, learning_rate: float) -> float:
-    """Take one step and return the mean loss per learned token."""
+    """Take one step and return the mean loss per token."""
     learned = batch.loss_mask[:, 1:] == 1
     before, after = batch.input_ids[:, :-1][learned], batch.input_ids[:, 1:][learned]
     chances = np.exp(logits[before])

@@ -1,4 +1,4 @@
-"""Lengths looked at: histogram, what buckets cost, better edges, a report.
+"""Analysis of lengths: histogram, cost of buckets, better edges, a report.
 
 python examples/batching/06_analyze.py
 """

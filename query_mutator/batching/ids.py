@@ -86,7 +86,7 @@ class IdTable:
         if self._blob is None:
             return [str(position) for position in range(self.first, self.first + self._count)]
         data, offsets = self._blob.tobytes(), self._offsets.tolist()
-        if data.isascii():
+        if data.isascii():  # one decode for all ids, then slices of the text
             text = data.decode()
             return [text[begin:end] for begin, end in pairwise(offsets)]
         return [data[begin:end].decode() for begin, end in pairwise(offsets)]
@@ -97,10 +97,6 @@ class IdTable:
             return np.fromiter((self._position_of[one] for one in ids), np.int64, len(ids))
         except KeyError as error:
             raise UsageError(f"unknown sample id {error.args[0]!r}") from None
-
-    def has_duplicates(self) -> bool:
-        """Return whether an id occurs twice."""
-        return self._blob is not None and len(self._position_of) != self._count
 
     def reordered(self, order: IndexArray) -> IdTable:
         """Return the table with its ids in another order."""

@@ -53,7 +53,7 @@ class Ratio:
         self._part = part
         self._whole = whole
 
-    def __get__(self, record: object, owner: type) -> float:
+    def __get__(self, record: object, _owner: type) -> float:
         whole = getattr(record, self._whole)
         return getattr(record, self._part) / whole if whole else 0.0
 

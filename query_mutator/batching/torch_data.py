@@ -110,6 +110,7 @@ class PlanBatchSampler(Sampler[Batch]):
         self._epoch, self._next, self._resumed = position.epoch, position.microbatch_idx, True
 
     def _batch(self, epoch: EpochPlan, number: int) -> Batch:
+        # Plain keys for whole samples; rows with a range for cut ones, with weight 0 for fillers.
         samples, starts, stops = epoch.context.cuts.resolve(epoch.units_of(number))
         keys: list[Key] = self._keys(samples)
         filler = epoch.is_padding(number)

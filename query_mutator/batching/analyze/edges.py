@@ -49,6 +49,7 @@ def suggest_bucket_edges(
     if not covered.any():
         raise UsageError("there are no lengths to choose edges for; raise max_length or check the input")
     goal = OptimizationGoal(goal)
+    # Only lengths that occur, rounded up to the multiple, can be optimal edges.
     sizes, shares = _candidates(covered, multiple)
     if goal is OptimizationGoal.BALANCE_BUCKETS:
         chosen = _quantiles(shares, num_buckets)
@@ -107,6 +108,7 @@ def _optimal(weights: list[int], upto: list[int], num_buckets: int) -> NDArray[n
     for _ in range(num_buckets - 1):
         best, chosen = _one_more_edge(weights, upto, best)
         choices.append(chosen)
+    # Walk back from the last edge through the choices of each round.
     places = [count - 1]
     for chosen in reversed(choices):
         if chosen[places[-1]] >= 0:

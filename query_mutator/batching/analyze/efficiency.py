@@ -197,6 +197,7 @@ def _bucket_cost(name: str, lengths: NDArray[np.int32], spec: BucketSpec, budget
     samples = np.bincount(spec.bucket_ids(lengths), minlength=spec.num_buckets)
     rows = budget // bounds  # of a full batch of each bucket
     batches = -(-samples // rows)
+    # All batches of a bucket are full except its last one.
     sizes, lengths_padded = np.repeat(rows, batches), np.repeat(bounds, batches)
     last = np.cumsum(batches)[batches > 0] - 1
     sizes[last] -= (batches * rows - samples)[batches > 0]

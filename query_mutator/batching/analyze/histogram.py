@@ -83,6 +83,7 @@ def compute_length_histogram(
     else:
         begin = shortest // bin_width * bin_width
         edges = list(range(begin, longest + bin_width + 1, bin_width))
+    # below[l] = samples shorter than l, so a bin's count is a difference of two entries.
     below = np.concatenate([[0], np.cumsum(counts)])
     in_bin = np.diff(below[np.minimum(edges, longest + 1)]).tolist()
     bins = tuple(

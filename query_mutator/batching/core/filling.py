@@ -42,6 +42,7 @@ def fill_batches(items: Items, config: BatchingConfig, *, seed: tuple[int, ...])
 
     The padded rows of every item must fit the token budget on their own.
     """
+    # 0, 1: separate random streams for samples and for batches (2 is for packs, 3 for mixtures, 4 for blocks)
     order = permutation(len(items.lengths), *seed, 0)
     batches = (_fill_buckets if config.is_predictable else _fill_windows)(items, order, config)
     if config.interleave_buckets:
@@ -54,15 +55,18 @@ def _fill_windows(items: Items, order: IndexArray, config: BatchingConfig) -> Ba
     parts: list[Batches] = []
     window = config.window
     while True:
+        # 1. Sort every window by length, longest first, and cut it into batches.
         order = order[_window_sort(items.lengths[order], window)]
         here = items.take(order)
         edges = [*range(0, len(order), window), len(order)]
         starts, sizes, full = _cut(here, _longest_pads(here.lengths, config), edges, config)
+        # 2. Keep full batches; the last window also keeps its remainder, unless drop_last.
         last = len(edges) <= 2
         taken = full if last and config.drop_last else full | last
         parts.append(_batches(order, here.lengths, starts[taken], sizes[taken], config))
         if last:
             return _join(parts)
+        # 3. Repeat with the remainders of all windows.
         order = order[ranges_of(starts[~full], sizes[~full])]
         window *= 2  # one batch may hold a whole window, which then stays a remainder until the window is wider
 

@@ -93,6 +93,7 @@ def resume_shard(
     steps = plan.shard_by(before).get_epoch(position.epoch).num_microbatches
     if position.microbatch_idx > steps:
         raise CheckpointError(f"the checkpoint is at microbatch {position.microbatch_idx}, its epoch has {steps}")
+    # Another number of ranks: record what the old ranks have done and start at the beginning of the rest.
     done, begin = position.done, position.microbatch_idx
     if config.world_size != position.world_size:
         done, begin = (*done, Segment(world_size=position.world_size, steps=begin)), 0

@@ -70,6 +70,7 @@ class CollatedBatch(Record):
         if self.segment_ids is None:
             lengths: NDArray[np.int64] = self.attention_mask.sum(axis=1, dtype=np.int64)
             return lengths
+        # Number the segments of all rows uniquely and count the tokens of each.
         width = int(self.segment_ids.max()) + 1
         keys = self.segment_ids.astype(np.int64) + width * np.arange(self.batch_size)[:, None]
         counts = np.bincount(keys[self.attention_mask == 1], minlength=width * self.batch_size)

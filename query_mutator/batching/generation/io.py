@@ -52,6 +52,7 @@ def first_uses(plan: BatchPlan, epochs: Sequence[int]) -> NDArray[np.int64]:
         epoch = plan.get_epoch(number)
         positions = epoch.context.cuts.resolve(epoch.order)[0].astype(np.int64)
         new = positions[~known[positions]]
+        # np.unique sorts; the indices of first occurrence restore the order of use.
         _, first = np.unique(new, return_index=True)
         new = new[np.sort(first)]
         known[new] = True
@@ -106,10 +107,12 @@ class BatchWriter:
         missing = [name for name in self.plan.ids.take(positions) if name not in self.samples]
         if missing:
             raise UsageError(f"{len(missing)} samples of the plan are missing; the first is {missing[0]!r}")
+        # Resume after the files of an earlier write that are intact.
         self._shards = self._done()
         if not self._has("plan"):
             save_batch_plan(self.plan, self.output_dir / "plan")
         self._write_tokens(positions)
+        # Read the tokens back: the lengths written must be the planned ones.
         store = TokenStore(self.output_dir, self._manifest(epochs).of(None), self.plan)
         for number in epochs:
             _check_lengths(self.plan, number, store)

@@ -1,4 +1,4 @@
-"""From a row of a JSONL file to token ids, whatever its shape.
+"""From rows of a JSONL file to token ids.
 
     {"input_ids": [..], "loss_mask": [..]}            unchanged (without a mask: all ones)
     {"messages": [{"role": .., "content": ..}, ..]}   the tokenizer's chat template, or headed paragraphs
@@ -24,6 +24,7 @@ from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError, UsageError
 
 TEXT_KEYS = ("text", "content", "input")
+PAIR_KEYS = (("instruction", "response"), ("instruction", "output"), ("prompt", "completion"))
 # Template of a pair's first half; a model trained on pairs must be prompted with it.
 INSTRUCTION_PROMPT = "### Instruction:\n{instruction}\n\n### Response:\n"
 PROBE = "a"
@@ -80,6 +81,7 @@ class RowTokenizer:
             self._learn_specials()
 
     def _learn_specials(self) -> None:
+        # Compare a probe with and without special tokens: what surrounds it are the special tokens.
         full = _ids(self.tokenizer.encode(PROBE))
         try:
             bare = _ids(self.tokenizer.encode(PROBE, add_special_tokens=False))
@@ -124,7 +126,7 @@ class RowTokenizer:
 
     def _pair_parts(self, row: Mapping[str, Any]) -> list[tuple[str, bool]] | None:
         """Return prompt and answer as parts (text, has loss), or None if the row is not such a pair."""
-        for asked, answered in (("instruction", "response"), ("instruction", "output"), ("prompt", "completion")):
+        for asked, answered in PAIR_KEYS:
             if asked not in row or answered not in row:
                 continue
             prompt, answer = row[asked], row[answered]
@@ -150,6 +152,7 @@ class RowTokenizer:
 
     def _template_parts(self, messages: list[dict[str, str]]) -> list[tuple[str, bool]]:
         """Split the chat template's text where assistant messages begin and end."""
+        # The template of the first k messages must begin with that of the first k-1; the rest belongs to message k.
         parts, done = [], ""
         for number, item in enumerate(messages, start=1):
             if item.get("role") == "assistant":
@@ -194,8 +197,7 @@ def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
         return None
     if "messages" in row:
         return None if getattr(tokenizer, "chat_template", None) else "### User:\n{instruction}\n\n### Assistant:\n"
-    asked = ("instruction" in row and ("response" in row or "output" in row)) or {"prompt", "completion"} <= row.keys()
-    return INSTRUCTION_PROMPT if asked else "{instruction}"
+    return INSTRUCTION_PROMPT if any(row.keys() >= {*keys} for keys in PAIR_KEYS) else "{instruction}"
 
 
 class JsonlIndex:

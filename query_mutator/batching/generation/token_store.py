@@ -124,6 +124,7 @@ class TokenStore:
         shard, begin, length = int(self._shard[position]), int(self._begin[position]), int(self._length[position])
         if shard < 0:
             raise UsageError(f"sample {self._plan.ids[position]!r} is not in the store")
+        # Masks are packed 8 tokens to a byte, so a sample may begin in the middle of one.
         end = begin + length
         bits = np.unpackbits(self._masks[shard][begin // 8 : (end + 7) // 8])
         ids = self._ids[shard][begin:end].astype(np.int32)

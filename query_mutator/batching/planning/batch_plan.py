@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import Unpack
 
 from pydantic import Field
 
-from query_mutator.batching.core.config import BatchingConfig, PadPolicy
+from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongReport
 from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.ids import IdTable
@@ -47,30 +48,11 @@ class BatchPlanMeta(Record):
     created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     version: str = PLAN_VERSION
 
-    @property
-    def bucket_edges(self) -> tuple[int, ...]:
-        """Edges of the buckets."""
-        return self.config.bucket_edges
-
-    @property
-    def overflow_max(self) -> int:
-        """Longest length of the last bucket."""
-        return self.config.overflow_max
-
-    @property
-    def token_budget(self) -> int:
-        """Maximum number of tokens, with padding, of a microbatch."""
-        return self.config.token_budget
-
-    @property
-    def pad_policy(self) -> PadPolicy:
-        """Padding of microbatches."""
-        return self.config.pad_policy
-
-    @property
-    def base_seed(self) -> int:
-        """Seed of the order of all epochs."""
-        return self.config.seed
+    bucket_edges = property(attrgetter("config.bucket_edges"))
+    overflow_max = property(attrgetter("config.overflow_max"))
+    token_budget = property(attrgetter("config.token_budget"))
+    pad_policy = property(attrgetter("config.pad_policy"))
+    base_seed = property(attrgetter("config.seed"))
 
 
 class LazyEpochs(Mapping[int, EpochPlan]):

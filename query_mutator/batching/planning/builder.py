@@ -113,10 +113,13 @@ class BatchPlanBuilder:
     def build_epoch(self, epoch: int) -> EpochPlan:
         """Return one epoch; the order follows from the seed and the epoch's number."""
         seed = (self.config.seed, epoch)
+        # 1. Items: samples, groups, or what a mixture draws.
         members, chosen = self._members(epoch)
+        # 2. With packing, packs become the items.
         packs: Packs | None = None
         if self.pack_config is not None:
             members, packs = self._pack(members, self.pack_config, seed)
+        # 3. Fill batches with items, then list their units.
         batches = fill_batches(members.items, self._fill, seed=seed)
         order = members.of(batches.order)
         if packs is None:

@@ -45,6 +45,7 @@ class Groups:
         """Return the groups with all members kept."""
         if kept is None:
             return self
+        # A group is complete if the logical and over its members holds.
         present = np.zeros(len(self.members), bool)
         present[kept] = True
         complete = np.flatnonzero(np.logical_and.reduceat(present[self.members], self.offsets[:-1]))

@@ -80,6 +80,7 @@ def _stream(items: IndexArray, count: int, *, seed: tuple[int, ...], skip: int) 
     """Return items skip .. skip+count-1 of an endless sequence of shuffles of `items`."""
     if not len(items):
         raise UsageError("a data set of the mixture has no samples left after the over-long policy")
+    # Shuffle number k of the endless sequence covers its items k*n .. (k+1)*n-1; make only the shuffles needed.
     first, last = skip // len(items), (skip + count - 1) // len(items)
     rounds = np.concatenate([items[permutation(len(items), *seed, number)] for number in range(first, last + 1)])
     begin = skip - first * len(items)

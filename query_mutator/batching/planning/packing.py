@@ -114,15 +114,12 @@ class PackedSequence(Record):
     total_tokens: int = Field(ge=1)
     padding_tokens: int = Field(ge=0)
 
+    efficiency: ClassVar = Ratio("total_tokens", "length")
+
     @property
     def length(self) -> int:
         """Number of tokens, padding included."""
         return len(self.input_ids)
-
-    @property
-    def efficiency(self) -> float:
-        """Tokens that are not padding, as a fraction."""
-        return self.total_tokens / self.length
 
     @property
     def num_loss_tokens(self) -> int:
@@ -169,6 +166,7 @@ def pack_sequences(
     if not len(units.members):
         return PackedSequences([], units.report)
     packs = pack_lengths(units.lengths[units.members], config)
+    # Bin packing works on units (samples or pieces of them); resolve turns them back into ranges of samples.
     packed = []
     for row in np.split(units.members[packs.order], packs.offsets[1:-1]):
         samples, starts, stops = units.cuts.resolve(row)
@@ -235,7 +233,7 @@ def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator
         for number, one in enumerate(pack):
             end = begin + len(one.input_ids)
             input_ids[begin:end] = one.input_ids
-            loss_mask[begin + 1 : end] = one.loss_mask[1:]
+            loss_mask[begin + 1 : end] = one.loss_mask[1:]  # nothing of the segment predicts its first token
             if separator is not None and number < len(pack) - 1:
                 input_ids[end] = separator
                 end += 1

@@ -49,6 +49,7 @@ def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
 
 
 def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:
+    # Epochs first, one at a time in memory; meta.json with their checksums last.
     digests: dict[int, str] = {}
     cuts = Cuts.none()
     for number in plan.epochs:
@@ -102,6 +103,7 @@ def load_batch_plan(
         meta = BatchPlanMeta.model_validate(body)
     except (KeyError, ValueError, AttributeError) as error:
         raise BatchFileError(f"{folder / META_FILE} is not a plan of this version: {error}") from error
+    # The epochs themselves are read on first use; their checksums are enough for the plan's fingerprint.
     context = _read_units(folder / _UNITS_FILE, units, meta)
     makers = {number: _epoch_loader(folder, number, digest, context) for number, digest in digests.items()}
     plan = BatchPlan(meta, LazyEpochs(makers), context.ids, digests=digests)

@@ -116,6 +116,7 @@ class TokenBudgetBatchSampler:
         if loss_tokens_per_sample is not None:
             values = as_values(loss_tokens_per_sample, self._table, "loss_tokens_per_sample")[self._long_enough]
             loss = int(values[plan.context.cuts.resolve(plan.order)[0]].sum())
+        # bucket -> which batches belong to it
         buckets = {int(bucket): plan.bucket == bucket for bucket in np.unique(plan.bucket)}
         stats = {
             bucket: BucketStats(

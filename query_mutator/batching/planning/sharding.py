@@ -111,6 +111,7 @@ class ShardReport(Record):
 
 def epoch_steps(epoch: EpochPlan, spec: ShardSpec) -> Steps:
     """Return the steps of an epoch for all ranks, without the finished microbatches."""
+    # Replay what earlier numbers of ranks have run, in order, and remove it.
     left = np.arange(epoch.num_microbatches)
     for segment in spec.done_in(epoch.epoch):
         steps = _arrange(epoch, left, segment.world_size, spec)
@@ -193,10 +194,12 @@ def _balanced(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: 
         filled.append(np.concatenate([rest, repeats]))
         padding.append(np.arange(world_size) >= (len(rest) if spec.uneven is UnevenPolicy.PAD else world_size))
         wrapped += missing if spec.uneven is UnevenPolicy.WRAP else 0
+    # Policy "drop": pooled rests form steps across buckets; fewer than W of them are dropped.
     pooled = np.concatenate(spare) if spare else left[:0]
     keep = len(pooled) // world_size * world_size
     rows = [*whole, pooled[:keep].reshape(-1, world_size), *(row[None] for row in filled)]
     batches = np.concatenate(rows) if rows else np.empty((0, world_size), np.int64)
+    # The filled steps come last, so their fillers are marked there.
     marks = np.zeros(batches.shape, bool)
     if padding:
         marks[-len(padding) :] = np.stack(padding)

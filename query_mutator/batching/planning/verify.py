@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
-
-from numpy.typing import NDArray
 
 from query_mutator.batching.lengths import LengthSource
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.groups import GroupSource
 from query_mutator.batching.planning.mixture import Mixture
 from query_mutator.errors import UsageError
 
 
-def verify_batch_plan(
-    plan: BatchPlan,
-    lengths: LengthSource | Mixture,
-    *,
-    loss_lengths: Mapping[str, int] | Sequence[int] | NDArray[Any] | None = None,
-    groups: GroupSource | None = None,
-) -> tuple[bool, str]:
-    """Rebuild the plan from its own settings; return whether it is the same, and the first difference."""
+def verify_batch_plan(plan: BatchPlan, lengths: LengthSource | Mixture, **inputs: Any) -> tuple[bool, str]:
+    """Rebuild the plan from its own settings; return whether it is the same, and the first difference.
+
+    `inputs` are `loss_lengths` and `groups`, if the plan was built with them.
+    """
     if plan.meta.shard is not None:
         return False, "the plan is a shard; verify the whole plan"
     meta = plan.meta
     try:
         builder = BatchPlanBuilder(
-            lengths,
-            meta.config,
-            meta.dataset_hash,
-            meta.tokenizer_hash,
-            meta.pack_config,
-            loss_lengths=loss_lengths,
-            groups=groups,
+            lengths, meta.config, meta.dataset_hash, meta.tokenizer_hash, meta.pack_config, **inputs
         )
     except UsageError as error:
         return False, f"no plan can be built from these lengths: {error}"
