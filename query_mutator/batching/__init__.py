@@ -18,8 +18,7 @@ from query_mutator.batching.analyze.efficiency import (
     visualize_buckets,
 )
 from query_mutator.batching.analyze.histogram import LengthHistogram, compute_length_histogram
-from query_mutator.batching.core.batch_spec import BatchSpec
-from query_mutator.batching.core.buckets import BucketId, BucketSpec, BucketStats
+from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketSpec, BucketStats
 from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
 from query_mutator.batching.core.overlong import OverlongPolicy
@@ -46,7 +45,7 @@ from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable, as_lengths
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
 from query_mutator.batching.planning.blocks import BlockedPlan, build_blocked_plan
-from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.builder import BatchPlanBuilder, verify_batch_plan
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.fingerprint import (
     BatchFingerprint,
@@ -78,7 +77,6 @@ from query_mutator.batching.planning.plan_files import (
 )
 from query_mutator.batching.planning.sampler import TokenBudgetBatchSampler
 from query_mutator.batching.planning.sharding import Segment, ShardSpec, UnevenPolicy
-from query_mutator.batching.planning.verify import verify_batch_plan
 from query_mutator.batching.samples import (
     DatasetFingerprint,
     DatasetSource,

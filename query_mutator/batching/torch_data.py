@@ -23,6 +23,7 @@ from query_mutator.batching.planning.packing import (
     labels_of,
     lay_out,
     packed_length,
+    segment_begins,
     segment_positions,
 )
 from query_mutator.batching.samples import Sample
@@ -252,9 +253,7 @@ class PackedCollator:
             position_ids=segment_positions(rows.segment_ids),
             segment_ids=rows.segment_ids,
         )
-        # A sequence begins at every change of segment and at every row.
-        begins = np.flatnonzero(np.diff(rows.segment_ids, axis=1, prepend=PADDING_SEGMENT - 1))
-        bounds = np.append(begins, rows.segment_ids.size)
+        bounds = np.append(segment_begins(rows.segment_ids), rows.segment_ids.size)
         tensors["cu_seqlens"] = torch.from_numpy(bounds.astype(np.int32))
         tensors["max_seqlen"] = int(np.diff(bounds).max())
         return tensors

@@ -4,4 +4,4 @@ Offers BucketSpec, BatchSpec, BatchingConfig, BatchMetrics and OverlongPolicy, a
 shuffle, sort within windows, cut at the budget. Imports only the modules directly under `batching`.
 """
 
-__all__ = ["batch_spec", "buckets", "config", "filling", "metrics", "overlong"]
+__all__ = ["buckets", "config", "filling", "metrics", "overlong"]

@@ -1,4 +1,4 @@
-"""Length buckets: which lengths are batched together and how far they are padded."""
+"""Length buckets: which lengths are batched together, how far they are padded, and one batch of a bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.records import Ratio, Record
+from query_mutator.batching.records import Int32Array, Ratio, Record
 
 BucketId = int
 
@@ -129,3 +129,27 @@ class BucketStats(Record):
     def add_sample(self, length: int) -> Self:
         """Return the counts with one more sample, padded to the bucket's longest length."""
         return self.plus(sample_count=1, total_tokens=length, padded_tokens=self.bucket_max_length)
+
+
+class BatchSpec(Record):
+    """Ids of the samples, the bucket, the padded length of every row, and the real tokens in the batch.
+
+    Where an over-long policy cut samples, `starts` and `stops` say which tokens count (stop −1: to the end).
+    """
+
+    sample_ids: tuple[str, ...] = Field(min_length=1)
+    bucket_id: BucketId = Field(ge=0)
+    max_length: int = Field(ge=1)
+    token_count: int = Field(ge=0)
+    starts: Int32Array | None = None
+    stops: Int32Array | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return len(self.sample_ids)
+
+    @property
+    def padded_token_count(self) -> int:
+        """Tokens with padding."""
+        return self.batch_size * self.max_length

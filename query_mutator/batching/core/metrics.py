@@ -6,8 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from query_mutator.batching.core.batch_spec import BatchSpec
-from query_mutator.batching.core.buckets import BucketId, BucketStats
+from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketStats
 from query_mutator.batching.records import Ratio, Record
 
 

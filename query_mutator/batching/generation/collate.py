@@ -16,7 +16,14 @@ from pydantic import Field
 from query_mutator.batching.arrays import offsets_of
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
-from query_mutator.batching.planning.packing import PackingConfig, labels_of, lay_out, segment_positions
+from query_mutator.batching.planning.packing import (
+    PADDING_SEGMENT,
+    PackingConfig,
+    labels_of,
+    lay_out,
+    segment_begins,
+    segment_positions,
+)
 from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix
 from query_mutator.errors import UsageError
 
@@ -68,13 +75,11 @@ class CollatedBatch(Record):
     def _lengths(self) -> NDArray[np.int64]:
         """Return the tokens of each sequence, row by row."""
         if self.segment_ids is None:
-            lengths: NDArray[np.int64] = self.attention_mask.sum(axis=1, dtype=np.int64)
-            return lengths
-        # Number the segments of all rows uniquely and count the tokens of each.
-        width = int(self.segment_ids.max()) + 1
-        keys = self.segment_ids.astype(np.int64) + width * np.arange(self.batch_size)[:, None]
-        counts = np.bincount(keys[self.attention_mask == 1], minlength=width * self.batch_size)
-        return counts[counts > 0]
+            counts: NDArray[np.int64] = self.attention_mask.sum(axis=1, dtype=np.int64)
+            return counts
+        begins = segment_begins(self.segment_ids)
+        lengths: NDArray[np.int64] = np.diff(begins, append=self.segment_ids.size)
+        return lengths[self.segment_ids.reshape(-1)[begins] != PADDING_SEGMENT]
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extra:

@@ -6,5 +6,5 @@ the files of a plan. Imports `core`.
 
 __all__ = [
     "batch_plan", "binpacking", "blocks", "builder", "epoch_plan", "fingerprint", "groups", "mixture", "packing",
-    "plan_files", "sampler", "sharding", "verify",
+    "plan_files", "sampler", "sharding",
 ]  # fmt: skip

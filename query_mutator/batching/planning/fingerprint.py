@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from query_mutator.batching.core.batch_spec import BatchSpec
+from query_mutator.batching.core.buckets import BatchSpec
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of, write_checked_json
 from query_mutator.batching.records import Record

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from query_mutator.batching.arrays import IndexArray
 from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, fit_units
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable
@@ -129,8 +130,7 @@ class PackedSequence(Record):
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where segments begin and the last one ends, int32 [num_segments + 1], without padding."""
-        starts = np.flatnonzero(np.diff(self.segment_ids[: self.total_tokens], prepend=PADDING_SEGMENT - 1))
-        return np.append(starts, self.total_tokens).astype(np.int32)
+        return np.append(segment_begins(self.segment_ids[: self.total_tokens]), self.total_tokens).astype(np.int32)
 
     @property
     def max_seqlen(self) -> int:
@@ -240,6 +240,11 @@ def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator
             segment_ids[begin:end] = number
             begin = end
     return rows
+
+
+def segment_begins(segment_ids: NDArray[Any]) -> IndexArray:
+    """Return where segments begin, padding too, in the flattened segment ids [..., L]; every row begins one."""
+    return np.flatnonzero(np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1))
 
 
 def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.batch_spec import BatchSpec
-from query_mutator.batching.core.buckets import BucketId, BucketSpec, BucketStats
+from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketSpec, BucketStats
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
 from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
