@@ -1,1 +1,12 @@
-"""Calls to model servers: a pooled transport, one backend a file, wrappers around it, and how they are composed."""
+"""Calls to language models: backends by name, the wrappers around them, and the client of a run.
+
+`stack.build_client` composes the client; `backends.resolve_backend` chooses the server; `client` has the protocols
+`Client` and `ModelServer`, `retry` the one retry policy, `probe` what a server can do at once. Import the modules:
+this package loads none of them. It imports `types`, `errors`, `registry` and `files`; torch only when an `hf:` model is
+loaded.
+"""
+
+__all__ = [
+    "backends", "cache", "client", "coalesce", "early_stop", "hf", "http_server", "limit", "ollama", "openai", "pool",
+    "probe", "prompts", "retry", "stack",
+]  # fmt: skip

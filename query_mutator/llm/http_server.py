@@ -94,8 +94,8 @@ class HttpServer(ModelServer):
         """Return the body of an embedding call."""
         raise NotImplementedError
 
-    def vectors(self, reply: Json, count: int) -> FloatArray | ErrorInfo:
-        """Return the embeddings [count, dim] in a reply."""
+    def rows(self, reply: Json) -> list[list[float]]:
+        """Return the embeddings in a reply, in the order of the texts; raises as `completion` does."""
         raise NotImplementedError
 
     def redact(self, error: ErrorInfo) -> ErrorInfo:
@@ -129,8 +129,20 @@ class HttpServer(ModelServer):
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
+        import numpy as np
+
         reply = self._post(self.embed_path, self.embed_body(model, texts))
-        return reply if isinstance(reply, ErrorInfo) else self.vectors(reply, len(texts))
+        if isinstance(reply, ErrorInfo):
+            return reply
+        try:
+            rows = self.rows(reply)
+            dim = max(map(len, rows), default=0)
+            if texts and rows and not dim:
+                return ErrorInfo(kind="empty", message="the server's embeddings are empty")
+            return np.array([row or [0.0] * dim for row in rows], dtype=np.float32).reshape(len(texts), dim)
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
+            message = f"the reply does not hold {len(texts)} rows of numbers: {error!r}"
+            return ErrorInfo(kind="malformed", message=message)
 
     def close(self) -> None:
         """Cancel the calls in flight and close the connections; idempotent."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from query_mutator.errors import ModelMissingError
 from query_mutator.llm.address import DEFAULT_URL
-from query_mutator.llm.client import INFO_TIMEOUT_S, FloatArray
+from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, StreamedText
 from query_mutator.llm.transport import Json
 from query_mutator.registry import nearest
@@ -66,7 +66,7 @@ class OllamaBackend(HttpServer):
 
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names of the installed models, with their tags."""
-        return tuple(str(row.get("name") or row.get("model")) for row in self._rows("/api/tags", timeout_s=timeout_s))
+        return tuple(str(row.get("name") or row.get("model")) for row in self._listed("/api/tags", timeout_s=timeout_s))
 
     def require_model(self, name: str) -> str:
         """Return the installed model's full name; ModelMissingError with the command that fetches it."""
@@ -83,7 +83,7 @@ class OllamaBackend(HttpServer):
     def digest(self, model: str) -> str:
         """Return the digest of an installed model's weights; ModelMissingError when it is not there."""
         name = self.require_model(model)
-        return next((str(row.get("digest") or "") for row in self._rows("/api/tags") if row.get("name") == name), "")
+        return next((str(row.get("digest") or "") for row in self._listed("/api/tags") if row.get("name") == name), "")
 
     def model_info(self, model: str) -> Json:
         """Return the figures the server gives for an installed model, as "llama.block_count"; {} without any."""
@@ -96,7 +96,7 @@ class OllamaBackend(HttpServer):
 
     def loaded_context(self, model: str) -> int | None:
         """Return the context length of a loaded model, or None when it is not loaded or the server does not say."""
-        rows = self._rows("/api/ps")
+        rows = self._listed("/api/ps")
         return next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
 
     def describe_model(self, model: str) -> str:
@@ -125,22 +125,11 @@ class OllamaBackend(HttpServer):
         body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive}
         return {**body, "options": self.runner_options} if self.runner_options else body
 
-    def vectors(self, reply: Json, count: int) -> FloatArray | ErrorInfo:
-        """Return the embeddings in a reply; an empty row, that of an empty text, becomes zeros."""
-        import numpy as np
+    def rows(self, reply: Json) -> list[list[float]]:
+        """Return the embeddings in a reply; that of an empty text is an empty row."""
+        return list(reply["embeddings"])
 
-        rows = reply.get("embeddings")
-        if not isinstance(rows, list) or len(rows) != count:
-            return ErrorInfo(kind="malformed", message=f"the reply does not hold {count} embeddings")
-        dim = max((len(row) for row in rows), default=0)
-        if count and not dim:
-            return ErrorInfo(kind="empty", message="the server's embeddings are empty")
-        try:
-            return np.array([row or [0.0] * dim for row in rows], dtype=np.float32).reshape(count, dim)
-        except (TypeError, ValueError) as error:
-            return ErrorInfo(kind="malformed", message=f"the embeddings are not rows of numbers: {error}")
-
-    def _rows(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> Sequence[Mapping[str, Any]]:
+    def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> Sequence[Mapping[str, Any]]:
         return self.info(path, timeout_s=timeout_s).get("models") or []
 
     def _show(self, model: str) -> Json:

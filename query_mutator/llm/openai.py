@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.client import INFO_TIMEOUT_S, FloatArray
+from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, StreamedText
 from query_mutator.llm.transport import Json
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -103,15 +103,10 @@ class OpenAIBackend(HttpServer):
         """Return the body of /embeddings."""
         return {"model": model, "input": list(texts), "encoding_format": "float"}
 
-    def vectors(self, reply: Json, count: int) -> FloatArray | ErrorInfo:
-        """Return the embeddings in a reply, in the order of the texts."""
-        import numpy as np
-
-        try:
-            rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
-            return np.array([rows[index] for index in range(count)], dtype=np.float32).reshape(count, -1)
-        except (KeyError, TypeError, ValueError) as error:
-            return ErrorInfo(kind="malformed", message=f"the reply does not hold {count} rows of numbers: {error!r}")
+    def rows(self, reply: Json) -> list[list[float]]:
+        """Return the embeddings in a reply, in the order of their indices."""
+        rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
+        return [rows[index] for index in range(len(rows))]
 
     def redact(self, error: ErrorInfo) -> ErrorInfo:
         """Return an error without the key: some servers repeat what they were sent."""
