@@ -12,6 +12,9 @@ from query_mutator.types import ChatRequest, Completion, Reward
 DEFAULT_WEIGHTS: Mapping[str, float] = {"right": 0.7, "similarity": 0.15, "answered": 0.1, "meaning": 0.05}
 
 
+_ROUNDING = 1e-5  # a cosine of unit vectors in float32 may exceed 1 by this much
+
+
 class WeightedReward:
     """The weighted mean of named parts; weights need not sum to 1, they are divided by their sum."""
 
@@ -40,6 +43,8 @@ class WeightedReward:
         for name, part in self._parts.items():
             value = part(evidence)
             parts[name] = value if isinstance(value, (int, float)) else (yield from value)
+            if not -_ROUNDING <= parts[name] <= 1 + _ROUNDING:
+                raise UsageError(f"reward part {name!r} returned {parts[name]}; return a score from 0 to 1")
         score = sum(self.weights[name] * value for name, value in parts.items())
         return Reward(score=min(1.0, max(0.0, score)), parts=parts)
 

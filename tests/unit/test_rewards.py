@@ -112,3 +112,10 @@ def test_reward_spec_is_parsed_and_typos_list_the_known_names() -> None:
         WeightedReward.parse("right")
     with pytest.raises(UsageError, match="must be 0 or more"):
         WeightedReward.parse("right=-1")
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, float("nan")])
+def test_a_part_outside_its_range_is_an_error(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PARTS, "_entries", {**PARTS._entries, "wild": lambda evidence: value})
+    with pytest.raises(UsageError, match="reward part 'wild' returned"):
+        WeightedReward({"wild": 1.0})(evidence("`os.kill`"))
