@@ -94,13 +94,6 @@ def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: py
     assert "a local function at in-process" in capsys.readouterr().out
 
 
-def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = [*tiny_flags[tiny_flags.index("--encoder") :], "--plugin", str(PLUGINS / "function_backend.py")]
-    flags += ["--backend", "function", "--target-model", "any", "--mutator-model", "any", "--no-use-linear-lr-decay"]
-    run = train_and_evaluate(flags, tmp_path / "runs")
-    assert all(row["answer"].endswith("is what you want.") for row in read_json_lines(run / "transcripts.jsonl"))
-
-
 def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
     site, run_dir = tmp_path / "site", tmp_path / "runs"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
