@@ -142,16 +142,10 @@ def _date(now_s: int) -> str:
     return formatdate(now_s, usegmt=True)
 
 
-@lru_cache(maxsize=64)
-def _first_lines(status: int, content_type: str) -> str:
-    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown"
-    return f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {content_type}\r\n"
-
-
 def _head(status: int, content_type: str, *, keep_alive: bool, framing: str) -> bytes:
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
     close = "" if keep_alive else "Connection: close\r\n"
-    date = _date(int(time.time()))
-    return f"{_first_lines(status, content_type)}Date: {date}\r\n{framing}{close}\r\n".encode("latin-1")
+    return f"{first}Date: {_date(int(time.time()))}\r\n{framing}{close}\r\n".encode("latin-1")
 
 
 class Stream:

@@ -89,13 +89,17 @@ class EmbeddedServer:
         router = Router(ollama, openai, stats=stats, faults=faults)
         self._loop = asyncio.new_event_loop()
         try:
-            self._listener = self._loop.run_until_complete(self._listen(router, settings.host, settings.port))
+            self._listener = self._loop.run_until_complete(
+                self._loop.create_server(
+                    lambda: Connection(router, self._connections), settings.host, settings.port, backlog=_BACKLOG
+                )
+            )
         except (OSError, OverflowError) as error:
             self._loop.close()
             raise UsageError(_why_not_listening(settings.host, settings.port, error)) from error
         self.port: int = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://{_in_url(settings.host)}:{self.port}"
-        self._thread = threading.Thread(target=self._run, name="embedded-server", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="embedded-server", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -123,16 +127,6 @@ class EmbeddedServer:
             self._loop.run_until_complete(self._shut_down())
             self._catalogue.close()
             self._loop.close()
-
-    async def _listen(self, router: Router, host: str, port: int) -> asyncio.Server:
-        def connect() -> Connection:
-            return Connection(router, self._connections)
-
-        return await self._loop.create_server(connect, host, port, backlog=_BACKLOG)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
 
     async def _shut_down(self) -> None:
         self._listener.close()

@@ -1,4 +1,4 @@
-"""Talking to the embedded server in tests: raw HTTP calls, held calls, and three tiny models."""
+"""Helpers to test the embedded server: raw HTTP calls, open calls, and three tiny models."""
 
 from __future__ import annotations
 
@@ -95,24 +95,24 @@ def user(text: str) -> dict[str, str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the server's own counters will show; a hang is a failure."""
+    """Wait until the server's counters meet a condition; fail after 20 seconds."""
     end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end, "the server did not get there"
+        assert time.monotonic() < end, "the condition was not met in 20 s"
 
 
 def count(server: HasPort, name: str) -> Any:
     return get(server, "/debug/stats")[name]
 
 
-def under_way(server: HasPort) -> tuple[int, int]:
-    """Return how many calls are in a slot, and how many wait for one."""
+def in_flight(server: HasPort) -> tuple[int, int]:
+    """Return the numbers of calls in a slot and waiting for one."""
     counted = get(server, "/debug/stats")
     return counted["in_service"], counted["waiting"]
 
 
 class Held:
-    """A chat request whose reply nobody reads; `leave()` closes the connection."""
+    """A chat request whose reply is not read; `leave()` closes the connection."""
 
     def __init__(self, server: HasPort, text: str, *, model: str = "echo", **more: Any) -> None:
         body = json.dumps({"model": model, "messages": [user(text)], "stream": False, **more}).encode()

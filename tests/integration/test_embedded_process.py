@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from embedded_http import FOREVER_MS, Held, TwoNumbers, count, under_way, until
+from embedded_http import FOREVER_MS, Held, TwoNumbers, count, in_flight, until
 
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError
@@ -58,7 +58,7 @@ def test_settings_out_of_range_are_usage_errors(setting: dict[str, Any]) -> None
         start_server([], **setting)
 
 
-def test_the_command_serves_on_a_free_port_until_it_is_told_to_end() -> None:
+def test_the_command_serves_on_a_free_port_until_a_signal() -> None:
     command = [*COMMAND, "--model", "echo", "--port", "0"]
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -82,7 +82,7 @@ def test_the_command_takes_its_slots_from_ollamas_variable() -> None:
         assert process.stdout is not None
         address = SimpleNamespace(port=int(process.stdout.readline().rsplit(":", 1)[1]))
         held = [Held(address, str(i)) for i in range(5)]
-        until(lambda: under_way(address) == (3, 2))
+        until(lambda: in_flight(address) == (3, 2))
         process.terminate()
         assert process.wait(20) == 0
     for each in held:

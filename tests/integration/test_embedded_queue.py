@@ -17,9 +17,9 @@ from embedded_http import (
     count,
     generate,
     get,
+    in_flight,
     post,
     send,
-    under_way,
     until,
     user,
 )
@@ -33,7 +33,7 @@ from tests.conftest import Upper
 
 @pytest.fixture
 def hold() -> Iterator[Callable[..., Held]]:
-    """Return how to send a request that is held; all are left at the end."""
+    """Return a function that sends a request and leaves it open; all are closed at the end."""
     held: list[Held] = []
 
     def send_it(server: EmbeddedServer, text: str, **more: Any) -> Held:
@@ -45,13 +45,13 @@ def hold() -> Iterator[Callable[..., Held]]:
         each.leave()
 
 
-def test_calls_wait_for_slots_first_come_first_served_and_a_leaver_frees_its_place(hold: Callable[..., Held]) -> None:
+def test_calls_wait_for_slots_in_order_and_closing_the_connection_frees_the_slot(hold: Callable[..., Held]) -> None:
     model = Upper()
     with start_server([model], latency_ms=FOREVER_MS) as server:
         held = []
         for i, text in enumerate(("a", "b", "c", "d")):
             held.append(hold(server, text, model="upper"))
-            until(lambda i=i: under_way(server) == (1, i))
+            until(lambda i=i: in_flight(server) == (1, i))
         until(lambda: model.batches == [["a"]])
         held[1].leave()  # from the queue
         until(lambda: count(server, "waiting") == 2)
@@ -67,10 +67,10 @@ def test_slots_bound_what_runs_at_once_and_belong_to_one_model(hold: Callable[..
     with start_server([Upper()], num_parallel=3, latency_ms=FOREVER_MS) as server:
         for i in range(5):
             hold(server, str(i))
-        until(lambda: under_way(server) == (3, 2))
+        until(lambda: in_flight(server) == (3, 2))
         for i in range(4):
             hold(server, str(i), model="upper")
-        until(lambda: under_way(server) == (6, 3))
+        until(lambda: in_flight(server) == (6, 3))
 
 
 def test_a_wait_for_a_slot_is_total_minus_the_rest() -> None:
@@ -206,7 +206,7 @@ def test_a_reset_is_a_reset_and_a_stall_holds_the_slot(hold: Callable[..., Held]
         until(lambda: count(server, "in_service") == 0)
 
 
-def test_debug_stats_count_and_can_start_anew() -> None:
+def test_debug_stats_count_and_can_be_reset() -> None:
     with start_server([Upper()]) as server:
         chat(server, "x")
         chat(server, "x", model="echo")

@@ -36,7 +36,7 @@ def test_tags_list_every_model_with_tag_and_digest(server: EmbeddedServer) -> No
     assert all(len(model["digest"]) == 64 for model in models)
 
 
-def test_show_tells_text_models_from_the_encoder(server: EmbeddedServer) -> None:
+def test_show_distinguishes_text_models_from_the_encoder(server: EmbeddedServer) -> None:
     assert post(server, "/api/show", model="upper")[1]["capabilities"] == ["completion"]
     status, shown = post(server, "/api/show", model="all-minilm:latest")
     assert (status, shown["capabilities"]) == (200, ["embedding"])
@@ -68,7 +68,7 @@ def test_chat_answers_the_last_user_message_and_its_durations_add_up(server: Emb
     assert reply["total_duration"] >= sum(parts)
 
 
-def test_generate_streams_one_line_per_token_unless_told_not_to(server: EmbeddedServer) -> None:
+def test_generate_streams_one_line_per_token_unless_stream_is_false(server: EmbeddedServer) -> None:
     status, body = send(server, "POST", "/api/generate", {"model": "upper", "prompt": "one two, three"})
     *pieces, last = [json.loads(line) for line in body.splitlines()]
     assert status == 200
@@ -211,5 +211,5 @@ def test_a_client_that_expects_100_continue_gets_it(server: EmbeddedServer) -> N
         (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, 431),
     ],
 )
-def test_what_is_no_http_is_refused_and_closed(server: EmbeddedServer, request_bytes: bytes, status: int) -> None:
+def test_invalid_http_is_rejected_and_closed(server: EmbeddedServer, request_bytes: bytes, status: int) -> None:
     assert raw(server, request_bytes).startswith(b"HTTP/1.1 %d " % status)

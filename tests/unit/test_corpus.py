@@ -76,7 +76,7 @@ def test_signatures_and_summaries_are_one_line(corpus: Corpus) -> None:
     assert next(e.signature for e in corpus.entries if e.name == "shutil.rmtree").startswith("shutil.rmtree(path,")
 
 
-def test_errors_records_and_relics_stay_out(corpus: Corpus) -> None:
+def test_errors_records_and_deprecated_names_are_left_out(corpus: Corpus) -> None:
     left_out = {"ValueError", "ast.Add", "os.stat_result", "signal.Signals", "json.JSONDecodeError"}
     assert not left_out & {entry.name for entry in corpus.entries}
 
@@ -96,7 +96,7 @@ def test_vocabulary_has_words_and_parts_of_identifiers() -> None:
     assert Corpus([entry]).vocabulary() == expected
 
 
-def test_identifiers_are_taken_apart() -> None:
+def test_identifiers_are_split_into_words() -> None:
     assert split_identifier("xml.etree.ElementTree.XMLParser") == ["xml", "etree", "element", "tree", "xml", "parser"]
     assert split_identifier("base64.b64encode") == ["base", "64", "b", "64", "encode"]
 
@@ -120,14 +120,14 @@ def test_a_damaged_corpus_is_read_again(corpus: Corpus, tmp_path: Path, damage: 
     assert len(json.loads(file.read_text())) == len(corpus)
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(corpus: Corpus, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_not_an_error(corpus: Corpus, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     assert load_corpus(cache=blocked).entries == corpus.entries
     assert embed_documents(["a"], HashEncoder(), cache=blocked).shape == (1, 384)
 
 
-def test_embeddings_are_kept_under_texts_and_weights(tmp_path: Path) -> None:
+def test_embeddings_are_cached_by_texts_and_weights(tmp_path: Path) -> None:
     encoder = Counting()
     first = embed_documents(["sort a list", "join"], encoder, cache=tmp_path)
     again = embed_documents(["sort a list", "join"], encoder, cache=tmp_path)
@@ -140,7 +140,7 @@ def test_embeddings_are_kept_under_texts_and_weights(tmp_path: Path) -> None:
     assert encoder.texts == 6
 
 
-def test_texts_are_told_apart_however_they_are_cut(tmp_path: Path) -> None:
+def test_different_splits_of_a_text_have_different_keys(tmp_path: Path) -> None:
     encoder = Counting()
     embed_documents(["ab", "c"], encoder, cache=tmp_path)
     embed_documents(["a", "bc"], encoder, cache=tmp_path)
@@ -161,7 +161,7 @@ def damaged(kind: str, file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "empty", "pickle", "shape", "nan"])
-def test_damaged_embeddings_are_made_again(kind: str, tmp_path: Path) -> None:
+def test_damaged_embeddings_are_computed_again(kind: str, tmp_path: Path) -> None:
     encoder = Counting()
     expected = embed_documents(["sort", "join"], encoder, cache=tmp_path)
     (file,) = tmp_path.glob("embeddings-*.npz")

@@ -27,7 +27,7 @@ def test_digest_follows_the_words_of_the_rules() -> None:
     assert RuleRewriter({"len"}, {"the"}).digest != RuleRewriter({"len", "list"}, {"the"}).digest
 
 
-def test_server_tells_it_as_the_digest_of_the_weights(hash_encoder: Encoder) -> None:
+def test_the_server_reports_it_as_the_digest_of_the_weights(hash_encoder: Encoder) -> None:
     assistant = PydocAssistant(hash_encoder, Corpus([entry("Return the number of items.")]))
     with start_server([assistant]) as server:
         backend = OllamaBackend(server.url)

@@ -29,7 +29,7 @@ def test_keep_alive_is_seconds_or_a_go_duration(value: float | str, seconds: flo
 
 
 @pytest.mark.parametrize("value", ["", "5", "soon", "5 m", "m", "5m!", "--5m"])
-def test_a_text_that_is_no_duration_gets_gos_words(value: str) -> None:
+def test_an_invalid_duration_gets_gos_error_text(value: str) -> None:
     with pytest.raises(ValueError, match="time: invalid duration"):
         parse_keep_alive(value)
 

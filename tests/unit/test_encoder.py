@@ -50,7 +50,7 @@ def folder() -> Path:
     return found
 
 
-def test_of_a_longer_text_the_first_tokens_are_read(encoder: Encoder, folder: Path) -> None:
+def test_longer_texts_are_truncated(encoder: Encoder, folder: Path) -> None:
     first = "one two three four five six"
     for cut in (resolve_encoder(max_tokens=8), resolve_encoder(str(folder), max_tokens=8)):
         np.testing.assert_allclose(cut.encode([first + " seven eight"]), encoder.encode([first]), atol=1e-6)
@@ -59,7 +59,7 @@ def test_of_a_longer_text_the_first_tokens_are_read(encoder: Encoder, folder: Pa
 
 
 @pytest.mark.parametrize("spec", ["hash", "ollama:all-minilm"])
-def test_an_encoder_that_reads_whole_texts_cannot_be_told_to_cut_them(spec: str) -> None:
+def test_an_encoder_of_whole_texts_rejects_a_token_limit(spec: str) -> None:
     with pytest.raises(EncoderError, match="--encoder-max-tokens"):
         resolve_encoder(spec, max_tokens=64)
 
@@ -72,7 +72,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def linked(source: Path, target: Path, **changed: object) -> Path:
-    """Return a folder of links to `source`, with some JSON files (`name__json`) written anew."""
+    """Return a folder of links to `source`, with some JSON files replaced."""
     target.mkdir(parents=True)
     for path in source.rglob("*"):
         place = target / path.relative_to(source)
@@ -88,7 +88,7 @@ def linked(source: Path, target: Path, **changed: object) -> Path:
 
 
 class Counting:
-    """A tiny encoder that notes what it was asked."""
+    """A tiny encoder that records its calls."""
 
     name, dim, source, fingerprint = "counting", 2, "test", "counting"
 
@@ -104,21 +104,21 @@ class Counting:
 
 
 class Held(Counting):
-    """Its first call goes on only when it is let; a call for other texts comes through."""
+    """Blocks its first call until `proceed` is set; later calls pass."""
 
     def __init__(self, *, fail: bool = False) -> None:
         super().__init__()
         self.fail = fail
-        self.began, self.began_again, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.began, self.began_again, self.proceed = threading.Event(), threading.Event(), threading.Event()
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         if self.began.is_set():
             self.began_again.set()
         else:
             self.began.set()
-            assert self.go_on.wait(20)
+            assert self.proceed.wait(20)
         if self.fail:
-            raise EncoderError("held back for good")
+            raise EncoderError("held")
         return super().encode(texts)
 
 
@@ -155,14 +155,14 @@ def test_no_texts_give_no_rows(encoder: Encoder) -> None:
     assert encoder.encode([]).shape == (0, 384)
 
 
-def test_deterministic_rows_do_not_depend_on_their_neighbours() -> None:
+def test_deterministic_rows_do_not_depend_on_their_neighbors() -> None:
     together = resolve_encoder(deterministic=True).encode(TEXTS)
     alone = resolve_encoder(deterministic=True)
     for text, row in zip(TEXTS, together, strict=True):
         assert resolve_row(alone, text).tobytes() == row.tobytes()
 
 
-def test_deterministic_rows_are_cached_apart_from_batched_ones(encoder: Encoder) -> None:
+def test_deterministic_rows_have_their_own_fingerprint(encoder: Encoder) -> None:
     assert resolve_encoder(deterministic=True).fingerprint != encoder.fingerprint
 
 
@@ -177,7 +177,7 @@ def test_many_threads_get_the_same_rows(encoder: Encoder) -> None:
 # the cache
 
 
-def test_a_text_is_computed_once() -> None:
+def test_a_text_is_encoded_once() -> None:
     inner = Counting()
     encoder = CachedEncoder(inner)
     encoder.encode(["a", "bb", "a"])
@@ -186,29 +186,29 @@ def test_a_text_is_computed_once() -> None:
     assert rows[:, 1].tolist() == [2, 3, 1]
 
 
-def test_a_text_that_another_caller_is_computing_is_waited_for() -> None:
+def test_a_text_in_flight_is_awaited() -> None:
     inner = Held()
     encoder = CachedEncoder(inner)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(encoder.encode, ["a", "bb"])
         assert inner.began.wait(20)
         second = pool.submit(encoder.encode, ["bb", "ccc"])
-        assert inner.began_again.wait(20)  # with what nobody is computing
+        assert inner.began_again.wait(20)  # with the text that is not in flight
         assert not second.done()
-        inner.go_on.set()
+        inner.proceed.set()
         assert second.result(20)[:, 1].tolist() == [2, 3]
         assert first.result(20)[:, 1].tolist() == [1, 2]
     assert inner.asked == [["ccc"], ["a", "bb"]]
 
 
-def test_a_failure_reaches_those_who_wait_and_is_not_kept() -> None:
+def test_a_failure_reaches_all_waiters_and_is_not_cached() -> None:
     inner = Held(fail=True)
     encoder = CachedEncoder(inner)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(encoder.encode, ["a"])
         assert inner.began.wait(20)
         second = pool.submit(encoder.encode, ["a"])
-        inner.go_on.set()
+        inner.proceed.set()
         for call in (first, second):
             with pytest.raises(EncoderError, match="held"):
                 call.result(20)
@@ -216,7 +216,7 @@ def test_a_failure_reaches_those_who_wait_and_is_not_kept() -> None:
     assert encoder.encode(["a"])[:, 1].tolist() == [1]
 
 
-def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
+def test_the_cache_evicts_the_least_recently_used_text() -> None:
     inner = Counting()
     encoder = CachedEncoder(inner, max_texts=2)
     for text in ("a", "b", "a", "c", "a", "b"):
@@ -224,7 +224,7 @@ def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
     assert inner.asked == [["a"], ["b"], ["c"], ["b"]]
 
 
-def test_more_texts_than_memory_holds_still_come_back() -> None:
+def test_more_texts_than_the_cache_holds_are_returned() -> None:
     rows = CachedEncoder(Counting(), max_texts=2).encode(["a", "bb", "ccc", "dddd"])
     assert rows[:, 1].tolist() == [1, 2, 3, 4]
 
@@ -252,7 +252,7 @@ def test_hash_rows_are_the_same_in_every_process() -> None:
         assert there.stdout.strip() == here
 
 
-def test_hash_rows_have_length_one_and_likeness_of_spelling() -> None:
+def test_hash_rows_have_length_one_and_similarity_of_spelling() -> None:
     rows = HashEncoder().encode(["sort a list", "sort the list", "open a socket", ""])
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
     assert rows[0] @ rows[1] > rows[0] @ rows[2]
@@ -267,7 +267,7 @@ def test_hash_encoder_loads_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# where the weights come from
+# sources of the weights
 
 
 def test_a_local_folder_comes_first(folder: Path, tmp_path: Path, no_hub: Path) -> None:
@@ -342,7 +342,7 @@ def test_another_kind_of_encoder_is_run_by_its_library_without_noise(
         ("ollama:all-minilm", "needs an Ollama server"),
     ],
 )
-def test_an_encoder_that_cannot_be_had_is_one_line(spec: str, says: str, no_hub: Path) -> None:
+def test_an_unavailable_encoder_is_a_one_line_error(spec: str, says: str, no_hub: Path) -> None:
     with pytest.raises(EncoderError) as caught:
         resolve_encoder(spec)
     assert says in str(caught.value)
@@ -366,7 +366,7 @@ def test_broken_weights_are_one_line(folder: Path, tmp_path: Path) -> None:
 # embeddings of a server
 
 
-def test_a_servers_rows_are_normalised_and_remembered() -> None:
+def test_rows_of_a_server_are_normalized_and_cached() -> None:
     asked: list[tuple[str, list[str]]] = []
 
     def embed(model: str, texts: Sequence[str]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Latency: log-normal, with the mean that was asked for, the same for the same prompt."""
+"""Latency: log-normal with the requested mean, equal for equal prompts."""
 
 from __future__ import annotations
 

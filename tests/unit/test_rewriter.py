@@ -1,4 +1,4 @@
-"""The rule-based mutator: what each rule does to a question, and what it leaves alone."""
+"""The rule-based mutator: what each rule changes, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_neutral_rewords_what_governs_a_computing_noun(apply, asked: str, neutra
         "How do I sort a list?",
     ],
 )
-def test_neutral_leaves_people_property_and_everything_else_alone(apply, asked: str) -> None:  # type: ignore[no-untyped-def]
+def test_neutral_keeps_people_property_and_everything_else(apply, asked: str) -> None:  # type: ignore[no-untyped-def]
     assert apply("neutral", asked) == asked
 
 

@@ -1,4 +1,4 @@
-"""Replies shaped as asked: tokens, stop texts, limits, JSON schemas as pydantic and people write them."""
+"""Shaped replies: tokens, stop texts, limits, JSON schemas as pydantic and people write them."""
 
 from __future__ import annotations
 
