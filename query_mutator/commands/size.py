@@ -16,7 +16,7 @@ from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
 from query_mutator.sizing.lerobot import smolvla, train_line
-from query_mutator.sizing.model_spec import ModelSpec
+from query_mutator.sizing.real_steps import ModelSpec
 
 __all__ = ["ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
 

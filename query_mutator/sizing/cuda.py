@@ -27,13 +27,7 @@ MIB = 2**20
 _SMALL, _MIDDLE = 1 * MIB, 10 * MIB
 
 
-class _Block:
-    __slots__ = ("address", "free", "next", "prev", "size")
-
-    def __init__(self, size: int, address: int) -> None:
-        self.size, self.address, self.free = size, address, True
-        self.prev: _Block | None = None
-        self.next: _Block | None = None
+Block = tuple[int, int]  # address, size
 
 
 class CachingAllocator:
@@ -41,52 +35,50 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.reserved = 0
-        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # by size, then by address
+        self._address = 0  # of the next segment
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # small or not: size, then address
+        self._starts: dict[int, int] = {}  # of free blocks: address -> size
+        self._ends: dict[int, int] = {}  # address after a free block -> its address
 
-    def allocate(self, size: int) -> _Block:
+    def allocate(self, size: int) -> Block:
         """Return a block of at least `size` bytes."""
         small = size <= _SMALL
         pool = self._free[small]
         at = bisect.bisect_left(pool, (size, 0))
-        block = pool.pop(at)[2] if at < len(pool) else self._segment(size, small)
-        if block.size - size >= (512 if small else _SMALL):
-            self._split(block, size, small)
-        block.free = False
-        return block
+        address, found = self._take(pool[at], small) if at < len(pool) else self._segment(size, small)
+        if found - size < (512 if small else _SMALL):
+            return address, found
+        self._keep((address + size, found - size), small)
+        return address, size
 
-    def release(self, block: _Block, *, small: bool) -> None:
+    def release(self, block: Block, *, small: bool) -> None:
         """Keep a block for reuse, merged with its free neighbors."""
-        block.free = True
-        for other in (block.prev, block.next):
-            if other is not None and other.free:
-                pool = self._free[small]
-                del pool[bisect.bisect_left(pool, (other.size, other.address))]
-                block = self._merged(block, other)
-        bisect.insort(self._free[small], (block.size, block.address, block))
+        address, size = block
+        if address in self._ends:
+            address, before = self._take((self._starts[self._ends[address]], self._ends[address]), small)
+            size += before
+        if address + size in self._starts:
+            size += self._take((self._starts[address + size], address + size), small)[1]
+        self._keep((address, size), small)
 
-    def _segment(self, size: int, small: bool) -> _Block:
+    def _segment(self, size: int, small: bool) -> Block:
         rounded = -(-size // (2 * MIB)) * 2 * MIB
         segment = 2 * MIB if small else 20 * MIB if size < _MIDDLE else rounded
         self.reserved += segment
-        return _Block(segment, self.reserved - segment)
+        address, self._address = self._address, self._address + segment + 1  # a gap: segments do not merge
+        return address, segment
 
-    def _split(self, block: _Block, size: int, small: bool) -> None:
-        rest = _Block(block.size - size, block.address + size)
-        rest.prev, rest.next = block, block.next
-        if block.next is not None:
-            block.next.prev = rest
-        block.next, block.size = rest, size
-        bisect.insort(self._free[small], (rest.size, rest.address, rest))
+    def _keep(self, block: Block, small: bool) -> None:
+        address, size = block
+        bisect.insort(self._free[small], (size, address))
+        self._starts[address], self._ends[address + size] = size, address
 
-    @staticmethod
-    def _merged(block: _Block, other: _Block) -> _Block:
-        first, second = (other, block) if block.prev is other else (block, other)
-        first.size += second.size
-        first.next = second.next
-        if second.next is not None:
-            second.next.prev = first
-        first.free = True
-        return first
+    def _take(self, entry: tuple[int, int], small: bool) -> Block:
+        size, address = entry
+        pool = self._free[small]
+        del pool[bisect.bisect_left(pool, entry)]
+        del self._starts[address], self._ends[address + size]
+        return address, size
 
 
 def reserved_peak(trace: Sequence[tuple[int, int]]) -> int:
@@ -116,7 +108,7 @@ FULL_PRECISION = frozenset(
 class CudaFullPrecision(TorchFunctionMode):
     """While active, run the operations of FULL_PRECISION in fp32, whatever the device."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`; if it is on the list, widen its half-precision tensors first."""
         kwargs = kwargs or {}
         if func not in FULL_PRECISION:

@@ -233,18 +233,10 @@ def _step(trial: LoadTrial) -> Callable[[Any], None]:
 
 
 def _bytes(batch: Any) -> int:
-    from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
-    size = 0
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor):
-            size += leaf.numel() * leaf.element_size()
-        elif hasattr(leaf, "nbytes"):
-            size += int(leaf.nbytes)
-        elif isinstance(leaf, (bytes, str)):
-            size += len(leaf)
-    return size
+    leaves = tree_leaves(batch)
+    return sum(len(leaf) if isinstance(leaf, (bytes, str)) else getattr(leaf, "nbytes", 0) for leaf in leaves)
 
 
 def _memory(pid: int) -> int:

@@ -1,26 +1,55 @@
-"""Take real training steps in a child process and measure their memory or speed; running out of memory is a result."""
+"""Describe what to train in plain values, take real steps of it in a child process, measure their memory or speed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import machine_budget
-from query_mutator.sizing.child import run_child
-from query_mutator.sizing.model_spec import ModelSpec
+from query_mutator.sizing.child import load_target, run_child
 
 if TYPE_CHECKING:
     from query_mutator.sizing.memory import Recipe, Workload
 
-__all__ = ["RealStep", "bisect", "fits_memory", "knee_line", "knee_of", "measure", "pick_device", "take_steps"]
+__all__ = ["ModelSpec", "RealStep", "bisect", "fits_memory", "knee_line", "knee_of", "measure", "pick_device"]
 
 KNEE = 0.9  # share of the highest throughput
 _SHARE_OF_MEMORY = 0.8  # of the machine's, that an estimate may reach
 _OUT_OF_MEMORY = ("out of memory", "can't allocate")  # what CUDA's and the CPU's allocator say
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A preset or `package.module:function`, its sizes, and how to train it; `variant` is as `bf16+checkpointing`."""
+
+    model: str
+    sizes: dict[str, Any] = field(default_factory=dict)
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    variant: str | None = None
+
+    def workload(self) -> Workload:
+        """Return what to train; UsageError for an unknown preset or a function that returns something else."""
+        from query_mutator.sizing.memory import Workload
+        from query_mutator.sizing.presets import preset
+
+        if ":" not in self.model:
+            return preset(self.model, **self.sizes)
+        made = load_target(self.model)(**self.sizes)
+        if not isinstance(made, Workload):
+            raise UsageError(
+                f"{self.model} returns a {type(made).__name__}; return a query_mutator.sizing.memory.Workload"
+            )
+        return made
+
+    def recipe(self) -> Recipe:
+        """Return how to train it; UsageError for an unknown variant."""
+        from query_mutator.sizing.memory import recipe_of
+
+        return recipe_of(self.variant, self.optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

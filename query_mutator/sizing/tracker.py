@@ -99,11 +99,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         yield
         self.ledger.phase = before
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
+    @staticmethod
+    def _should_skip_dynamo() -> bool:
         return False  # nothing is compiled here, and the default wraps every operation, which is slow
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count the storages of its results."""
         if func is _DEVICE:  # called many times for each operation
             return args[0].device
