@@ -64,7 +64,7 @@ class RuleRewriter:
             raise PromptError(f"the prompt of operator {operator!r} has no text between <question> and </question>")
         task = Task(
             question=question,
-            neighbour=_between(prompt, "neighbour"),
+            neighbor=_between(prompt, "neighbour"),
             domain=_between(prompt, "domain") or DOMAIN,
         )
         rewritten = self._rules[operator](task).strip()

@@ -59,7 +59,7 @@ class Task:
     observer: Observer
     question_vectors: FloatArray  # [Q, D]
     reference_vectors: tuple[FloatArray | None, ...]  # Q of [D]
-    neighbours: tuple[str | None, ...]  # Q: the nearest other training question
+    neighbors: tuple[str | None, ...]  # Q: the nearest other training question
     train_questions: tuple[Question, ...]
     train_vectors: FloatArray  # [train Q, D]
     reward: WeightedReward = field(default_factory=WeightedReward)
@@ -75,11 +75,11 @@ class Task:
 
     def context(self, index: int) -> OperatorContext:
         """Return what an operator may know about question `index` in addition to its text."""
-        return OperatorContext(domain=self.domain, neighbour=self.neighbours[index])
+        return OperatorContext(domain=self.domain, neighbor=self.neighbors[index])
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""
-        vectors, references, neighbours = _embed(
+        vectors, references, neighbors = _embed(
             questions, self.encoder, train=self.train_questions, train_vectors=self.train_vectors
         )
         return replace(
@@ -87,7 +87,7 @@ class Task:
             questions=tuple(questions),
             question_vectors=vectors,
             reference_vectors=references,
-            neighbours=neighbours,
+            neighbors=neighbors,
         )
 
 
@@ -110,7 +110,7 @@ def build_task(
     train_vectors = encoder.encode([question.text for question in train])
     if projection is None:
         projection = Projection.fit(train_vectors, dims=embedding_dims)
-    vectors, references, neighbours = _embed(train, encoder, train=train, train_vectors=train_vectors)
+    vectors, references, neighbors = _embed(train, encoder, train=train, train_vectors=train_vectors)
     return Task(
         questions=train,
         calls=calls,
@@ -119,7 +119,7 @@ def build_task(
         observer=Observer(projection=projection, known_words=known_words, num_operators=len(operators)),
         question_vectors=vectors,
         reference_vectors=references,
-        neighbours=neighbours,
+        neighbors=neighbors,
         train_questions=train,
         train_vectors=train_vectors,
         **rules,
@@ -133,10 +133,10 @@ def _embed(
     with_reference = [question.reference for question in questions if question.reference]
     encoded = iter(encoder.encode(with_reference)) if with_reference else iter(())
     references = tuple(next(encoded) if question.reference else None for question in questions)
-    return vectors, references, _neighbours(questions, vectors, train, train_vectors)
+    return vectors, references, _neighbors(questions, vectors, train, train_vectors)
 
 
-def _neighbours(
+def _neighbors(
     questions: Sequence[Question], vectors: FloatArray, train: Sequence[Question], train_vectors: FloatArray
 ) -> tuple[str | None, ...]:
     similar = vectors @ train_vectors.T  # [Q, train Q]

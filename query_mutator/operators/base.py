@@ -8,7 +8,7 @@ from typing import Protocol
 
 MARKER = "[operator: {name}]"
 _MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
-_SLOT = re.compile(r"\{(question|neighbour|domain)\}")
+_SLOT = re.compile(r"\{(question|neighbou?r|domain)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class OperatorContext:
     """What an operator may use in addition to the question; fixed for each question of a run."""
 
     domain: str = "Python's standard library"
-    neighbour: str | None = None  # the nearest other training question
+    neighbor: str | None = None  # the nearest other training question
 
 
 class Operator(Protocol):
@@ -38,7 +38,7 @@ class PromptOperator:
 
     name: str
     summary: str
-    template: str  # with {question}, and {neighbour} or {domain} where it needs them
+    template: str  # with {question}, and {neighbor} or {domain} where it needs them
 
     @classmethod
     def of(cls, name: str, summary: str, prompt: str) -> PromptOperator:
@@ -60,5 +60,5 @@ class PromptOperator:
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the prompt with question and context filled in; braces in a question are kept."""
-        values = {"question": question, "neighbour": context.neighbour or "", "domain": context.domain}
-        return _SLOT.sub(lambda match: values[match.group(1)], self.template)
+        values = {"question": question, "neighbor": context.neighbor or "", "domain": context.domain}
+        return _SLOT.sub(lambda match: values[match.group(1).replace("neighbour", "neighbor")], self.template)

@@ -13,7 +13,7 @@ from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.operators import OperatorContext
 
-CONTEXT = OperatorContext(neighbour="How do I remove a directory tree?")
+CONTEXT = OperatorContext(neighbor="How do I remove a directory tree?")
 QUESTIONS = (
     "How do I delete a folder with everything in it?",
     "wich funtion gives me the lenght of a lsit",

@@ -31,7 +31,7 @@ def test_a_typo_names_the_operator_that_was_meant() -> None:
 
 
 def test_render_puts_neighbour_and_domain_where_the_prompt_asks_for_them() -> None:
-    context = OperatorContext(domain="the C library", neighbour="How do I open a file?")
+    context = OperatorContext(domain="the C library", neighbor="How do I open a file?")
     assert "<neighbour>\nHow do I open a file?\n</neighbour>" in operators.get("merge").render("q", context=context)
     assert "<domain>the C library</domain>" in operators.get("context").render("q", context=context)
     assert "the C library" not in operators.get("spelling").render("q", context=context)

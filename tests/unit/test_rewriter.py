@@ -22,7 +22,7 @@ def rewriter() -> RuleRewriter:
 @pytest.fixture(scope="module")
 def apply(rewriter: RuleRewriter):  # type: ignore[no-untyped-def]
     def rewrite(name: str, question: str, neighbour: str | None = None) -> str:
-        return rewriter.reply(operators.get(name).render(question, context=OperatorContext(neighbour=neighbour)))
+        return rewriter.reply(operators.get(name).render(question, context=OperatorContext(neighbor=neighbour)))
 
     return rewrite
 

@@ -34,7 +34,7 @@ class PackingMode(StrEnum):
     FIRST_FIT = "first_fit"  # in the order given, the earliest pack with room
     BEST_FIT = "best_fit"  # in the order given, the fullest pack with room
     GREEDY = "greedy"  # longest first, the fullest pack with room
-    ORDER_PRESERVING = "order_preserving"  # runs of neighbours
+    ORDER_PRESERVING = "order_preserving"  # runs of neighbors
 
 
 _PACKERS: dict[PackingMode, Callable[..., Packs]] = {

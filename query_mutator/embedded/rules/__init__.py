@@ -32,7 +32,7 @@ class Task:
     """The input of a rule."""
 
     question: str
-    neighbour: str | None = None
+    neighbor: str | None = None
     domain: str = DOMAIN
 
 
@@ -62,7 +62,7 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)
     merge = Merge(clean=lambda text: neutral(spelling(text)))
-    rules["merge"] = lambda task: merge(task.question, task.neighbour)
+    rules["merge"] = lambda task: merge(task.question, task.neighbor)
     return rules | {name: _unless_about_people(rules[name]) for name in BLURRING}
 
 

@@ -63,12 +63,12 @@ class Merge:
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
 
-    def __call__(self, text: str, neighbour: str | None) -> str:
+    def __call__(self, text: str, neighbor: str | None) -> str:
         """Return the question followed by the neighbor's content words that it does not have."""
         known = load_words("stopwords.txt").union(words(text))
         added = dict.fromkeys(
             token.lower()
-            for token in tokens(self._clean(neighbour or ""))
+            for token in tokens(self._clean(neighbor or ""))
             if is_word(token) and token.lower() not in known
         )
         return f"{_END.sub('', text)}, like: {' '.join(added)}?" if added else text
