@@ -31,7 +31,6 @@ _SESSION_START = 1
 class EventFile:
     """The content of an event file; from the steps in `restarts` on, it replaces earlier files."""
 
-    path: Path
     scalars: dict[str, Series] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # tag -> its last text
     restarts: list[int] = field(default_factory=list)
@@ -41,7 +40,7 @@ class EventFile:
 
 def read_event_file(path: Path, *, block_bytes: int = BLOCK_BYTES) -> EventFile:
     """Return all points of an event file; a torn last record is skipped."""
-    file, tags = EventFile(path), _Tags()
+    file, tags = EventFile(), _Tags()
     parts: dict[str, list[Series]] = {}
     for block in read_blocks(path, block_bytes=block_bytes):
         for tag, series in _read_block(block, file, tags):

@@ -25,11 +25,10 @@ _DRAWN = 2000  # points of one run that are drawn at most
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty matplotlib figure, in inches; it needs no window system."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
-    mpl.rcParams["svg.hashsalt"] = "query-mutator"  # the same curves give the same file
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+    matplotlib.rcParams["svg.hashsalt"] = "query-mutator"  # the same curves give the same file
+    return matplotlib.figure.Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 
 from query_mutator.analysis.events import EVENTS, EventFile, merged, read_event_file
 from query_mutator.analysis.series import Floats, Series
-from query_mutator.analysis.tables import TABLES, read_mapping, read_table
+from query_mutator.analysis.tables import TABLES, flat, number_or_text, read_mapping, read_table
 from query_mutator.errors import UsageError
 
 __all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run"]
 
 _CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
+_CONSTANTS = {"True": True, "False": False, "None": None}
 _EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
 
 
@@ -210,19 +211,9 @@ def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], d
         data = read_mapping(path)
         hardware = data.get("hardware")
         flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
-        return dict(_flat(flags)), dict(hardware) if isinstance(hardware, Mapping) else {}
+        return dict(flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}
     texts = (text for file in files for tag, text in file.texts.items() if "hyperparameters" in tag or "config" in tag)
-    return {name: value for text in texts for name, value in _rows_of_table(text)}, {}
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping) and set(value) == {"value", "desc"}:  # as Weights & Biases writes it
-            yield f"{prefix}{name}", value["value"]
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return dict(row for text in texts for row in _rows_of_table(text)), {}
 
 
 def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
@@ -230,13 +221,4 @@ def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 2 and not set(cells[1]) <= set("-: ") and cells != ["param", "value"]:
-            yield cells[0], _value(cells[1])
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False, "None": None}.get(text, text)
+            yield cells[0], _CONSTANTS.get(cells[1], number_or_text(cells[1]))

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from query_mutator.analysis.series import Series
 from query_mutator.errors import UsageError
 from query_mutator.files import read_json_lines
 
-__all__ = ["TABLES", "read_mapping", "read_table"]
+__all__ = ["TABLES", "flat", "number_or_text", "read_mapping", "read_table"]
 
 #: files of a run folder that hold rows of numbers
 TABLES = ("metrics.jsonl", "progress.csv", "progress.json", "metrics.csv", "log.csv")
@@ -60,38 +61,42 @@ def _json_rows(path: Path) -> Iterator[dict[str, float]]:
             raise UsageError(
                 f"{path}: a row is not a JSON object; each line must be one, as {{'step': 1, 'loss': 0.5}}"
             )
-        yield dict(_numbers(row))
-
-
-def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a row; those of a nested object under `outer/inner`."""
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            yield f"{prefix}{name}", float(value)
+        yield {name: float(value) for name, value in flat(row, "/") if isinstance(value, (int, float))}
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                yield {name: number for name, text in row.items() if (number := _as_number(text)) is not None}
+                values = {name: number_or_text(str(text)) for name, text in row.items()}
+                yield {name: float(value) for name, value in values.items() if not isinstance(value, str)}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a CSV file ({error})") from None
 
 
-def _as_number(text: object) -> float | None:
-    try:
-        return float(str(text))
-    except ValueError:
-        return None
+def number_or_text(text: str) -> int | float | str:
+    """Return the number that a text is, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def flat(data: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each entry; names in nested objects are joined by `separator`."""
+    for name, value in data.items():
+        if isinstance(value, Mapping) and set(value) == {"value", "desc"}:  # as Weights & Biases writes settings
+            yield f"{prefix}{name}", value["value"]
+        elif isinstance(value, Mapping):
+            yield from flat(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
-    import yaml
-
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

@@ -68,7 +68,7 @@ class EventWriter:
     """Write scalars to a TensorBoard event file, in the calling thread so that a full disk is reported at once."""
 
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
@@ -76,18 +76,16 @@ class EventWriter:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         if first_step:  # on resume, TensorBoard drops the points of earlier files from this step on
-            start = SessionLog(status=SessionLog.START)
-            self._write(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Write the scalars of one step."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
-        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        values = [self._summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
+        self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
         """Close the file; idempotent."""

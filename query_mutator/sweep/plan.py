@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from query_mutator.analysis.tables import number_or_text
 from query_mutator.errors import UsageError
 
 __all__ = [
@@ -48,7 +49,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     grid = {}
     for item in items:
         name, equals, values = item.partition("=")
-        found = tuple(dict.fromkeys(_value(text) for text in values.split(",") if text))
+        found = tuple(dict.fromkeys(number_or_text(text) for text in values.split(",") if text))
         if not (name and equals and found):
             raise UsageError(f"--grid {item}: write NAME=VALUE,VALUE, as train_batch_size=64,512")
         grid[_plain(name)] = found
@@ -60,7 +61,7 @@ def parse_ranges(items: Sequence[str]) -> dict[str, tuple[float, float]]:
     ranges = {}
     for item in items:
         match = re.fullmatch(r"([^=]+)=([^:]+):([^:]+)", item)
-        ends = [_value(text) for text in match.groups()[1:]] if match else []
+        ends = [number_or_text(text) for text in match.groups()[1:]] if match else []
         if match is None or not all(isinstance(end, (int, float)) and end > 0 for end in ends) or ends[0] >= ends[1]:  # type: ignore[operator]
             raise UsageError(f"--random {item}: write NAME=LOW:HIGH with numbers above 0, as lr=1e-4:1e-2")
         ranges[_plain(match[1])] = (ends[0], ends[1])
@@ -116,12 +117,3 @@ def extended(values: Sequence[Value], end: str) -> Value | None:
 
 def _plain(name: str) -> str:
     return name.strip().removeprefix("--").replace("-", "_")
-
-
-def _value(text: str) -> Value:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
