@@ -1,7 +1,7 @@
 """What batching is worth on a server: four ways to make the same calls, at several batch sizes.
 
     python benchmark_batching.py                                       the embedded server, 100 ms a call, 64 slots
-    python benchmark_batching.py --latency-sigma 1.0 --picture out.png
+    python benchmark_batching.py --latency-sigma 1.0 --figure out.png
     python benchmark_batching.py --ollama-url gpu-box --target-model llama3.2 --batch-sizes 1,4,8
 
 Each query is one rewrite and then one answer:
@@ -26,11 +26,15 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 from ollama_utils import batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
+from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
-from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.flags import JsonTo, parse_flags
 from query_mutator.data.bundled import python_docs
 from query_mutator.embedded.models import Echo
 from query_mutator.encoder import resolve_encoder
@@ -44,7 +48,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, draw_speedup, recommend, write_rows
+from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, as_json, draw_speedup, recommend
 from query_mutator.types import ChatRequest, Completion
 
 PROG = "benchmark_batching"
@@ -82,10 +86,10 @@ class BenchmarkConfig:
     """Queries of each measurement; each takes two calls."""
     repeats: int = 3
     """Measurements of each row, in turns; the table has their medians."""
-    picture: str | None = None
+    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"])] = None
     """Write the speed-up against the batch size as a PNG to this file."""
-    json: str | None = None
-    """Write the table, the slots found and the recommendation as JSON to this file."""
+    json: JsonTo = None
+    """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
     def __post_init__(self) -> None:
         for name in ("num_queries", "repeats", "num_parallel"):
@@ -97,10 +101,10 @@ class BenchmarkConfig:
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name}={value} must be a number from 0 up")
         for path in (self.picture, self.json):
-            if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            if path not in (None, "-") and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
                 raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
         if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
-            raise ValueError(f"picture={self.picture} must end in .png")
+            raise ValueError(f"--figure {self.picture} must end in .png")
         check_backend(self.backend)
         self._check_sizes()
         self._check_server()
@@ -157,13 +161,11 @@ def main(argv: Sequence[str]) -> int:
         slots = find_slots(system, config)
         rows = measure(system, config, slots=slots)
     recommended = recommend(rows, slots=slots)
-    print(table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows]))
-    print(
-        *filter(None, (slots_advice(slots, max(config.sizes), server=system.stack.servers[0]), str(recommended))),
-        sep="\n",
-    )
-    if config.json is not None:
-        write_rows(rows, Path(config.json), slots=slots, recommended=recommended)
+    shown = table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows])
+    advice = slots_advice(slots, max(config.sizes), server=system.stack.servers[0])
+    text = "\n".join(filter(None, (shown, advice, str(recommended))))
+    show(config, as_json(rows, slots=slots, recommended=recommended), text)
+    if config.json not in (None, "-"):
         print(config.json)
     if config.picture is not None:
         draw_speedup(rows, Path(config.picture), slots=slots, title=system.about)

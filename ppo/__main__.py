@@ -49,7 +49,7 @@ class Args(PPOConfig):
     """Threads of torch; networks this small are fastest with one."""
     eval_episodes: int = 100
     """Episodes in which the trained policy is evaluated, greedily."""
-    save: Path | None = None
+    save: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None
     """Checkpoint to write after training."""
     resume: Path | None = None
     """Checkpoint to resume from; environments start new episodes."""

@@ -8,6 +8,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from query_mutator.cli.flags import JsonTo
+
 __all__ = ["AnalyzeFlags", "ExtractFlags", "RunFlags"]
 
 
@@ -67,8 +69,8 @@ class AnalyzeFlags(RunFlags):
     """Page to write: all tables, or that of an experiment with conclusions."""
     title: str = "Experiment"
     """Title of the experiment page."""
-    json: str | None = None
-    """File for everything as JSON; - for standard output, instead of the tables."""
+    json: JsonTo = None
+    """Write everything as JSON to FILE; without FILE, or with -, print it in place of the tables."""
     csv: str | None = None
     """File for every number with run, tag and x."""
     markdown: str | None = None

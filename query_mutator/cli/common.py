@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from query_mutator.cli.console import progress
 from query_mutator.cli.flags import JsonTo
@@ -26,7 +26,15 @@ class JsonFlags:
     """Write the result as JSON to FILE; without FILE, or with -, print it in place of text."""
 
 
-def show(flags: JsonFlags, data: Mapping[str, Any], text: str) -> None:
+class HasJson(Protocol):
+    """Flags with --json [FILE]."""
+
+    @property
+    def json(self) -> str | None:
+        """Return where to write the result."""
+
+
+def show(flags: HasJson, data: Mapping[str, Any], text: str) -> None:
     """Print a result as `text`, or with `--json -` as one JSON object; `--json FILE` also writes the object."""
     print(encode(data).decode() if flags.json == "-" else text)
     if flags.json not in (None, "-"):

@@ -31,7 +31,7 @@ class GenerateFlags(JsonFlags):
     """JSONL file that the plan was made for."""
     tokenizer: Annotated[str, arg(aliases=["-t"])]
     """Tokenizer that the plan was made with: a folder, a hub id, or bytes."""
-    output: Annotated[str, arg(aliases=["-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the batches."""
     mask_prompt: bool = True
     """Learn answers only; with --no-mask-prompt the questions too."""

@@ -16,7 +16,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show
-from query_mutator.files import write_json
+from query_mutator.cli.flags import JsonTo
 
 if TYPE_CHECKING:
     from query_mutator.batching import LengthCache
@@ -59,8 +59,8 @@ class AnalyzeFlags(CacheFlags):
     """Longest length of all."""
     token_budget: int | None = None
     """Tokens of a batch; by default eight of the longest rows."""
-    output: Annotated[str | None, arg(aliases=["-o"])] = None
-    """JSON file to write the report to."""
+    json: Annotated[JsonTo, arg(aliases=["--out", "--output", "-o"])] = None
+    """Write the report as JSON to FILE; without FILE, or with -, print it in place of text."""
 
     def __post_init__(self) -> None:
         parse_edges(self.bucket_edges)
@@ -91,15 +91,12 @@ def show_histogram(flags: HistogramFlags) -> None:
 
 
 def analyze_buckets(flags: AnalyzeFlags) -> None:
-    """Print the efficiency report; with --output also write it."""
+    """Print the efficiency report."""
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():
         spec = BucketSpec(edges=edges, overflow_max=max(flags.overflow_max, edges[-1]))
     report = create_efficiency_report(flags.load(), spec, token_budget=flags.token_budget)
-    data = report.model_dump(mode="json")
-    if flags.output is not None:
-        write_json(flags.output, data)
-    show(flags, data, report.to_ascii())
+    show(flags, report.model_dump(mode="json"), report.to_ascii())
 
 
 def suggest_edges(flags: SuggestFlags) -> None:

@@ -31,7 +31,7 @@ class BuildFlags(JsonFlags):
 
     lengths: Annotated[str, arg(aliases=["-l"])]
     """Length cache, as `qm data lengths build` writes it."""
-    output: Annotated[str, arg(aliases=["-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the plan; NAME.jsonl holds its epochs as text."""
     epochs: Annotated[int, arg(aliases=["-e"])] = 1
     """Epochs to plan, each in an order of its own."""

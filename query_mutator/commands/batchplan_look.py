@@ -69,7 +69,7 @@ class ShardFlags(JsonFlags):
     """Folder of the whole plan."""
     world_size: Annotated[int, arg(aliases=["-w"])]
     """Number of ranks."""
-    output: Annotated[str, arg(aliases=["-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the parts."""
     equal_steps: bool = False
     """Give every rank the same number of steps, of one bucket and nearly equal cost at each."""

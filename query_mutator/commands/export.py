@@ -21,7 +21,7 @@ class ExportFlags(ExportRules, JsonFlags):
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
-    output: Annotated[str, arg(aliases=["-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """JSONL file to write: question, the rewrite that won, its score and how it was made."""
 
 

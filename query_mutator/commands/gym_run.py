@@ -59,7 +59,7 @@ class GymRunFlags(JsonFlags):
     """Hardest episode, from 0 to 1."""
     max_samples: int | None = None
     """Stop after so many samples."""
-    output: Annotated[str | None, arg(aliases=["-o"])] = None
+    output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"])] = None
     """File to save the samples to: .json as text, anything else binary."""
     seed: int = 42
     """Seed of the episodes."""
@@ -110,7 +110,7 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 
 
 def gym_run(flags: GymRunFlags) -> None:
-    """Play, save the samples with --output, and print a summary."""
+    """Play, save the samples with --out, and print a summary."""
     stream = _stream(flags)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
     with progress("episodes", flags.num_episodes, unit="episode") as bar:

@@ -56,7 +56,7 @@ class Args(IQNConfig, JsonFlags):
     """Threads of torch; networks this small are fastest with one."""
     eval_episodes: int = 100
     """Episodes in which the trained policy is evaluated, greedily."""
-    save: str | None = None
+    save: Annotated[str | None, arg(aliases=["--out"])] = None
     """Checkpoint to write after training."""
 
 

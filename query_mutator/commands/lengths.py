@@ -25,7 +25,7 @@ class LengthsBuildFlags(JsonFlags):
     """JSONL file with text, messages, instruction and response, or input_ids in every row."""
     tokenizer: Annotated[str, arg(aliases=["-t"])]
     """Tokenizer: a folder, a hub id, or bytes."""
-    output: Annotated[str, arg(aliases=["-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
     """Count rows that give nothing instead of stopping at the first."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
 
 from query_mutator.cli.common import check_at_least
 from query_mutator.cli.console import note, table
@@ -24,7 +27,7 @@ class RealFlags(ModelFlags):
     """As --what-if of `qm size`: bf16, checkpointing, accumulate:4, joined by +."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
-    timeout_s: float = 300.0
+    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 300.0
     """Seconds after which a measurement is stopped."""
 
     def __post_init__(self) -> None:

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from query_mutator.analysis.figures import new_figure, save_figure
-from query_mutator.files import write_json
 
 __all__ = [
     "BATCHED",
@@ -18,9 +17,9 @@ __all__ = [
     "Mode",
     "Recommendation",
     "Row",
+    "as_json",
     "draw_speedup",
     "recommend",
-    "write_rows",
 ]
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
@@ -116,10 +115,9 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation:
     return Recommendation(batch_size=chosen.batch_size, num_processes=2 * chosen.batch_size, why=f"{rate}; {reason}")
 
 
-def write_rows(rows: Sequence[Row], path: Path, *, slots: int | None, recommended: Recommendation) -> None:
-    """Write rows, slots and recommendation as one JSON object."""
-    rows_json = [asdict(row) for row in rows]
-    write_json(path, {"rows": rows_json, "inferred_slots": slots, "recommended": asdict(recommended)})
+def as_json(rows: Sequence[Row], *, slots: int | None, recommended: Recommendation) -> dict[str, Any]:
+    """Return rows, slots and recommendation as one JSON object."""
+    return {"rows": [asdict(row) for row in rows], "inferred_slots": slots, "recommended": asdict(recommended)}
 
 
 def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: str) -> None:

@@ -99,7 +99,7 @@ def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> In
 
 
 def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
-    """Return this rank's share of the batches of --eval-data, shortest first."""
+    """Return this rank's share of the batches of --eval-dataset, shortest first."""
     if flags.eval_data is None:
         return []
     data = _read_data(flags, flags.eval_data, tokenizer, ranks)
@@ -185,7 +185,7 @@ def _first_prompt(path: str, tokenizer: Any) -> str | None:
 
 
 def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:
-    """Return the source that reads --data while training."""
+    """Return the source that reads --dataset while training."""
     from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
 
     stream = OfflineDatasetStream(

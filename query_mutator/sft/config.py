@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges
 
@@ -27,11 +29,11 @@ class SftFlags(JsonFlags):
 
     model: str
     """Folder or hub id of a model for AutoModelForCausalLM."""
-    data: str | None = None
+    data: Annotated[str | None, arg(name="dataset", aliases=["--data"])] = None
     """JSONL file to learn from; not with --online."""
-    eval_data: str | None = None
+    eval_data: Annotated[str | None, arg(name="eval-dataset", aliases=["--eval-data"])] = None
     """JSONL file to measure the loss on."""
-    output: str = "runs/sft"
+    output: Annotated[str, arg(name="out", aliases=["--output"])] = "runs/sft"
     """Folder for checkpoints, metrics and the finished model."""
     tokenizer: str | None = None
     """Tokenizer; by default the model's own."""
@@ -41,7 +43,7 @@ class SftFlags(JsonFlags):
     """Optimizer steps to stop after; required for a stream or a gym."""
     batch_size: int = 4
     """Most samples (with --pack rows) in a batch; --token-budget limits tokens instead."""
-    learning_rate: float = 1e-5
+    learning_rate: Annotated[float, arg(name="lr", aliases=["--learning-rate"])] = 1e-5
     """Learning rate of AdamW after the warm-up."""
     max_length: int = 512
     """Longest sample in tokens."""
@@ -52,7 +54,7 @@ class SftFlags(JsonFlags):
     mask_prompt: bool = True
     """Learn answers only; --no-mask-prompt learns the questions too."""
     batchplan: str | None = None
-    """Folder of a plan made from --data; it must match data and tokenizer."""
+    """Folder of a plan made from --dataset; it must match data and tokenizer."""
     bucket_edges: str | None = None
     """Longest length of each bucket, as a,b,c; batches are padded to their bucket."""
     token_budget: int | None = None
@@ -96,7 +98,7 @@ class SftFlags(JsonFlags):
     warmup_ratio: float = 0.03
     """Share of the steps in which the learning rate rises; then it decays as a cosine."""
     min_lr_ratio: float = 0.0
-    """Final learning rate, as a share of --learning-rate."""
+    """Final learning rate, as a share of --lr."""
     weight_decay: float = 0.0
     """Weight decay of matrices."""
     max_grad_norm: float = 1.0
@@ -108,7 +110,7 @@ class SftFlags(JsonFlags):
     log_interval: int = 10
     """Steps between two rows of metrics."""
     eval_interval: int | None = None
-    """Steps between two evaluations on --eval-data; by default ten evaluations a run."""
+    """Steps between two evaluations on --eval-dataset; by default ten evaluations a run."""
     save_interval: int | None = None
     """Steps between two checkpoints; by default only the last is kept."""
     keep_checkpoints: int = 2
@@ -124,7 +126,7 @@ class SftFlags(JsonFlags):
         if self.bucket_edges is not None:
             parse_edges(self.bucket_edges)
         if not (0 < self.learning_rate < math.inf and 0 <= self.warmup_ratio <= 1 and 0 <= self.min_lr_ratio <= 1):
-            raise ValueError("--learning-rate must be above 0, --warmup-ratio and --min-lr-ratio from 0 to 1")
+            raise ValueError("--lr must be above 0, --warmup-ratio and --min-lr-ratio from 0 to 1")
         if self.weight_decay < 0 or self.max_grad_norm < 0:
             raise ValueError("--weight-decay and --max-grad-norm must not be negative")
         self._check_source()
@@ -132,9 +134,9 @@ class SftFlags(JsonFlags):
     def _check_source(self) -> None:
         """Raise a ValueError for flags that name two ways to form batches, or none."""
         if self.online and (self.data or self.batchplan or self.stream or self.pack):
-            raise ValueError("--online learns from a gym: leave out --data, --batchplan, --stream and --pack")
+            raise ValueError("--online learns from a gym: leave out --dataset, --batchplan, --stream and --pack")
         if not self.online and self.data is None:
-            raise ValueError("--data is missing; give a JSONL file, or --online for a gym")
+            raise ValueError("--dataset is missing; give a JSONL file, or --online for a gym")
         if (self.online or self.stream) and self.max_steps is None:
             raise ValueError("the length of a stream is unknown; give the number of steps with --max-steps")
         if self.batchplan and (self.pack or self.stream or self.bucket_edges or self.token_budget):

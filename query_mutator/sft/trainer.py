@@ -70,7 +70,7 @@ class SftTrainer:
         self.flags, self.ranks = flags, ranks
         self.output = Path(flags.output)
         if not flags.resume and ranks.is_main and (self.output / MODEL_FOLDER).exists():
-            raise UsageError(f"{self.output} holds a finished run; choose another --output, or --resume it")
+            raise UsageError(f"{self.output} holds a finished run; choose another --out, or --resume it")
         torch.manual_seed(flags.seed)
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
@@ -138,7 +138,7 @@ class SftTrainer:
             self._since = Since()
 
     def evaluate(self) -> None:
-        """Measure the loss on --eval-data if it is due."""
+        """Measure the loss on --eval-dataset if it is due."""
         if self.flags.eval_data and self._due(self.flags.eval_interval or max(1, self.num_steps // EVAL_POINTS)):
             self.eval_loss = self.stepper.mean_loss(self.eval_set)
             self._write({"sft/eval_loss": self.eval_loss})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from query_mutator.analysis.spec import Reducer
+from query_mutator.cli.flags import JsonTo
 
 __all__ = ["SweepFlags"]
 
@@ -44,7 +45,7 @@ class SweepFlags:
     """Trials that run at the same time."""
     timeout_min: float | None = None
     """Minutes after which a trial is killed and counted as failed."""
-    dir: str = "sweeps/sweep"
+    dir: Annotated[str, arg(name="out", aliases=["--dir"])] = "sweeps/sweep"
     """Folder of the sweep; the trials write under it."""
     retry_failed: bool = False
     """Rerun trials that failed before."""
@@ -64,10 +65,10 @@ class SweepFlags:
     """How many times the grid may be extended at an end where the best setting lies."""
     confirm: int = 0
     """Fresh seeds for the best setting, for a figure without the selection bias of choosing it."""
-    json: str | None = None
-    """File for the results; by default results.json in --dir."""
-    picture: str | None = None
-    """File for the heat map (.png or .svg); by default heatmap.png in --dir."""
+    json: JsonTo = None
+    """File for the results, by default results.json in --out; without FILE, or with -, print them in place of text."""
+    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"])] = None
+    """File for the heat map (.png or .svg); by default heatmap.png in --out."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -82,7 +83,7 @@ class SweepFlags:
         if self.timeout_min is not None and not self.timeout_min > 0:
             raise ValueError(f"timeout_min={self.timeout_min} must be above 0")
         if self.picture is not None and Path(self.picture).suffix not in (".png", ".svg"):
-            raise ValueError(f"picture={self.picture} must end in .png or .svg")
+            raise ValueError(f"--figure {self.picture} must end in .png or .svg")
 
     @property
     def trial_seeds(self) -> range:

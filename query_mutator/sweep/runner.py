@@ -56,7 +56,7 @@ class SweepFolder:
         if not file.exists():
             write_json(file, about)
         elif (before := json.loads(file.read_text(encoding="utf-8"))) != about:
-            raise UsageError(f"{path} holds a sweep of another command ({before.get('command')}); choose another --dir")
+            raise UsageError(f"{path} holds a sweep of another command ({before.get('command')}); choose another --out")
 
     def folder_of(self, trial: Trial) -> Path:
         """Return where a trial writes."""

@@ -29,7 +29,7 @@ class RunFlags:
     """Modules or .py files to load first, which register operators, reward parts, backends or learners of yours."""
     algo: str = "ppo"
     """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (LinUCB), or the name of a plugin's."""
-    save_dir: str = "runs"
+    save_dir: Annotated[str, arg(aliases=["--out"])] = "runs"
     """Folder of the run folders."""
     name: str | None = None
     """Last part of the run folder's name; by default the learner's name."""

@@ -146,7 +146,7 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--latency-ms", "-1"], "latency_ms=-1.0 must be a number from 0 up"),
         (["--latency-sigma", "nan"], "latency_sigma=nan must be a number from 0 up"),
         (["--picture", "no/such/folder/x.png"], "give a file in a folder that exists"),
-        (["--picture", "x.txt"], "picture=x.txt must end in .png"),
+        (["--picture", "x.txt"], "--figure x.txt must end in .png"),
         (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the embedded server"),
         (["--mutator-model", "llama3.2"], "--mutator-model is for an Ollama server"),
         (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),

@@ -237,7 +237,7 @@ def free_port() -> int:
         (["--model", "/nowhere", "--tokenizer", "bytes"], "--model '/nowhere'"),
         (["--device", "tpu9"], "--device tpu9 cannot be used"),
         (["--resume", "nowhere"], "--resume nowhere: no such file"),
-        (["--learning-rate", "0"], "--learning-rate must be above 0"),
+        (["--learning-rate", "0"], "--lr must be above 0"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -86,7 +86,7 @@ def test_failures_are_seen_and_a_sweep_is_gone_on_with(
     after = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
     assert after[: len(before)] == before
     assert {json.loads(row)["seed"] for row in after[len(before) :]} == {1001}
-    with pytest.raises(UsageError, match="another --dir"):
+    with pytest.raises(UsageError, match="another --out"):
         main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
 
 
