@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
 
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.models import PromptError
@@ -32,11 +31,10 @@ class RuleRewriter:
         words: Set[str] | Mapping[str, int] | None = None,
         *,
         encoder: Encoder | None = None,
-        cache: Path | None = None,
     ) -> None:
         """Take the corpus vocabulary, English words (with ranks, 0 the most frequent) and an encoder for similarity."""
         words = english_ranks() if words is None else words
-        self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder, cache=cache))
+        self._rules = make_rules(Lexicon(vocabulary, words), Phrasebook(encoder))
         #: Names of the operators that have a rule.
         self.operators: tuple[str, ...] = tuple(self._rules)
         ranked = words.items() if isinstance(words, Mapping) else words

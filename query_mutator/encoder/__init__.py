@@ -5,7 +5,7 @@ every run, and `english_ranks` is the word list that comes with the default weig
 only: torch and sentence-transformers are imported when weights are loaded. It imports `files`, `types` and `errors`.
 """
 
-from query_mutator.encoder.base import Encoder, FloatArray
+from query_mutator.encoder.base import Encoder, FloatArray, unit_rows
 from query_mutator.encoder.cached import CachedEncoder
 from query_mutator.encoder.documents import cache_dir, embed_documents, sha256_of
 from query_mutator.encoder.hashing import HashEncoder
@@ -31,4 +31,5 @@ __all__ = [
     "packaged_folder",
     "resolve_encoder",
     "sha256_of",
+    "unit_rows",
 ]

@@ -22,7 +22,6 @@ def resolve_encoder(
     *,
     device: str = "cpu",
     deterministic: bool = False,
-    micro_batch: int = 64,
     max_tokens: int | None = None,
     embed: Embed | None = None,
 ) -> CachedEncoder:
@@ -39,9 +38,7 @@ def resolve_encoder(
         if embed is None:
             raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
         return CachedEncoder(RemoteEncoder(spec.removeprefix("ollama:"), embed))
-    settings = EncoderSettings(
-        device=device, deterministic=deterministic, micro_batch=micro_batch, max_tokens=max_tokens
-    )
+    settings = EncoderSettings(device=device, deterministic=deterministic, max_tokens=max_tokens)
     return CachedEncoder(_load(find_weights(spec), settings))
 
 

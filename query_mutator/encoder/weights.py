@@ -28,6 +28,7 @@ PACKAGED_SHA256: Mapping[str, str] = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
+MICRO_BATCH = 64
 #: What a download fetches: never pickled weights, which run code when read.
 _DOWNLOAD_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
 
@@ -44,17 +45,16 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSettings:
-    """How to run weights: `micro_batch` texts per pass (deterministic: one), each truncated to `max_tokens`."""
+    """How to run weights: MICRO_BATCH texts per pass (deterministic: one), each truncated to `max_tokens`."""
 
     device: str = "cpu"
     deterministic: bool = False
-    micro_batch: int = 64
     max_tokens: int | None = None
 
     @property
     def rows(self) -> int:
         """Return the number of texts in one pass."""
-        return 1 if self.deterministic else self.micro_batch
+        return 1 if self.deterministic else MICRO_BATCH
 
     def fingerprint(self, weights: Weights) -> str:
         """Return a key that differs between weights, and between settings that change the rows."""

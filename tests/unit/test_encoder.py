@@ -146,8 +146,9 @@ def resolve_row(encoder: Encoder, text: str) -> FloatArray:
     return row
 
 
-def test_micro_batches_change_nothing(encoder: Encoder) -> None:
-    small = resolve_encoder(micro_batch=2)
+def test_micro_batches_change_nothing(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.encoder.weights.MICRO_BATCH", 2)
+    small = resolve_encoder()
     np.testing.assert_allclose(small.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
 
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
-from query_mutator.encoder import Encoder, FloatArray, embed_documents
+from query_mutator.encoder import Encoder, FloatArray, embed_documents, unit_rows
 
 __all__ = ["VECTORS", "Phrasebook", "embed_rows", "row_vectors", "texts_sha256"]
 
@@ -36,12 +35,12 @@ MIN_SCORE = 0.4
 class Phrasebook:
     """Finds the technical phrase for a question; without an encoder by shared words alone."""
 
-    def __init__(self, encoder: Encoder | None = None, *, cache: Path | None = None) -> None:
+    def __init__(self, encoder: Encoder | None = None) -> None:
         self._phrases = [row[0] for row in load_rows(ROWS)]
         self._known = frozenset(self._phrases)
         self._index = WordIndex([_stems(" ".join((*row, *row[:1] * (_TERM_WORDS - 1)))) for row in load_rows(ROWS)])
         self._encoder = encoder
-        self._vectors = None if encoder is None else row_vectors(encoder, cache=cache)  # [rows, D]
+        self._vectors = None if encoder is None else row_vectors(encoder)  # [rows, D]
 
     def expand(self, text: str) -> str:
         """Return the text followed by the phrase in brackets, which replaces one that was added before."""
@@ -93,32 +92,28 @@ class WordIndex:
 _NOWHERE = (np.array([], np.intp), np.array([], np.float32))
 
 
-def row_vectors(encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+def row_vectors(encoder: Encoder) -> FloatArray:
     """Return a unit row per row of the phrasebook, [n, D]: the packaged ones if weights and texts are the same."""
     with io.BytesIO(resources.files(__package__).joinpath(VECTORS).read_bytes()) as file, np.load(file) as saved:
         if str(saved["weights"]) == encoder.fingerprint.partition(":")[0] and str(saved["texts"]) == texts_sha256():
-            return _unit(saved["rows"].astype(np.float32))
-    return embed_rows(encoder, cache=cache)
+            return unit_rows(saved["rows"].astype(np.float32))
+    return embed_rows(encoder)
 
 
-def embed_rows(encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+def embed_rows(encoder: Encoder) -> FloatArray:
     """Return the rows' embeddings [n, D]: the mean over their phrases."""
     rows = load_rows(ROWS)
-    vectors = iter(embed_documents([phrase for row in rows for phrase in row], encoder, cache=cache))
+    vectors = iter(embed_documents([phrase for row in rows for phrase in row], encoder))
     means = np.empty((len(rows), encoder.dim), np.float32)
     for place, row in enumerate(rows):
         term, *everyday = [next(vectors) for _ in row]
         means[place] = _TERM_VECTOR * term + np.mean(everyday, axis=0)
-    return _unit(means)
+    return unit_rows(means)
 
 
 def texts_sha256() -> str:
     """Return the sha256 of the phrasebook's rows."""
     return sha256("\n".join("\t".join(row) for row in load_rows(ROWS)).encode()).hexdigest()
-
-
-def _unit(rows: FloatArray) -> FloatArray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def _stems(text: str) -> list[str]:
