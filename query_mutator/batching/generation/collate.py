@@ -79,7 +79,8 @@ class CollatedBatch(Record):
             return counts
         begins = segment_begins(self.segment_ids)
         lengths: NDArray[np.int64] = np.diff(begins, append=self.segment_ids.size)
-        return lengths[self.segment_ids.reshape(-1)[begins] != PADDING_SEGMENT]
+        real: NDArray[np.bool_] = self.segment_ids.reshape(-1)[begins] != PADDING_SEGMENT
+        return lengths[real]
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extra:
