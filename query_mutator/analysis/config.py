@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -42,6 +42,11 @@ class ExtractFlags(RunFlags):
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(RunFlags):
     """Compare runs of any trainer, by step and by time, with confidence intervals and tests."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "runs", "logdir", "metric", "group_by", "baseline", "axis", "threshold", "margin", "template", "json", "csv",
+        "markdown", "html", "figure",
+    )  # fmt: skip
 
     spec: str | None = None
     """Metric file (YAML); by default one for the tags of SB3, CleanRL and our trainers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
@@ -26,6 +26,11 @@ class SftFlags(JsonFlags):
     ranks. Under torchrun every rank takes its share of each step: W ranks have the loss curve of one process with W
     times the --gradient-accumulation.
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "model", "data", "output", "epochs", "max_steps", "batch_size", "learning_rate", "max_length", "batchplan",
+        "pack", "stream", "use_lora", "seed", "resume", "json",
+    )  # fmt: skip
 
     model: str
     """Folder or hub id of a model for AutoModelForCausalLM."""

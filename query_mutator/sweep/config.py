@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -23,6 +23,11 @@ class SweepFlags:
     Everything after a bare -- is the command. Each trial gets the flags of its setting and --seed; {name}, {seed} and
     {dir} in the command are replaced instead. Rerun the command to resume an interrupted sweep.
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "command", "grid", "random", "trials", "seeds", "jobs", "dir", "retry_failed", "dry_run", "metric", "confirm",
+        "json", "picture",
+    )  # fmt: skip
 
     command: Positional[tuple[str, ...]] = ()
     """The command, after a bare --."""
