@@ -68,7 +68,7 @@ def size_workers(flags: SizeWorkersFlags) -> None:
     if flags.from_logs is not None:
         print(verdict(read_times(flags.from_logs, workers=flags.num_workers)))
         return
-    from query_mutator.sizing.synthetic import STEP_MS
+    from query_mutator.sizing.datasets import STEP_MS
 
     budget, dataset = machine_budget(), flags.dataset or ""
     advice = _search(flags, budget, usual_step_ms=STEP_MS.get(dataset, 0.0))

@@ -18,6 +18,12 @@ from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
 from query_mutator.batching.records import settings_errors
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
+from query_mutator.batching.streaming.gym_types import GymConfig, GymTransport
+from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
+from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
+from query_mutator.batching.streaming.replay_types import ReplayBufferConfig
+from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
 from query_mutator.cli.common import parse_edges, with_bar
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.sft.config import SftFlags
@@ -186,8 +192,6 @@ def _first_prompt(path: str, tokenizer: Any) -> str | None:
 
 def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:
     """Return the source that reads --dataset while training."""
-    from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
-
     stream = OfflineDatasetStream(
         path,
         max_length=_NO_LIMIT,  # --overlong decides about long samples
@@ -209,12 +213,6 @@ def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: Distribute
 
 def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
     """Return the source that plays episodes of a gym."""
-    from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
-    from query_mutator.batching.streaming.gym_types import GymConfig, GymTransport
-    from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
-    from query_mutator.batching.streaming.replay_types import ReplayBufferConfig
-    from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
-
     if ranks.is_distributed:
         raise UsageError(
             "--online trains in one process, as every rank would play other episodes; run it without torchrun"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from query_mutator.errors import UsageError
@@ -19,7 +17,6 @@ __all__ = ["ModelSpec", "RealStep", "bisect", "fits_memory", "knee_line", "knee_
 
 KNEE = 0.9  # share of the highest throughput
 _SHARE_OF_MEMORY = 0.8  # of the machine's, that an estimate may reach
-_OUT_OF_MEMORY = ("out of memory", "can't allocate")  # what CUDA's and the CPU's allocator say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,60 +64,7 @@ def measure(spec: ModelSpec, batch: int, *, device: str, timeout_s: float, secon
     """Return the peak memory of two steps or, with `seconds`, the time of a step; measured in a child process."""
     task = {"spec": asdict(spec), "batch": batch, "device": device, "seconds": seconds}
     what = f"{spec.model} at batch {batch}"
-    return RealStep(**run_child("query_mutator.sizing.real_steps:take_steps", task, what=what, timeout_s=timeout_s))
-
-
-def take_steps(*, spec: Mapping[str, Any], batch: int, device: str, seconds: float | None) -> dict[str, Any]:
-    """Return the fields of a RealStep; the child's half of `measure`."""
-    import torch
-
-    described = ModelSpec(**spec)
-    try:
-        workload, recipe = described.workload(), described.recipe()
-        if seconds is None:
-            return _peak(workload, batch, recipe, device)
-        return _speed(workload, batch, recipe, device, seconds)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-            raise
-        return {"fits": False}
-
-
-def _peak(workload: Workload, batch: int, recipe: Recipe, device: str) -> dict[str, Any]:
-    """Return the peak of two steps: from the profiler's record on a CPU, from the allocator on a GPU."""
-    import torch
-
-    from query_mutator.sizing.memory import Trainer, measured_peak
-
-    if device == "cpu":
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # its scratch memory bypasses PyTorch
-        return {"peak": measured_peak(workload, batch, recipe.on("cpu"))}
-    torch.cuda.reset_peak_memory_stats()
-    with torch.device(device):
-        trainer = Trainer(workload, recipe, batch, device=device)
-        for _ in range(2):
-            trainer.step(micro_batches=recipe.accumulate)
-    return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-
-
-def _speed(workload: Workload, batch: int, recipe: Recipe, device: str, seconds: float) -> dict[str, Any]:
-    """Return the median time of a step after one that warms up."""
-    import torch
-
-    from query_mutator.sizing.memory import Trainer
-
-    with torch.device(device):
-        trainer = Trainer(workload, recipe, batch, device=device)
-        trainer.step(micro_batches=recipe.accumulate)
-        times: list[float] = []
-        ends = time.perf_counter() + seconds
-        while len(times) < 3 or (time.perf_counter() < ends and len(times) < 1000):
-            began = time.perf_counter()
-            trainer.step(micro_batches=recipe.accumulate)
-            if device != "cpu":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-    return {"step_s": median(times), "steps": len(times)}
+    return RealStep(**run_child("query_mutator.sizing.steps_child:run", task, what=what, timeout_s=timeout_s))
 
 
 def pick_device(name: str) -> str:

@@ -105,7 +105,7 @@ def _data_bound(advice: WorkersAdvice) -> str:
 
 def known_line(advice: WorkersAdvice, dataset: str, *, cpus: float) -> str:
     """Return the known answer for a synthetic data set, and whether it was found."""
-    from query_mutator.sizing.synthetic import known_answer
+    from query_mutator.sizing.datasets import known_answer
 
     known = known_answer(dataset, batch_size=advice.profile.batch_size, step_s=advice.step_s, cpus=cpus)
     found = "found"

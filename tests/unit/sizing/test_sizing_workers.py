@@ -12,11 +12,10 @@ import pytest
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.sizing.budget import Budget, machine_budget
-from query_mutator.sizing.datasets import as_loader, with_workers
+from query_mutator.sizing.datasets import STEP_MS, SYNTHETIC, Known, as_loader, known_answer, with_workers
 from query_mutator.sizing.lerobot import read_times, train_line, verdict
 from query_mutator.sizing.loading import Loaded, LoadTrial, Profile, run_trial
 from query_mutator.sizing.stalls import batch_times, predicted_stall
-from query_mutator.sizing.synthetic import STEP_MS, SYNTHETIC, Known, known_answer
 from query_mutator.sizing.workers import Tuner, WorkersAdvice, bound_of, most_workers
 
 PLENTY = Budget(cpus=16, memory_bytes=64 * 2**30, shm_bytes=8 * 2**30, why="a test")
