@@ -1,4 +1,4 @@
-"""What batching is worth on a server: four ways to make the same calls, at several batch sizes.
+"""Measure the speed-up from batching on a server: four ways to make the same calls, at several batch sizes.
 
     python benchmark_batching.py                                       the embedded server, 100 ms a call, 64 slots
     python benchmark_batching.py --latency-sigma 1.0 --figure out.png
@@ -8,18 +8,16 @@ Each query is one rewrite and then one answer:
 
     sequential   one call at a time
     phase        groups of 2 x batch size queries: all rewrites, wait, all answers, wait
-    pipelined    the same groups, each query goes from rewrite to answer on its own, wait at the end of a group
-    async        each query goes on its own, nothing waits but the end
+    pipelined    the same groups; each query goes from rewrite to answer without waiting, the group waits at its end
+    async        each query goes from rewrite to answer without waiting; the only barrier is the end
 """
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -30,9 +28,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from ollama_utils import batch_mutate_queries, batch_query_target_model
+from ollama_utils import BatchSettings, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
-from query_mutator.cli.common import show
+from query_mutator.cli.common import check_values, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
 from query_mutator.cli.flags import JsonTo, parse_flags
 from query_mutator.data.bundled import python_docs
@@ -41,7 +39,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.llm.backends import AUTO, EMBEDDED, check_backend, resolve_backend
+from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, check_backend, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
@@ -62,8 +60,8 @@ NO_RETRIES = RetryPolicy(max_retries=0)
 class BenchmarkConfig:
     """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
 
-    Without a server the embedded one is started in a process of its own; it answers with fixed words after a fixed
-    time, which measures the scheduling and no language model.
+    Without a server the embedded one is started in its own process; it answers with fixed words after a fixed time,
+    which measures the scheduling and not a language model.
     """
 
     backend: str = AUTO
@@ -79,7 +77,7 @@ class BenchmarkConfig:
     latency_sigma: float | None = None
     """Log-normal spread of that time; by default 0."""
     num_parallel: int | None = None
-    """Calls the embedded server works on at once; by default 64."""
+    """Slots of the embedded server; by default 64."""
     batch_sizes: str = "1,2,4,8,16,32"
     """Batch sizes to compare, with commas."""
     num_queries: int = NUM_QUERIES
@@ -92,14 +90,8 @@ class BenchmarkConfig:
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
     def __post_init__(self) -> None:
-        for name in ("num_queries", "repeats", "num_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("latency_ms", "latency_sigma"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value} must be a number from 0 up")
+        check_values(self, "num_queries repeats num_parallel", low=1)
+        check_values(self, "latency_ms latency_sigma", low=0)
         for path in (self.picture, self.json):
             if path not in (None, "-") and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
                 raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
@@ -111,19 +103,19 @@ class BenchmarkConfig:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the batch sizes in rising order, each once."""
+        """Return the batch sizes in increasing order, without duplicates."""
         return sorted({int(size) for size in self.batch_sizes.split(",")})
 
     @property
     def is_embedded(self) -> bool:
-        """Return whether the embedded server is to be started."""
+        """Return whether to start the embedded server."""
         return self.backend == EMBEDDED or (
             self.backend == AUTO and self.ollama_url is None and self.target_model is None
         )
 
     @property
     def probe_width(self) -> int:
-        """Return how many calls go out together to tell the server's slots."""
+        """Return how many calls to send at once to count the server's slots."""
         return max(PROBE_WIDTH, *self.sizes)
 
     @property
@@ -157,12 +149,13 @@ def main(argv: Sequence[str]) -> int:
     config = parse_flags(BenchmarkConfig, argv, prog=PROG)
     with connect(config) as system:
         note(system.about)
-        warm_up(system, width=max(config.sizes))
-        slots = find_slots(system, config)
+        largest = max(config.sizes)
+        run_once(system, make_queries(largest), mode="async", batch_size=largest)  # load models, open connections
+        slots = probe_server(system.stack.limit, system.calls.target_model, width=config.probe_width).slots
         rows = measure(system, config, slots=slots)
+        advice = slots_advice(slots, largest, server=system.stack.servers[0])
     recommended = recommend(rows, slots=slots)
     shown = table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows])
-    advice = slots_advice(slots, max(config.sizes), server=system.stack.servers[0])
     text = "\n".join(filter(None, (shown, advice, str(recommended))))
     show(config, as_json(rows, slots=slots, recommended=recommended), text)
     if config.json not in (None, "-"):
@@ -173,29 +166,21 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- the server and what is asked of it
+# ---------------------------------------------------------------- the server and the calls
 
 
 class Recorder:
-    """A client that keeps every completion of the inner client until they are taken."""
+    """A client that keeps every completion of the inner client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._completions: list[Completion] = []
-        self._lock = threading.Lock()  # guards the list
+        self.completions: list[Completion] = []
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply, and keep it."""
         completion = self._client.complete(request)
-        with self._lock:
-            self._completions.append(completion)
+        self.completions.append(completion)  # atomic, so it needs no lock
         return completion
-
-    def take(self) -> list[Completion]:
-        """Return what was kept since the last time."""
-        with self._lock:
-            taken, self._completions = self._completions, []
-        return taken
 
     def close(self) -> None:
         """Close the inner client; idempotent."""
@@ -204,53 +189,44 @@ class Recorder:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A server, the client for it and the models to ask."""
+    """A server, the client for it and the models to call."""
 
     stack: ClientStack
     recorder: Recorder
     calls: CallSettings
     about: str  # one line for title and picture
 
-    def asked(self, query: str, rewrite: str) -> str:
-        """Return what the target gets: the rewrite, but the query where all rewrites are the same.
+    def target_prompt(self, query: str, rewrite: str) -> str:
+        """Return the rewrite, or the query if all rewrites are the same.
 
-        `echo` rewrites everything to the same words, and the embedded server takes equally long for equal prompts.
+        `echo` rewrites everything to the same words, and the embedded server takes the same time for the same prompt.
         """
         return query if self.calls.mutator_model.split(":")[0] == Echo.name else rewrite
 
 
 @contextmanager
 def connect(config: BenchmarkConfig) -> Iterator[System]:
-    """Yield the system to measure; ends its calls and the server that was started for it."""
+    """Yield the system to measure; cancels its calls and stops the server that was started for it."""
     with ExitStack() as exits:
         if config.is_embedded:
-            url, target = exits.enter_context(embedded_server(config)), Echo.name
+            backend, target, urls = DEFAULT_BACKEND, Echo.name, (exits.enter_context(embedded_server(config)),)
             about = "embedded server (no language model), {:g} ms a call, sigma {:g}, {} slots".format(*config.embedded)
         else:
-            url, target, about = find_ollama(config)
+            models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
+            choice = resolve_backend(config.backend, ollama_url=config.ollama_url, **models)
+            assert config.target_model is not None  # resolve_backend requires one
+            backend, target, urls = choice.kind, config.target_model, choice.urls
+            about = f"{choice.reason.removeprefix('backend: ')}, {target}"
         # one client for all rows, so that the connections of the warm-up are kept
-        stack = exits.enter_context(closing(build_client(url, batch_size=config.probe_width)))
+        stack = exits.enter_context(closing(build_client(urls, backend=backend, batch_size=config.probe_width)))
         exits.enter_context(closing_on_interrupt(stack.close))
         calls = CallSettings(target_model=target, mutator_model=config.mutator_model or target)
         yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
 
 
-def find_ollama(config: BenchmarkConfig) -> tuple[str, str, str]:
-    """Return address, target model and a line about them, after asking the server for the models."""
-    choice = resolve_backend(
-        config.backend,
-        ollama_url=config.ollama_url,
-        target_model=config.target_model,
-        mutator_model=config.mutator_model,
-    )
-    assert choice.url is not None
-    assert config.target_model is not None
-    return choice.url, config.target_model, f"{choice.reason.removeprefix('backend: ')}, {config.target_model}"
-
-
 @contextmanager
 def embedded_server(config: BenchmarkConfig) -> Iterator[str]:
-    """Yield the address of the embedded server with the model `echo`, in a process of its own."""
+    """Yield the address of an embedded server with the model `echo`, in its own process."""
     latency_ms, sigma, slots = config.embedded
     flags = ["--port", "0", "--num-parallel", slots, "--latency-ms", latency_ms, "--latency-sigma", sigma]
     command = [sys.executable, "-m", "query_mutator.embedded", "--model", Echo.name, *map(str, flags)]
@@ -268,7 +244,7 @@ def embedded_server(config: BenchmarkConfig) -> Iterator[str]:
 
 
 def make_queries(count: int) -> list[str]:
-    """Return as many different queries: the bundled ones, then the same with a number."""
+    """Return `count` different queries: the bundled ones, then the same with a number."""
     texts = [question.text for question in python_docs()]
     return [
         texts[index % len(texts)] + (f" ({index // len(texts) + 1})" if index >= len(texts) else "")
@@ -295,29 +271,18 @@ def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: 
 
 def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None:
     calls = system.calls
+    shared: BatchSettings = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
     rewrites = batch_mutate_queries(
-        queries,
-        OPERATOR,
-        batch_size=batch_size,
-        client=system.recorder,
-        model=calls.mutator_model,
-        max_tokens=calls.mutator_max_tokens,
-        seed=calls.seed,
+        queries, OPERATOR, model=calls.mutator_model, max_tokens=calls.mutator_max_tokens, **shared
     )
-    batch_query_target_model(
-        [system.asked(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)],
-        batch_size=batch_size,
-        client=system.recorder,
-        model=calls.target_model,
-        max_tokens=calls.target_max_tokens,
-        seed=calls.seed,
-    )
+    prompts = [system.target_prompt(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)]
+    batch_query_target_model(prompts, model=calls.target_model, max_tokens=calls.target_max_tokens, **shared)
 
 
 def _rewrite_and_ask(system: System, query: str) -> Flow:
     prompt = operators.get(OPERATOR).render(query, context=OperatorContext())
     rewrite: Completion = yield Call(system.calls.mutator(prompt))
-    yield Call(system.calls.target(system.asked(query, clean_rewrite(rewrite.text) or query)))
+    yield Call(system.calls.target(system.target_prompt(query, clean_rewrite(rewrite.text) or query)))
 
 
 def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
@@ -336,18 +301,8 @@ def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
 # ---------------------------------------------------------------- measuring
 
 
-def warm_up(system: System, *, width: int) -> None:
-    """Load the models and open all connections."""
-    run_once(system, make_queries(width), mode="async", batch_size=width)
-
-
-def find_slots(system: System, config: BenchmarkConfig) -> int | None:
-    """Return how many calls the server was seen to work on at once, `probe_width` for as many or more."""
-    return probe_server(system.stack.limit, system.calls.target_model, width=config.probe_width).slots
-
-
 def measure(system: System, config: BenchmarkConfig, *, slots: int | None) -> list[Row]:
-    """Return all rows; every repeat goes through all of them in turn, so that a slow minute is nobody's alone."""
+    """Return all rows; repeats interleave the cases, so that a slow minute affects all of them."""
     cases: list[tuple[Mode, int]] = [("sequential", 1), *((mode, size) for mode in BATCHED for size in config.sizes)]
     queries = make_queries(config.num_queries)
     found: dict[tuple[Mode, int], list[Measurement]] = {case: [] for case in cases}
@@ -364,17 +319,14 @@ def measure(system: System, config: BenchmarkConfig, *, slots: int | None) -> li
 
 
 def run_once(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> Measurement:
-    """Return what one run took; BackendError when a call of it failed for good."""
-    system.recorder.take()
-    began = time.perf_counter()
+    """Return the measurement of one run; BackendError when one of its calls failed for good."""
+    system.recorder.completions = completions = []
+    started = time.perf_counter()
     run_mode(system, queries, mode=mode, batch_size=batch_size)
-    wall_s = time.perf_counter() - began
-    completions = system.recorder.take()
+    wall_s = time.perf_counter() - started
     errors = [completion.error for completion in completions if completion.error is not None]
     if errors:
-        raise BackendError(
-            f"{len(errors)} of {len(completions)} calls failed, which leaves nothing to compare ({errors[0]})"
-        )
+        raise BackendError(f"{len(errors)} of {len(completions)} calls failed ({errors[0]}); see qm doctor")
     waits_s = [completion.latency_s for completion in completions]
     return Measurement(
         calls=len(completions),
