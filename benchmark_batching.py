@@ -28,7 +28,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from ollama_utils import BatchSettings, batch_mutate_queries, batch_query_target_model
+from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
 from query_mutator.cli.common import check_values, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
@@ -271,7 +271,7 @@ def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: 
 
 def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None:
     calls = system.calls
-    shared: BatchSettings = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
+    shared: BatchOptions = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
     rewrites = batch_mutate_queries(
         queries, OPERATOR, model=calls.mutator_model, max_tokens=calls.mutator_max_tokens, **shared
     )

@@ -1,14 +1,14 @@
-"""The calls a person types: encode queries, have them rewritten, ask the target model; one at a time or many at once.
+"""Calls for scripts: encode queries, rewrite them, query the target model; one at a time or many at once.
 
     from ollama_utils import batch_mutate_queries, batch_query_target_model
 
     rewrites = batch_mutate_queries(queries, "spelling", model="qwen2.5:3b", batch_size=8)
     answers = batch_query_target_model(rewrites, model="llama3.2", batch_size=8)
 
-Results come in the order of the queries, and every query gets a text: a rewrite that failed is the original query, an
-answer that failed is DEFAULT_REFUSAL. `return_errors=True` gives `(text, ErrorInfo | None)` pairs that tell them apart.
-The server is OLLAMA_HOST or http://127.0.0.1:11434, the models are QUERY_MUTATOR_TARGET_MODEL and
-QUERY_MUTATOR_MUTATOR_MODEL, unless arguments say otherwise.
+Results are in the order of the queries, and every query gets a text: the original query if its rewrite failed,
+DEFAULT_REFUSAL if its answer failed. `return_errors=True` returns `(text, ErrorInfo | None)` pairs. By default the
+server is OLLAMA_HOST or http://127.0.0.1:11434, and the models are QUERY_MUTATOR_TARGET_MODEL and
+QUERY_MUTATOR_MUTATOR_MODEL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_REFUSAL",
-    "CallSettings",
+    "CallOptions",
     "batch_encode_queries",
     "batch_mutate_queries",
     "batch_query_target_model",
@@ -57,8 +57,8 @@ MODEL_VARIABLES: dict[Purpose, str] = {
 Outcome = tuple[str, ErrorInfo | None]
 
 
-class CallSettings(TypedDict, total=False):
-    """Keyword arguments that every function with model calls takes beside its own."""
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of every function that calls a model."""
 
     model: str | None  # default: the variable of MODEL_VARIABLES
     url: str | None  # default: OLLAMA_HOST, else http://127.0.0.1:11434
@@ -67,10 +67,10 @@ class CallSettings(TypedDict, total=False):
     seed: int | None  # default: the server's own
     timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
     max_retries: int  # default: 2
-    client: Client | None  # used instead of connections to `url`, and left open; for many small batches
+    client: Client | None  # used in place of connections to `url`, and left open; for many small batches
 
 
-class BatchSettings(CallSettings, total=False):
+class BatchOptions(CallOptions, total=False):
     """Keyword arguments of the functions that make many calls."""
 
     batch_size: int | None  # calls at once; default: 8
@@ -82,11 +82,11 @@ class BatchSettings(CallSettings, total=False):
 
 @overload
 def query_target_model(
-    query: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallSettings]
+    query: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallOptions]
 ) -> str: ...
 @overload
-def query_target_model(query: str, *, return_errors: Literal[True], **settings: Unpack[CallSettings]) -> Outcome: ...
-def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallSettings]) -> str | Outcome:
+def query_target_model(query: str, *, return_errors: Literal[True], **settings: Unpack[CallOptions]) -> Outcome: ...
+def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> str | Outcome:
     """Return the target model's answer to one query, DEFAULT_REFUSAL when the call failed."""
     [outcome] = batch_query_target_model([query], batch_size=1, return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
@@ -94,23 +94,22 @@ def query_target_model(query: str, *, return_errors: bool = False, **settings: U
 
 @overload
 def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: Literal[False] = False, **settings: Unpack[BatchSettings]
+    queries: Sequence[str], *, return_errors: Literal[False] = False, **settings: Unpack[BatchOptions]
 ) -> list[str]: ...
 @overload
 def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: Literal[True], **settings: Unpack[BatchSettings]
+    queries: Sequence[str], *, return_errors: Literal[True], **settings: Unpack[BatchOptions]
 ) -> list[Outcome]: ...
 def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[BatchSettings]
+    queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[BatchOptions]
 ) -> list[str] | list[Outcome]:
-    """Return the target model's answers in the order of `queries`, asking `batch_size` (8) at once.
+    """Return the target model's answers in the order of `queries`, with `batch_size` (8) calls in flight.
 
-    A query whose call failed gets DEFAULT_REFUSAL. `max_workers` is another name for `batch_size`. ValueError for a
-    size below 1.
+    A failed call returns DEFAULT_REFUSAL. `max_workers` is another name for `batch_size`. ValueError for sizes below 1.
     """
     replies = _complete_all(_texts(queries), purpose="target", settings=settings)
     outcomes = [
-        _outcome(reply, text=reply.text, instead=DEFAULT_REFUSAL, what=f"asking {query!r}")
+        _outcome(reply, text=reply.text, instead=DEFAULT_REFUSAL, what=f"querying {query!r}")
         for query, reply in zip(queries, replies, strict=True)
     ]
     return outcomes if return_errors else [text for text, _ in outcomes]
@@ -121,16 +120,16 @@ def batch_query_target_model(
 
 @overload
 def mutate_query(
-    query: str, operator: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallSettings]
+    query: str, operator: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallOptions]
 ) -> str: ...
 @overload
 def mutate_query(
-    query: str, operator: str, *, return_errors: Literal[True], **settings: Unpack[CallSettings]
+    query: str, operator: str, *, return_errors: Literal[True], **settings: Unpack[CallOptions]
 ) -> Outcome: ...
 def mutate_query(
-    query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallSettings]
+    query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]
 ) -> str | Outcome:
-    """Return one query as the operator rewrites it, the query itself when the call failed."""
+    """Return one query rewritten by the operator, or the query itself when the call failed."""
     [outcome] = batch_mutate_queries([query], operator, batch_size=1, return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
 
@@ -141,7 +140,7 @@ def batch_mutate_queries(
     operators: str | Sequence[str],
     *,
     return_errors: Literal[False] = False,
-    **settings: Unpack[BatchSettings],
+    **settings: Unpack[BatchOptions],
 ) -> list[str]: ...
 @overload
 def batch_mutate_queries(
@@ -149,19 +148,19 @@ def batch_mutate_queries(
     operators: str | Sequence[str],
     *,
     return_errors: Literal[True],
-    **settings: Unpack[BatchSettings],
+    **settings: Unpack[BatchOptions],
 ) -> list[Outcome]: ...
 def batch_mutate_queries(
     queries: Sequence[str],
     operators: str | Sequence[str],
     *,
     return_errors: bool = False,
-    **settings: Unpack[BatchSettings],
+    **settings: Unpack[BatchOptions],
 ) -> list[str] | list[Outcome]:
-    """Return the queries rewritten, in their order, by one operator or by one for each, `batch_size` (8) at once.
+    """Return the queries rewritten, in order, by one operator or by one per query, `batch_size` (8) calls at once.
 
-    A query whose rewrite failed comes back as it was. `max_workers` is another name for `batch_size`. ValueError for a
-    size below 1, an unknown operator or another number of operators than queries.
+    A failed call returns the query unchanged. `max_workers` is another name for `batch_size`. ValueError for a size
+    below 1, an unknown operator, or a different number of operators than queries.
     """
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
@@ -223,7 +222,7 @@ def _encoder(model: str | None, url: str) -> Encoder:
     return resolve_encoder(model or DEFAULT_ENCODER, embed=embed)
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared
 
 
 def _calls_at_once(batch_size: int | None, max_workers: int | None) -> int:
@@ -238,14 +237,14 @@ def _calls_at_once(batch_size: int | None, max_workers: int | None) -> int:
 
 def _texts(queries: Sequence[str]) -> list[str]:
     if isinstance(queries, str):
-        raise ValueError("queries is one text; give a list of texts, or use the function for one query")
+        raise ValueError("queries is a single text; pass a list of texts, or use the function for one query")
     return list(queries)
 
 
-def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchSettings) -> list[Completion]:
-    """Return the replies in the order of the prompts; Ctrl-C ends the calls in flight before it goes on."""
-    if unknown := settings.keys() - BatchSettings.__annotations__.keys():
-        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(BatchSettings.__annotations__)}")
+def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOptions) -> list[Completion]:
+    """Return the replies in the order of the prompts; Ctrl-C cancels the calls in flight first."""
+    if unknown := settings.keys() - BatchOptions.__annotations__.keys():
+        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(BatchOptions.__annotations__)}")
     at_once = _calls_at_once(settings.get("batch_size"), settings.get("max_workers"))
     if not prompts:
         return []
@@ -258,11 +257,11 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchSe
             raise
 
 
-def _request(prompt: str, purpose: Purpose, settings: CallSettings) -> ChatRequest:
+def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
     variable = MODEL_VARIABLES[purpose]
     model = settings.get("model") or os.environ.get(variable)
     if not model:
-        raise UsageError(f"which model? Give model=..., or set {variable}")
+        raise UsageError(f"no model given; pass model=..., or set {variable}")
     return ChatRequest.user(
         prompt,
         model=model,
@@ -274,7 +273,7 @@ def _request(prompt: str, purpose: Purpose, settings: CallSettings) -> ChatReque
 
 
 @contextmanager
-def _client(at_once: int, settings: CallSettings) -> Iterator[Client]:
+def _client(at_once: int, settings: CallOptions) -> Iterator[Client]:
     given = settings.get("client")
     if given is not None:
         yield given
@@ -290,11 +289,11 @@ def _client(at_once: int, settings: CallSettings) -> Iterator[Client]:
 
 
 def _outcome(reply: Completion, *, text: str, instead: str, what: str) -> Outcome:
-    """Return the text of a reply, or what stands in for it and why."""
+    """Return the text of a reply, or its stand-in and the error."""
     error = reply.error
     if error is None and not text:
-        error = ErrorInfo(kind="empty", message="the reply holds no question")
+        error = ErrorInfo(kind="empty", message="the reply has no question in it")
     if error is None:
         return text, None
-    logger.warning("%s failed, %r is used instead (%s)", what, instead, error)
+    logger.warning("%s failed, using %r instead (%s)", what, instead, error)
     return instead, error

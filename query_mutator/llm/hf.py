@@ -1,8 +1,8 @@
-"""A language model in a folder, run in this process: `hf:FOLDER` (or a hub id) wherever a mutator model is named.
+"""Language models in this process: `hf:FOLDER` (or a hub id) in place of a mutator model's name.
 
-Requests that wait are answered together. A folder of `qm train sft` says in query_mutator.json how its model was asked
-in training; a rewriter gets the question alone then, without the operator's prompt around it. torch and transformers
-are imported when a model is loaded.
+Waiting requests are batched. A folder of `qm train sft` stores the prompt of its training in query_mutator.json; a
+rewriter then gets the question alone, without the operator's prompt around it. torch and transformers are imported when
+a model is loaded.
 """
 
 from __future__ import annotations
@@ -33,34 +33,36 @@ _HASHED = ("*.safetensors", "*.bin", "*.json")
 
 
 def is_local(model: str | None) -> bool:
-    """Say whether a model's name asks for a model in this process."""
+    """Return whether a name means a model in this process."""
     return model is not None and model.startswith(PREFIX)
 
 
 def local_models(*names: str | None, deterministic: bool = False) -> tuple[HfModel, ...]:
-    """Return a loaded model for each different `hf:` name among these."""
+    """Return a loaded model for each distinct `hf:` name among these."""
     wanted = dict.fromkeys(name for name in names if name is not None and is_local(name))
     return tuple(HfModel(name, max_batch=1 if deterministic else MAX_BATCH) for name in wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """A request that waits for its reply."""
+
     request: ChatRequest
     ids: list[int]
-    began: float
+    started: float
     reply: Future[Completion] = field(default_factory=Future)
 
     @property
-    def kind(self) -> tuple[int, float, int | None]:
-        """Return what requests that are answered together must have in common."""
+    def sampling(self) -> tuple[int, float, int | None]:
+        """Return what requests of one batch have in common."""
         return self.request.max_tokens, self.request.temperature, self.request.seed
 
 
 class HfModel:
-    """A client for one model; greedy unless a request asks for a temperature, which is answered alone.
+    """A client for one model; greedy unless a request has a temperature, in which case it is not batched.
 
-    A batched matrix product differs from single rows in the last bits: `max_batch=1` makes replies independent of
-    what else is asked.
+    A batched matrix product differs from single rows in the last bits: `max_batch=1` makes replies independent of other
+    requests.
     """
 
     def __init__(self, name: str, *, max_batch: int = MAX_BATCH, device: str = "auto") -> None:
@@ -68,11 +70,11 @@ class HfModel:
         self._max_batch = max_batch
         folder = model_folder(name)
         self._tokenizer, self._model = _load(folder, device)
-        self._asked = _how_asked(folder)
+        self._template = _training_template(folder)
         self.digest = _digest(folder)
-        self._before = _special_start(self._tokenizer)
-        self._waiting: deque[_Waiting] = deque()
-        self._wake = threading.Condition()
+        self._prefix_ids = _prefix_ids(self._tokenizer)
+        self._pending: deque[_Pending] = deque()
+        self._changed = threading.Condition()  # guards `_pending` and `_closed`
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -81,25 +83,23 @@ class HfModel:
         return f"Hf({self.name!r})"
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply, after those that waited before; it never raises for a failed call."""
-        waiting = _Waiting(request, self._prompt_ids(request), time.perf_counter())
-        room = self._room(waiting)
-        if room < 1:
-            return Completion.failed("request", f"a prompt of {len(waiting.ids)} tokens does not fit {self.name}")
-        with self._wake:
+        """Return the reply, in the order of arrival; a failed call is a Completion with an error."""
+        pending = _Pending(request, self._prompt_ids(request), time.perf_counter())
+        if self._max_new_tokens(pending) < 1:
+            return Completion.failed("request", f"a prompt of {len(pending.ids)} tokens does not fit {self.name}")
+        with self._changed:
             if self._closed:
                 return Completion.failed("cancelled", f"{self.name} was closed")
-            self._waiting.append(waiting)
-            self._wake.notify()
-        return waiting.reply.result()
+            self._pending.append(pending)
+            self._changed.notify()
+        return pending.reply.result()
 
     def close(self) -> None:
-        """Cancel what waits and stop; idempotent."""
-        with self._wake:
+        """Cancel waiting requests and stop the thread; idempotent."""
+        with self._changed:
             self._closed = True
-            cancelled = list(self._waiting)
-            self._waiting.clear()
-            self._wake.notify()
+            cancelled, self._pending = self._pending, deque()
+            self._changed.notify()
         for one in cancelled:
             one.reply.set_result(Completion.failed("cancelled", f"{self.name} was closed"))
 
@@ -107,19 +107,19 @@ class HfModel:
 
     def _prompt_ids(self, request: ChatRequest) -> list[int]:
         text = request.messages[-1].content
-        if self._asked is not None:
-            found = _QUESTION.search(text) if self._asked.get("asks") == "question" else None
-            text = str(self._asked["prompt"]).replace("{instruction}", found[1] if found else text)
+        if self._template is not None:
+            found = _QUESTION.search(text) if self._template.get("asks") == "question" else None
+            text = str(self._template["prompt"]).replace("{instruction}", found[1] if found else text)
         elif getattr(self._tokenizer, "chat_template", None):
             messages = [{"role": one.role, "content": one.content} for one in request.messages]
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return [*self._before, *self._tokenizer.encode(text, add_special_tokens=False)]
+        return [*self._prefix_ids, *self._tokenizer.encode(text, add_special_tokens=False)]
 
-    def _room(self, waiting: _Waiting) -> int:
-        """Return how many tokens the reply may have."""
+    def _max_new_tokens(self, pending: _Pending) -> int:
+        """Return how many tokens the reply may have within the model's context."""
         limit = getattr(self._model.config, "max_position_embeddings", None)
-        wanted = waiting.request.max_tokens
-        return wanted if limit is None else min(wanted, limit - len(waiting.ids))
+        wanted = pending.request.max_tokens
+        return wanted if limit is None else min(wanted, limit - len(pending.ids))
 
     # --- the thread that runs the model ----------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class HfModel:
         while batch := self._next_batch():
             try:
                 texts = self._generate(batch)
-            except Exception as error:  # out of memory, or whatever a model's own code may raise
+            except Exception as error:  # out of memory, or anything that a model's own code raises
                 reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
                 for one in batch:
                     one.reply.set_result(Completion.failed("server", reason, model=self.name))
@@ -135,26 +135,23 @@ class HfModel:
             for one, (text, count) in zip(batch, texts, strict=True):
                 one.reply.set_result(self._completion(one, text, count))
 
-    def _next_batch(self) -> list[_Waiting]:
-        """Wait for requests and return those that can be answered together; none when closed."""
-        with self._wake:
-            while not self._waiting and not self._closed:
-                self._wake.wait()
-            if not self._waiting:
+    def _next_batch(self) -> list[_Pending]:
+        """Wait for requests and return the first with those that can be batched with it; empty when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closed)
+            if not self._pending:
                 return []
-            first = self._waiting.popleft()
+            first = self._pending[0]
             size = 1 if first.request.temperature else self._max_batch
-            batch, others = [first], list[_Waiting]()
-            while self._waiting:
-                one = self._waiting.popleft()
-                (batch if len(batch) < size and one.kind == first.kind else others).append(one)
-            self._waiting.extend(others)
+            batch = [one for one in self._pending if one.sampling == first.sampling][:size]
+            self._pending = deque(one for one in self._pending if one not in batch)
             return batch
 
-    def _generate(self, batch: Sequence[_Waiting]) -> list[tuple[str, int]]:
-        """Return text and number of tokens of each reply."""
+    def _generate(self, batch: Sequence[_Pending]) -> list[tuple[str, int]]:
+        """Return the text and number of tokens of each reply."""
         import torch
 
+        # Left padding: the last position of every row is the end of its prompt.
         longest = max(len(one.ids) for one in batch)
         pad = self._pad_id()
         ids = torch.tensor([[pad] * (longest - len(one.ids)) + one.ids for one in batch], device=self._model.device)
@@ -168,7 +165,7 @@ class HfModel:
             out = self._model.generate(
                 input_ids=ids,
                 attention_mask=mask.to(self._model.device),
-                max_new_tokens=min(self._room(one) for one in batch),
+                max_new_tokens=min(map(self._max_new_tokens, batch)),
                 pad_token_id=pad,
                 eos_token_id=self._tokenizer.eos_token_id,
                 **sampling,
@@ -186,10 +183,10 @@ class HfModel:
             ids = ids[: ids.index(self._tokenizer.eos_token_id)]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip(), len(ids)
 
-    def _completion(self, one: _Waiting, text: str, count: int) -> Completion:
-        taken = time.perf_counter() - one.began
+    def _completion(self, one: _Pending, text: str, count: int) -> Completion:
+        taken_s = time.perf_counter() - one.started
         fields: dict[str, Any] = {"model": self.name, "prompt_tokens": len(one.ids), "completion_tokens": count}
-        fields |= {"total_s": taken, "latency_s": taken}
+        fields |= {"total_s": taken_s, "latency_s": taken_s}
         if not text:
             return Completion.failed("empty", "the reply has no text", **fields)
         return Completion(text=text, **fields)
@@ -225,7 +222,7 @@ class LocalModels:
 
 
 def model_folder(name: str) -> str:
-    """Return the folder or hub id of an `hf:` name; a folder of `qm train sft` has the model in its `model`."""
+    """Return the folder or hub id of an `hf:` name; `qm train sft` puts the model into the subfolder `model`."""
     spec = name.removeprefix(PREFIX)
     inside = Path(spec) / "model"
     return str(inside) if inside.is_dir() else spec
@@ -242,29 +239,27 @@ def _load(folder: str, device: str) -> tuple[Any, Any]:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
         return AutoTokenizer.from_pretrained(folder), model.to(device).eval()
-    except Exception as error:  # files that are no model fail in as many ways as there are readers of them
+    except Exception as error:  # broken files fail in as many ways as there are readers
         reason = str(error).strip().partition("\n")[0]
-        what = f"no model can be read from it ({reason})"
-        raise UsageError(f"{PREFIX}{folder}: {what}; give a folder or a hub id") from None
+        raise UsageError(f"{PREFIX}{folder}: no model can be loaded ({reason}); give a folder or a hub id") from None
 
 
-def _how_asked(folder: str) -> dict[str, Any] | None:
-    """Return what query_mutator.json says, None where there is none."""
+def _training_template(folder: str) -> dict[str, Any] | None:
+    """Return the prompt template in query_mutator.json, None without one."""
     path = Path(folder) / PROMPT_FILE
     if not path.is_file():
         return None
     try:
-        asked = json.loads(path.read_text(encoding="utf-8"))
-        if asked["prompt"] is None:
-            return None
-        assert "{instruction}" in asked["prompt"]
-    except (ValueError, KeyError, TypeError, AssertionError):
+        template = dict(json.loads(path.read_text(encoding="utf-8")))
+        if template["prompt"] is not None and "{instruction}" not in template["prompt"]:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path}: `prompt` must be a text with {{instruction}} in it, or null") from None
-    return dict(asked)
+    return template if template["prompt"] is not None else None
 
 
-def _special_start(tokenizer: Any) -> list[int]:
-    """Return the special tokens a tokenizer puts before a text."""
+def _prefix_ids(tokenizer: Any) -> list[int]:
+    """Return the special tokens that a tokenizer puts before a text."""
     full, bare = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
@@ -273,7 +268,7 @@ def _special_start(tokenizer: Any) -> list[int]:
 
 
 def _digest(folder: str) -> str:
-    """Return what tells this model's weights and files from another's; a hub id stands for itself."""
+    """Return a sha256 of the model's weights and configuration files; for a hub id the id itself."""
     path = Path(folder)
     if not path.is_dir():
         return f"{PREFIX}{folder}"

@@ -145,4 +145,4 @@ def test_eval_has_it_as_a_method_of_its_own(
     assert qm("eval", "--checkpoint", run, "--rewriter", "llama3.2") == 2
     assert "--rewriter llama3.2 must be hf:FOLDER" in capsys.readouterr().err
     assert qm("eval", "--checkpoint", run, "--rewriter", "hf:/nowhere") == 2
-    assert "hf:/nowhere: no model can be read from it" in capsys.readouterr().err
+    assert "hf:/nowhere: no model can be loaded" in capsys.readouterr().err

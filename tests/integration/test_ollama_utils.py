@@ -166,7 +166,7 @@ def test_max_workers_is_another_name_for_batch_size() -> None:
 
 
 def test_one_text_where_a_list_belongs_is_refused() -> None:
-    with pytest.raises(ValueError, match="give a list of texts"):
+    with pytest.raises(ValueError, match="pass a list of texts"):
         batch_query_target_model("why?")
 
 
