@@ -1,8 +1,8 @@
-"""How our command lines meet a terminal: one line for a mistake, exit codes, Ctrl-C, progress bars, tables.
+"""Command lines on a terminal: one-line errors, exit codes, Ctrl-C, progress bars, tables.
 
-results go to stdout; remarks, bars and errors to stderr
-first Ctrl-C (130) or SIGTERM (143)   connections are closed, the program winds up, at most WIND_UP_S
-second Ctrl-C                         the process ends at once
+Results go to stdout; notes, bars and errors to stderr.
+first Ctrl-C (130) or SIGTERM (143)   close connections and shut down, within SHUTDOWN_S
+second Ctrl-C                         end the process at once
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ from query_mutator.files import disk_advice
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-WIND_UP_S = 1.8  # from the first signal to the end, whatever still hangs
-EXIT_BROKEN_PIPE = 141  # what a shell reports for a process ended by SIGPIPE
+SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if something hangs
+EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
+
+__all__ = [
+    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "note", "progress", "run_cli", "table",
+]  # fmt: skip
 
 _on_interrupt: list[Callable[[], None]] = []
 
@@ -44,33 +48,33 @@ def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     _install_handlers()
     code = exit_code(main, sys.argv[1:], prog=prog)
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE):
-        _leave(code)  # the interpreter's own end would wait for threads that wait for replies
+        _leave(code)  # a normal exit would wait for threads that wait for replies
     sys.exit(code)
 
 
 def exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
-    """Return the exit code of `main(argv)`; a mistake of the user's or the machine's becomes one line on stderr."""
+    """Return the exit code of `main(argv)`; print one line on stderr for invalid input or a failing server or disk."""
     try:
         code = main(argv)
         sys.stdout.flush()
         return code
     except QueryMutatorError as error:
-        return _say(prog, str(error), error.exit_code)
+        return _print_error(prog, str(error), error.exit_code)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Interrupted) else EXIT_INTERRUPTED
-        return _say(prog, "interrupted" if code == EXIT_INTERRUPTED else "terminated", code)
+        return _print_error(prog, "interrupted" if code == EXIT_INTERRUPTED else "terminated", code)
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         advice = disk_advice(error)
         if advice is None:
             raise
-        return _say(prog, advice, EXIT_USAGE)
+        return _print_error(prog, advice, EXIT_USAGE)
 
 
 @contextmanager
 def closing_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
-    """While inside, the first signal also calls `close` in another thread, so that nothing waits for a reply."""
+    """Inside the block the first signal also calls `close` in another thread, so that nothing waits for a reply."""
     _on_interrupt.append(close)
     try:
         yield
@@ -79,13 +83,13 @@ def closing_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
 
 
 def note(*lines: str) -> None:
-    """Tell the user something beside the results."""
+    """Print lines on stderr, next to the results on stdout."""
     for line in lines:
         print(line, file=sys.stderr, flush=True)
 
 
 def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
-    """Return a progress bar on stderr; where that is no terminal it comes late and is redrawn rarely, or not at all."""
+    """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
     from tqdm import tqdm
 
     in_terminal = sys.stderr.isatty()
@@ -102,7 +106,7 @@ def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = F
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a plain-text table: the first column to the left, the others to the right."""
+    """Return a plain-text table: the first column is left-aligned, the others right-aligned."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
     lines = [
@@ -116,30 +120,30 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
 
 
-def _say(prog: str, message: str, code: int) -> int:
+def _print_error(prog: str, message: str, code: int) -> int:
     print(f"{prog}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code
 
 
 def _install_handlers() -> None:
     for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_TERMINATED)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked for it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(number, _handler(code))
 
 
 def _handler(code: int) -> Callable[[int, FrameType | None], None]:
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         for other in (signal.SIGINT, signal.SIGTERM):
             signal.signal(other, lambda *_: os._exit(code))
         # threading.Thread takes locks that the interrupted code may hold; this does not.
-        _thread.start_new_thread(_wind_up, (code,))
+        _thread.start_new_thread(_shut_down, (code,))
         raise Interrupted(code)
 
     return handle
 
 
-def _wind_up(code: int) -> None:
-    ends = time.monotonic() + WIND_UP_S
+def _shut_down(code: int) -> None:
+    ends = time.monotonic() + SHUTDOWN_S
     for close in tuple(_on_interrupt):
         close()
     time.sleep(max(0.0, ends - time.monotonic()))
@@ -147,7 +151,7 @@ def _wind_up(code: int) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    if code == EXIT_BROKEN_PIPE:  # nobody reads what is left in the buffer
+    if code == EXIT_BROKEN_PIPE:  # the reader has left; drop what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stdout.flush()
     sys.stderr.flush()

@@ -108,7 +108,7 @@ def parse_flags(
         base, base_name = {**(base or {}), **read_base(path)}, path
     words = _arrange([*_base_words(base or {}, base_name, flags, given), *argv], flags)
 
-    def fail(event: events.ParseErrorEvent) -> None:
+    def fail(event: events.ParseErrorEvent) -> None:  # called before tyro prints its box
         flag, message = _explain(event, flags, words)
         is_from_base = flag is not None and base and not given & set(flag.spellings)
         raise UsageError(f"{base_name}: {message}" if is_from_base else message)
@@ -173,11 +173,12 @@ def _arrange(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
         elif flag is not None and flag.type is bool and equals:
             raise UsageError(f"{_name(word)} takes no value; write {_name(word)} alone")
         elif flag is not None and (flag.is_tuple or flag.takes_file):
+            # From here on words belong to this flag: all of them, or the one FILE.
             into = gathered.setdefault(flag.names[0], [])
             into[:] = [] if flag.takes_file else into  # the last FILE wins
             into += [value] if equals else []
             room = 0 if equals else 1 if flag.takes_file else len(words)
-        else:
+        else:  # a flag of one value, its value, a positional or an unknown flag: tyro's to read
             others.append(word)
             room = 0
     return [*others, *(word for name, values in gathered.items() for word in (name, *values)), *argv[len(words) :]]
