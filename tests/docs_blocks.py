@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def run_command(words: Sequence[str], folder: Path, block: Block) -> None:
         _run([sys.executable, *words[1:]] if words[0] == "python" else words, folder, block)
     else:
         code = exit_code(entry, argv, prog=program)
-        assert code == 0, f"{block.where}: exit code {code} of {shlex.join(words)}"
+        assert not code, f"{block.where}: exit code {code} of {shlex.join(words)}"
 
 
 def _program(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -124,17 +125,19 @@ def _entry(program: str) -> Callable[[Sequence[str]], int | None] | None:
         return importlib.import_module("train_query_mutator").main
     if program == "python benchmark_batching.py":
         return importlib.import_module("benchmark_batching").main
+    if program == "python -m ppo":
+        return importlib.import_module("ppo.__main__").main
     if program == "python -m query_mutator.iqn":
         return importlib.import_module("query_mutator.commands.iqn").main
     return None
 
 
 def _run_python(block: Block, folder: Path) -> None:
-    """Save the block and run it in an interpreter; one that names a file is run by the commands that use it."""
-    name = block.file or f"block_{block.line}.py"
-    (folder / name).write_text(block.code, encoding="utf-8")
+    """Save the block and run it with names of its own; one that names a file is run by the commands that use it."""
+    path = folder / (block.file or f"block_{block.line}.py")
+    path.write_text(block.code, encoding="utf-8")
     if not block.file:
-        _run([sys.executable, name], folder, block)
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def _run(words: Sequence[str], folder: Path, block: Block) -> None:

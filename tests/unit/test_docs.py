@@ -18,8 +18,7 @@ MOST_WORDS = 900
 OTHERS = {
     "--help", "--help-all", "--version", "--nproc-per-node", "--logdir", "--peer", "--points", "--seeds", "--repeats",
     "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes", "--run", "--out", "--slots",
-    "--calls",
-    "--settings", "--gradient_checkpointing", "--bf", "--tag",
+    "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
 }  # fmt: skip
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
