@@ -1,4 +1,4 @@
-"""Write the phrasebook's embeddings beside it, so that no first start has to compute them.
+"""Write the embeddings of the phrasebook next to it, so that the first start does not compute them.
 
 python scripts/embed_phrasebook.py
 """

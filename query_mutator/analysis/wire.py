@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.analysis.records import Bytes, words
+from query_mutator.analysis.records import Bytes
 from query_mutator.analysis.series import Ints
 
 __all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "Fields", "read_fields", "read_varints"]
@@ -18,9 +18,7 @@ __all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "Fields", "read_fields", "r
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 U64 = NDArray[np.uint64]
-_MSB = np.uint64(0x8080808080808080)
-_ONE = np.uint64(1)
-_TOO_LONG = 1 << 40  # bytes, more than any message has
+_NO_END = 1 << 40  # beyond the end of any message, so that reading the message stops
 
 
 class Fields(NamedTuple):
@@ -69,19 +67,18 @@ def read_fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
 
 
 def read_varints(data: Bytes, places: Ints) -> tuple[U64, Ints]:
-    """Return the varints at `places`, and where each ends."""
-    first = data[places]
-    if not (first & 0x80).any():
-        return first.astype(np.uint64), places + 1
-    # Up to eight bytes: the first byte without the continuation bit is the last one.
-    word = words(data, "<u8")[places].astype(np.uint64)
-    stop = ~word & _MSB
-    lowest = stop & (~stop + _ONE)
-    width = (np.bitwise_count(lowest - _ONE).astype(np.int64) + 1) >> 3
-    numbers = _without_gaps(word & (lowest ^ (lowest - _ONE)))
-    for row in np.flatnonzero(stop == 0):  # nine or ten bytes: a negative number
-        numbers[row], width[row] = _long_varint(data, int(places[row]))
-    return numbers, places + width
+    """Return the varints at `places`, and where each ends; a varint of more than ten bytes has no end."""
+    numbers, ends, rows = np.zeros(len(places), dtype=np.uint64), places + 1, np.arange(len(places))
+    byte = data[places]
+    for shift in range(0, 70, 7):  # seven bits per byte, lowest first; the top bit says that more follow
+        numbers[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        rows = rows[byte >= 0x80]
+        if not len(rows):
+            return numbers, ends
+        byte = data[ends[rows]]
+        ends[rows] += 1
+    ends[rows] = _NO_END
+    return numbers, ends
 
 
 def _next_field(data: Bytes, owner: Ints, place: Ints) -> tuple[Fields, Ints]:
@@ -95,7 +92,7 @@ def _next_field(data: Bytes, owner: Ints, place: Ints) -> tuple[Fields, Ints]:
         value[rows], begin = read_varints(data, start[rows])
         is_length = kind[rows] == LENGTH
         start[rows] = np.where(is_length, begin, start[rows])
-        length = np.minimum(value[rows], np.uint64(_TOO_LONG)).astype(np.int64)
+        length = np.minimum(value[rows], np.uint64(_NO_END)).astype(np.int64)
         after[rows] = begin + np.where(is_length, length, 0)
     return Fields(owner, number, kind, start, value), after
 
@@ -106,22 +103,3 @@ def _in_order(found: list[Fields]) -> Fields:
         return Fields(nothing, nothing, nothing, nothing, nothing.astype(np.uint64))
     together = Fields(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
     return together if len(found) == 1 else together.take(np.argsort(together.owner, kind="stable"))
-
-
-def _without_gaps(word: U64) -> U64:
-    """Return the numbers formed by the low seven bits of each byte."""
-    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
-    for width, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
-        keep, shift = np.uint64(low), np.uint64(width)
-        word = (word & keep) | ((word & ~keep) >> shift)
-    return word
-
-
-def _long_varint(data: Bytes, place: int) -> tuple[int, int]:
-    number = 0
-    for width in range(10):
-        byte = int(data[place + width])
-        number |= (byte & 0x7F) << (7 * width)
-        if byte < 0x80:
-            return number & (2**64 - 1), width + 1
-    return 0, _TOO_LONG  # not a varint: its message ends here

@@ -1,4 +1,4 @@
-"""Groups of seeds against a baseline: verdicts, what moved along, and the page of the racing project's experiment."""
+"""Groups of seeds against a baseline: verdicts, confounders, and the page of the racing project's experiment."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_rows_of_a_table_are_at_round_places_and_at_the_end(
     assert checkpoints(result, axis=axis) == pytest.approx(xs)
 
 
-def test_runs_of_stable_baselines3_are_grouped_once_their_settings_are_told(
+def test_runs_of_stable_baselines3_are_grouped_by_given_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for batch in (64, 256):
@@ -132,7 +132,7 @@ def test_runs_of_stable_baselines3_are_grouped_once_their_settings_are_told(
     assert "ppo-b64-s1_1 rollout/ep_rew_mean x=11111103" in Path(f"{page}.html").read_text()  # with all its digits
 
 
-def test_runs_without_settings_are_not_taken_for_seeds_of_one_in_silence(tmp_path: Path) -> None:
+def test_runs_without_settings_get_a_remark_on_grouping(tmp_path: Path) -> None:
     for name in ("first", "second"):
         write_run(tmp_path / name, {"rollout/ep_rew_mean": [1.0, 2.0]})
     assert any("--group-by" in remark for remark in compared(tmp_path).remarks)
@@ -157,7 +157,7 @@ def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path
             group_runs(runs, SPEC, by=by)
 
 
-def test_several_tasks_are_also_judged_together(tmp_path: Path) -> None:
+def test_several_tasks_are_aggregated(tmp_path: Path) -> None:
     for name, shift in (("a", 0.0), ("b", -2.0)):
         for seed in range(3):
             tags = {f"Race/eval_race_time_robust_trained_{track}": [50.0, 30 + seed / 10 + shift] for track in "wxyz"}
@@ -276,7 +276,7 @@ class Outline(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_html_page_stands_alone_and_its_tables_are_whole(racing: Path) -> None:
+def test_the_html_page_is_self_contained_and_its_tables_are_complete(racing: Path) -> None:
     path = racing / "a.html"
     assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--html", str(path), "--json", "-"]) == 0
     page, outline = path.read_text(), Outline()
@@ -302,7 +302,7 @@ def test_the_html_page_stands_alone_and_its_tables_are_whole(racing: Path) -> No
         (["uni_55"], "does not exist"),
     ],
 )
-def test_a_mistake_is_one_line(racing: Path, arguments: list[str], words: str) -> None:
+def test_invalid_input_is_one_line(racing: Path, arguments: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         main(["analyze", *arguments, "--logdir", str(racing / "tensorboard")])
 

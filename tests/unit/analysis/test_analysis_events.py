@@ -112,7 +112,7 @@ def test_every_kind_of_tensor_scalar(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_tensors_of_other_plugins_and_of_several_numbers_are_no_scalars(tmp_path: Path) -> None:
+def test_tensors_of_other_plugins_and_of_several_numbers_are_not_scalars(tmp_path: Path) -> None:
     several = {"several": TensorProto(dtype=1, float_val=[1, 2]), "many": TensorProto(dtype=3, int_val=[1, 2, 300])}
     assert not read_event_file(write_tensors(tmp_path / "a.tfevents", several, plugin="scalars")).scalars
     assert not read_event_file(write_tensors(tmp_path / "b.tfevents", TENSORS, plugin="histograms")).scalars

@@ -157,7 +157,7 @@ def test_our_own_keys_have_the_direction_and_unit_that_the_metric_table_gives() 
         ("- a", "a list where"),
     ],
 )
-def test_a_mistake_in_a_metric_file_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_in_a_metric_file_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "metrics.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=words) as caught:

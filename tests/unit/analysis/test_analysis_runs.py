@@ -41,10 +41,10 @@ def test_a_session_start_drops_what_was_logged_from_its_step_on(tmp_path: Path) 
     assert load_run(tmp_path).series["loss"].step.tolist() == [0, 10, 20, 30, 90, 100, 110]
 
 
-def test_a_suffixed_folder_is_a_continuation_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_suffixed_folder_is_a_continuation_when_its_steps_continue(tmp_path: Path) -> None:
     write_events(tmp_path / "uni_6", rows(10, 100, 1.0), began=1000.0)
     write_events(tmp_path / "uni_6_2", rows(80, 150, 2.0), began=5000.0)
-    write_events(tmp_path / "uni_6_3", rows(0, 50, 3.0), began=9000.0)  # begins anew: another run
+    write_events(tmp_path / "uni_6_3", rows(0, 50, 3.0), began=9000.0)  # starts again from step 0: another run
     run = load_run(tmp_path / "uni_6")
     assert [folder.name for folder in run.folders] == ["uni_6", "uni_6_2"]
     assert run.last_step == 140
@@ -117,7 +117,7 @@ def test_csv_and_json_tables_of_other_trainers(tmp_path: Path) -> None:
         ("bad", "config.json"),
     ],
 )
-def test_what_is_no_run_says_what_to_do(tmp_path: Path, name: str, words: str) -> None:
+def test_a_path_without_a_run_says_what_to_do(tmp_path: Path, name: str, words: str) -> None:
     write_events(tmp_path / "uni_6", rows(10, 100, 1.0))
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "bad", {"loss": [1.0]})

@@ -1,4 +1,4 @@
-"""`qm sweep` with real commands: settings, seeds, failures, going on, extending the grid, confirming the best."""
+"""`qm sweep` with real commands: settings, seeds, failures, resuming, extending the grid, confirming the best."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_edge_optimum_extends_the_grid(tmp_path: Path, trainer: list[str]) ->
     assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
 
 
-def test_failures_are_seen_and_a_sweep_is_gone_on_with(
+def test_failures_are_reported_and_a_rerun_resumes_the_sweep(
     tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKEN", "yes")
@@ -90,7 +90,7 @@ def test_failures_are_seen_and_a_sweep_is_gone_on_with(
         main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
 
 
-def test_a_trial_whose_time_runs_out_is_ended_with_all_it_started(
+def test_a_trial_that_times_out_is_killed_with_all_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -107,7 +107,7 @@ def test_a_trial_whose_time_runs_out_is_ended_with_all_it_started(
 
 
 def is_running(state: Path) -> bool:
-    """Return whether a process still is there, other than waiting for someone to take note of its end (Z)."""
+    """Return whether a process exists and is not a zombie (Z)."""
     try:
         return state.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -177,7 +177,7 @@ def test_settings_of_grids_and_of_chance() -> None:
     assert filled == ["run", "--n=2", "d/1"]
 
 
-def test_optuna_finds_the_neighbourhood_and_goes_on_where_it_was(tmp_path: Path, trainer: list[str]) -> None:
+def test_optuna_finds_the_neighborhood_and_resumes(tmp_path: Path, trainer: list[str]) -> None:
     search = ["sweep", "--random", "train_batch_size=8:65536", "--sampler", "optuna", "--seeds", "1", "--jobs", "2"]
     place = ["--dir", str(tmp_path / "s")]
     for trials, rows in ((4, 4), (10, 10)):
@@ -196,6 +196,6 @@ def test_optuna_finds_the_neighbourhood_and_goes_on_where_it_was(tmp_path: Path,
         (["--grid", "x=1", "--jobs", "0", "--", "run"], "at least 1"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
+def test_invalid_input_is_one_line(arguments: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         main(["sweep", *arguments])

@@ -47,7 +47,7 @@ def test_an_interior_optimum_is_recovered_at_the_stated_confidence() -> None:
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
 
 
-def test_an_interior_optimum_of_two_axes_that_is_no_quadratic() -> None:
+def test_an_interior_optimum_of_two_axes_that_is_not_quadratic() -> None:
     found = repeats(grid(BATCHES[::2], SPEEDS), bump, noise=0.03)
     assert covered(found, 2**8.7, 2**8.9) >= 0.95
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
@@ -80,7 +80,7 @@ def test_noise_alone_has_no_golden_middle() -> None:
     assert "these seeds show no difference" in found[0].why
 
 
-def test_an_axis_that_changes_nothing_is_said_to() -> None:
+def test_an_axis_that_changes_nothing_is_reported() -> None:
     def ridge(logs: Floats) -> Floats:
         return 0.3 - 0.02 * (logs[:, 0] - 7) ** 2
 
