@@ -23,20 +23,20 @@ from query_mutator.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateFlags(JsonFlags):
-    """Write what the batches of a plan are made of; an interrupted run goes on where it stopped."""
+    """Write the tokens of a plan's batches; rerun the command to resume an interrupted run."""
 
     plan: Annotated[str, arg(aliases=["-p"])]
     """Folder of the plan."""
     dataset: Annotated[str, arg(aliases=["-d"])]
-    """JSONL file that the plan was made for."""
+    """JSONL file that the plan was built for."""
     tokenizer: Annotated[str, arg(aliases=["-t"])]
-    """Tokenizer that the plan was made with: a folder, a hub id, or bytes."""
+    """Tokenizer that the plan was built with: a folder, a hub id, or bytes."""
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the batches."""
     mask_prompt: bool = True
-    """Learn answers only; with --no-mask-prompt the questions too."""
+    """Learn answers only; --no-mask-prompt learns the questions too."""
     skip_bad: bool = False
-    """Leave out rows that give nothing, as the lengths were built with."""
+    """Skip rows without tokens; must be as in `qm data lengths build`."""
 
 
 def generate_batches(flags: GenerateFlags) -> None:

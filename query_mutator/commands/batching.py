@@ -1,4 +1,4 @@
-"""`qm data batching histogram|analyze|suggest`: what a length cache says about batches."""
+"""`qm data batching histogram|analyze|suggest`: analyze batches by a length cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOALS = {"waste": "minimize_waste", "balance": "balance_buckets", "memory": "min
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags(JsonFlags):
-    """Base of the commands that look at a length cache."""
+    """Base of the commands that read a length cache."""
 
     cache: Annotated[str, arg(aliases=["-c"])]
     """Length cache, as `qm data lengths build` writes it."""
@@ -38,7 +38,7 @@ class CacheFlags(JsonFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramFlags(CacheFlags):
-    """Draw how the lengths are distributed."""
+    """Draw the distribution of lengths."""
 
     bins: int = 15
     """Number of bins."""
@@ -51,12 +51,12 @@ class HistogramFlags(CacheFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(CacheFlags):
-    """Report what buckets cost, what other ways of batching would cost, and what to change."""
+    """Report the cost of buckets and of other ways of batching, with advice."""
 
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
     overflow_max: int = 2048
-    """Longest length of all."""
+    """Longest length allowed."""
     token_budget: int | None = None
     """Tokens of a batch; by default eight of the longest rows."""
     json: Annotated[JsonTo, arg(aliases=["--out", "--output", "-o"])] = None
@@ -76,7 +76,7 @@ class SuggestFlags(CacheFlags):
     goal: Annotated[Literal["waste", "balance", "memory"], arg(aliases=["-g"])] = "waste"
     """Least padding, equal shares, or the smallest attention scores."""
     max_length: int = 2048
-    """Longest length that a bucket must hold."""
+    """Longest length that fits a bucket."""
     multiple: int = 1
     """Edges are multiples of this."""
 

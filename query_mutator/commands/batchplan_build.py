@@ -1,4 +1,4 @@
-"""`qm data batchplan build`: lengths and settings in, a plan out."""
+"""`qm data batchplan build`: build a plan from lengths and settings."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFlags(JsonFlags):
-    """Fix which samples form which batch, for every epoch."""
+    """Assign samples to batches for every epoch."""
 
     lengths: Annotated[str, arg(aliases=["-l"])]
     """Length cache, as `qm data lengths build` writes it."""
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the plan; NAME.jsonl holds its epochs as text."""
     epochs: Annotated[int, arg(aliases=["-e"])] = 1
-    """Epochs to plan, each in an order of its own."""
+    """Epochs to plan, each in its own order."""
     token_budget: Annotated[int, arg(aliases=["-b"])] = 4096
     """Most tokens of a batch, padding included."""
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
     overflow_max: int = 2048
-    """Longest length of all; samples between the last edge and it form one more bucket."""
+    """Longest length allowed; samples between the last edge and this length form one more bucket."""
     predictable: Annotated[bool, arg(aliases=["-p"])] = False
     """Few fixed shapes: every batch is padded to its bucket."""
     seed: Annotated[int, arg(aliases=["-s"])] = 42
     """Seed of the order."""
     dataset: Annotated[str | None, arg(aliases=["-d"])] = None
-    """The JSONL file that the lengths come from; the plan is then tied to its content."""
+    """JSONL file that the lengths come from; the plan records a hash of its content."""
     dataset_hash: str = ""
-    """The same hash, where it is known already."""
+    """That hash, if it is already known."""
     overlong: Literal["error", "drop", "truncate", "split"] = "error"
-    """What becomes of samples longer than the budget or --overflow-max."""
+    """How to handle samples longer than the budget or --overflow-max."""
     window: int = 4096
-    """Shuffled samples that are sorted by length at a time."""
+    """Shuffled samples that are sorted by length together."""
     pad_multiple: int = 8
     """Padded lengths are rounded up to a multiple of this."""
     max_samples: int | None = None
     """Most samples in a batch."""
     drop_last: bool = False
-    """Leave out batches that are not full, and count their samples."""
+    """Drop batches that are not full, and count their samples."""
     interleave: bool = True
-    """Shuffle the batches; with --no-interleave the shortest come first."""
+    """Shuffle the batches; --no-interleave puts the shortest first."""
     pack: bool = False
     """Put several samples into each row."""
     pack_max_len: int = 2048

@@ -1,4 +1,4 @@
-"""`qm data batchplan info|verify|shard`: look at a plan, check it, deal it out to ranks."""
+"""`qm data batchplan info|verify|shard`: show a plan, verify it, shard it over ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ IDS_SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class InfoFlags(JsonFlags):
-    """Show what a plan was made from and how well it is filled."""
+    """Show a plan's inputs and how full its batches are."""
 
     plan: Annotated[str, arg(aliases=["-p"])]
     """Folder of the plan."""
     show_batches: Annotated[int, arg(aliases=["-n"])] = 0
-    """List the first so many microbatches of every epoch."""
+    """Number of microbatches to list for every epoch."""
     rank: Annotated[int | None, arg(aliases=["-r"])] = None
-    """Show the part of this rank, with --world-size."""
+    """Show this rank's part; needs --world-size."""
     world_size: Annotated[int | None, arg(aliases=["-w"])] = None
     """Number of ranks."""
 
@@ -51,14 +51,14 @@ class InfoFlags(JsonFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyFlags(JsonFlags):
-    """Build a plan anew from its lengths and settings and compare; exit code 1 when it differs."""
+    """Rebuild a plan from its lengths and settings and compare; exit code 1 if it differs."""
 
     plan: Annotated[str, arg(aliases=["-p"])]
     """Folder of the plan."""
     lengths: Annotated[str, arg(aliases=["-l"])]
-    """Length cache it is said to come from."""
+    """Length cache that the plan should come from."""
     dataset: Annotated[str | None, arg(aliases=["-d"])] = None
-    """JSONL file it is said to come from; its content is compared as well."""
+    """JSONL file that the plan should come from; its hash is compared too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,9 @@ class ShardFlags(JsonFlags):
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """Folder of the parts."""
     equal_steps: bool = False
-    """Give every rank the same number of steps, of one bucket and nearly equal cost at each."""
+    """Give every rank the same number of steps, each of one bucket and nearly equal cost."""
     uneven: Literal["pad", "drop", "wrap"] = "pad"
-    """How --equal-steps makes them come out even: filler steps, leaving out, or repeating."""
+    """How --equal-steps evens out the steps: pad with filler steps, drop or repeat batches."""
 
     def __post_init__(self) -> None:
         check_at_least(1, world_size=self.world_size)

@@ -1,4 +1,4 @@
-"""`qm bench`: what the ways of batching a data set cost, measured on it."""
+"""`qm bench`: compare ways of batching on a dataset."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ REPEATS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(JsonFlags):
-    """Compare buckets, sorted windows and packs on a data set: batches, padding, time to plan."""
+    """Compare buckets, sorted windows and packs on a dataset: batches, padding, time to plan."""
 
     dataset: Annotated[str | None, arg(aliases=["-d"])] = None
-    """JSONL file; without one, log-normal lengths."""
+    """JSONL file; by default random log-normal lengths."""
     cache: Annotated[str | None, arg(aliases=["-c"])] = None
     """Length cache in place of a file."""
     tokenizer: Annotated[str, arg(aliases=["-t"])] = "gpt2"
@@ -49,11 +49,11 @@ class BenchFlags(JsonFlags):
     token_budget: int = 4096
     """Most tokens of a batch, padding included."""
     max_length: int = 2048
-    """Longest sample; longer ones are left out and counted."""
+    """Longest sample; longer ones are dropped and counted."""
     max_samples: int | None = None
-    """Take the first so many rows of --dataset."""
+    """Number of rows of --dataset to use; by default all."""
     num_samples: int = 1000
-    """Samples to make up without --dataset."""
+    """Random samples, without --dataset."""
     seed: int = 42
     """Seed of lengths and order."""
 
@@ -88,20 +88,20 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
     if flags.cache is not None:
         return LengthCache.load_sync(flags.cache).lengths
     if flags.dataset is not None:
-        return _tokenised(flags, flags.dataset)
+        return _tokenized(flags, flags.dataset)
     drawn = np.random.default_rng(flags.seed).lognormal(np.log(200.0), 1.0, flags.num_samples)
     return np.clip(drawn, 1, flags.max_length).astype(np.int32)
 
 
-def _tokenised(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
+def _tokenized(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
     samples = JsonlSamples(dataset, load_tokenizer(flags.tokenizer))
     names = list(samples)[: flags.max_samples]
 
-    def tokenise(done: Callable[[], object]) -> list[int]:
+    def tokenize(done: Callable[[], object]) -> list[int]:
         samples.on_read = done
         return [samples[name].length for name in names]
 
-    lengths = with_bar("tokenising", len(names), tokenise)
+    lengths = with_bar("tokenizing", len(names), tokenize)
     samples.close()
     return np.array(lengths, np.int32)
 

@@ -1,4 +1,4 @@
-"""`qm gym run` and `qm gym info`: play a puzzle gym and keep what was played."""
+"""`qm gym run` and `qm gym info`: play a puzzle gym and store the steps as samples."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ NEVER_WORKED = {"http": "websocket", "text": "normal", "binary": "json"}
 
 @dataclass(frozen=True, kw_only=True)
 class GymRunFlags(JsonFlags):
-    """Play episodes of a gym, or of a made-up one, and keep the steps as samples."""
+    """Play episodes of a gym, or of a mock, and store the steps as samples."""
 
     tokenizer: Annotated[str, arg(aliases=["-t"])]
     """Tokenizer: a folder, a hub id, or bytes."""
     host: str = "localhost"
-    """Where the gym is."""
+    """Host of the gym."""
     port: int = 8023
-    """Its port."""
+    """Port of the gym."""
     transport: str = "telnet"
-    """How lines travel: telnet, tcp or websocket."""
+    """Protocol of the connection: telnet, tcp or websocket."""
     output_mode: str = "json"
-    """How the gym words its replies: normal, agent or json."""
+    """Format of the gym's replies: normal, agent or json."""
     puzzles: str = ""
-    """Puzzles to play, as a,b,c; by default any the gym offers."""
+    """Puzzles to play, as a,b,c; by default all that the gym offers."""
     buffer_size: int = 100_000
-    """Samples kept at most."""
+    """Most samples kept."""
     timeout: float = 10.0
     """Seconds to wait for a connection; a reply may take three times as long."""
     retries: int = 3
-    """Connections made again for one episode."""
+    """Reconnections per episode."""
     difficulty_min: float = 0.0
     """Easiest episode, from 0 to 1."""
     difficulty_max: float = 1.0
     """Hardest episode, from 0 to 1."""
     max_samples: int | None = None
-    """Stop after so many samples."""
+    """Number of samples after which to stop."""
     output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"])] = None
     """File to save the samples to: .json as text, anything else binary."""
     seed: int = 42
     """Seed of the episodes."""
     mock: bool = False
-    """Play made-up puzzles; no gym is needed."""
+    """Play mock puzzles without a gym."""
     num_episodes: int = 10
     """Episodes to play."""
     steps_per_episode: int = 5
-    """Steps of a made-up episode."""
+    """Steps of a mock episode."""
     success_rate: float = 0.7
-    """Share of made-up episodes that succeed."""
+    """Share of mock episodes that succeed."""
 
     def __post_init__(self) -> None:
         _check_choice("--transport", self.transport, TRANSPORTS)
@@ -80,7 +80,7 @@ class GymRunFlags(JsonFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class GymInfoFlags(JsonFlags):
-    """Show what a gym connection is made of, and its defaults."""
+    """Show the settings of a gym connection, with their defaults."""
 
 
 def _check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ Hint = Callable[[QueryMutationEnv], str]
 
 @dataclass(frozen=True, kw_only=True)
 class GymServeFlags:
-    """Serve the rewriting of questions as a puzzle: a client picks operators, undo or submit, in words."""
+    """Serve question rewriting as a puzzle: a client chooses operators, undo or submit by name."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -42,19 +42,19 @@ class GymServeFlags:
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
-    """The model that carries out rewrites; hf:FOLDER runs one in this process."""
+    """The model that rewrites; hf:FOLDER runs one in this process."""
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash."""
     dataset: str = "python_docs"
     """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
     operators: str = ""
-    """Rewrite operators on offer, as a,b,c; by default all."""
+    """Rewrite operators that clients may choose, as a,b,c; by default all."""
     batch_size: int = 8
     """Clients whose environments run at once."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
     """Seconds to wait for one reply of a model."""
     seed: int = 42
-    """Seed of the questions of clients that name none."""
+    """Seed of the questions for clients that give none."""
 
     def __post_init__(self) -> None:
         check_at_least(1, batch_size=self.batch_size)

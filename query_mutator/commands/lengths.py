@@ -19,7 +19,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsBuildFlags(JsonFlags):
-    """Tokenise a data set and keep how long each row is."""
+    """Tokenize a dataset and store the length of each row."""
 
     dataset: Annotated[str, arg(aliases=["-d"])]
     """JSONL file with text, messages, instruction and response, or input_ids in every row."""
@@ -28,12 +28,12 @@ class LengthsBuildFlags(JsonFlags):
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
-    """Count rows that give nothing instead of stopping at the first."""
+    """Count rows without tokens instead of stopping at the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsStatsFlags(JsonFlags):
-    """Show how long the samples of a length cache are."""
+    """Show statistics of a length cache."""
 
     cache: Annotated[str, arg(aliases=["-c"])]
     """Length cache, as `lengths build` writes it."""

@@ -34,8 +34,8 @@ class SizeWorkersFlags(JsonFlags):
     batch_size: int | None = None
     """Items of a batch; by default the loader's, else 8."""
     step_ms: float | None = None
-    """Milliseconds of a training step; without it and --step, find the fastest loading (the synthetic sets have a step
-    time of their own)."""
+    """Milliseconds of a training step; without it and --step, find the fastest loading (the synthetic sets have their
+    own step time)."""
     step: str | None = None
     """package.module:function that is called with each batch instead: the real step."""
     from_logs: str | None = None
