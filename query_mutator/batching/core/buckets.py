@@ -14,7 +14,7 @@ BucketId = int
 
 
 class BucketSpec(Record):
-    """Bucket i holds the lengths edges[i-1]+1 .. edges[i]; longer ones up to `overflow_max` form the overflow bucket.
+    """Bucket i covers the lengths edges[i-1]+1 .. edges[i]; longer ones up to `overflow_max` form the overflow bucket.
 
     With `overflow_max` equal to the last edge (the value when it is left out) there is no overflow bucket.
     """
@@ -134,7 +134,7 @@ class BucketStats(Record):
 class BatchSpec(Record):
     """Ids of the samples, the bucket, the padded length of every row, and the real tokens in the batch.
 
-    Where an over-long policy cut samples, `starts` and `stops` say which tokens count (stop −1: to the end).
+    If an over-long policy cut samples, `starts` and `stops` are their ranges of tokens (stop −1: to the end).
     """
 
     sample_ids: tuple[str, ...] = Field(min_length=1)

@@ -29,7 +29,7 @@ class Items(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Items in batch order [kept]; batch b holds order[offsets[b]:offsets[b+1]], padded to max_len[b]."""
+    """Items in batch order [kept]; batch b has order[offsets[b]:offsets[b+1]], padded to max_len[b]."""
 
     order: IndexArray
     offsets: IndexArray

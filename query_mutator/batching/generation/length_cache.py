@@ -89,7 +89,7 @@ class LengthCache:
         self._entries[name] = _checked_length(name, length)
 
     def add_many_sync(self, sample_ids: Sequence[object], lengths: Sequence[int] | NDArray[Any]) -> None:
-        """Add many lengths at once; for an id that comes twice raise UsageError and add nothing."""
+        """Add many lengths at once; for an id that occurs twice raise UsageError and add nothing."""
         values = np.asarray(lengths)
         if len(sample_ids) != len(values):
             raise UsageError(f"{len(sample_ids)} sample ids but {len(values)} lengths; give one length per id")
@@ -101,7 +101,7 @@ class LengthCache:
         added = dict(zip(names, values.tolist(), strict=True))
         if len(added) != len(names) or not self._entries.keys().isdisjoint(added):
             twice, _ = Counter([*self._entries, *names]).most_common(1)[0]
-            raise UsageError(f"sample id {twice!r} comes twice in the length cache ({self.path}); ids must be unique")
+            raise UsageError(f"sample id {twice!r} occurs twice in the length cache ({self.path}); ids must be unique")
         self._entries.update(added)
 
     add = to_async(add_sync, thread=False)

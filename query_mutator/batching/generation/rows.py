@@ -275,7 +275,7 @@ class JsonlSamples(Mapping[str, TokenRow]):
         try:
             name = row_id(parse_row(line, where), number, dataset_id=self.index.path.stem)
             if name in self._numbers:
-                raise DatasetError(f"{where}: sample id {name!r} comes twice")
+                raise DatasetError(f"{where}: sample id {name!r} occurs twice")
         except UsageError as error:
             self._bad(error if isinstance(error, DatasetError) else DatasetError(f"{where}: {error}"))
             return

@@ -20,7 +20,7 @@ _ABSENT = -1
 
 
 class UnevenPolicy(StrEnum):
-    """How `equal_steps` gives all ranks the same steps: fillers, or dropped, or repeated microbatches."""
+    """How `equal_steps` equalizes the steps of all ranks: pad with fillers, drop or repeat microbatches."""
 
     PAD = "pad"
     DROP = "drop"

@@ -105,7 +105,7 @@ def test_an_id_comes_once_and_a_refused_batch_adds_nothing(path: Path) -> None:
     cache.add_sync("1", 4)
     with pytest.raises(UsageError, match="'1'"):
         cache.add_sync(1, 4)
-    with pytest.raises(UsageError, match="comes twice"):
+    with pytest.raises(UsageError, match="occurs twice"):
         cache.add_many_sync(["2", "3", "2"], [1, 1, 1])
     assert len(cache) == 1
 

@@ -169,7 +169,7 @@ def test_samples_of_a_file_are_read_when_asked_for(tmp_path: Path, tokenizer: To
 
 def test_an_id_that_comes_twice_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = write(tmp_path / "t.jsonl", [{"id": 0, "text": "a"}, {"id": "0", "text": "b"}])
-    with pytest.raises(DatasetError, match=r"t\.jsonl:2.*'0' comes twice"):
+    with pytest.raises(DatasetError, match=r"t\.jsonl:2.*'0' occurs twice"):
         JsonlSamples(path, tokenizer)
 
 
