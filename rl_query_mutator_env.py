@@ -31,11 +31,11 @@ from query_mutator.env.infos import infos_of
 from query_mutator.env.observation import StepFeatures, TextFeatures
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
 from query_mutator.env.task import SUBMIT, UNDO, Task
-from query_mutator.errors import BackendError, UsageError
+from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
-from query_mutator.registry import nearest
+from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
@@ -619,12 +619,10 @@ def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
 
 
 def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
-    system_names = {field.name for field in fields(SystemSettings)}
-    task_names = {field.name for field in fields(TaskSettings)}
+    system_names = [field.name for field in fields(SystemSettings)]
+    task_names = [field.name for field in fields(TaskSettings)]
     for name in kwargs:
-        if name not in system_names | task_names | {"render_mode", "env_id"}:
-            near = nearest(name, system_names | task_names)
-            raise UsageError(f"unknown keyword {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        check_known("keyword", name, [*system_names, *task_names, "render_mode", "env_id"])
     return (
         SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
         TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from query_mutator.errors import UsageError
 
-__all__ = ["Registry", "nearest"]
+__all__ = ["Registry", "check_known", "nearest"]
 
 T = TypeVar("T")
 
@@ -22,6 +22,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to `name`, or None when none is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise a UsageError with the nearest name and the known ones unless `name` is among them."""
+    known = list(known)
+    if name not in known:
+        near = nearest(name, known)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        raise UsageError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}")
 
 
 class Registry(Generic[T]):
@@ -56,10 +65,7 @@ class Registry(Generic[T]):
         """Return the entry called `name`; an unknown name is a UsageError that lists the known ones."""
         if name not in self._entries:
             self._load_entry_points()
-        if name not in self._entries:
-            near = nearest(name, self._entries)
-            hint = f" (did you mean {near!r}?)" if near else ""
-            raise UsageError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(self._entries)}")
+        check_known(self.kind, name, self._entries)
         return self._entries[name]
 
     def registered(self) -> list[str]:

@@ -17,7 +17,7 @@ from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.models import Babble, Echo
 from query_mutator.embedded.server import ServerSettings, start_server
 from query_mutator.errors import UsageError
-from query_mutator.registry import nearest
+from query_mutator.registry import check_known
 
 if TYPE_CHECKING:
     from query_mutator.embedded.models import EmbeddedModel
@@ -92,10 +92,7 @@ def _models(
 ) -> tuple[dict[str, EmbeddedModel], Encoder | None]:
     """Return the text models and, if one of them needs it, the encoder; echo and babble need none."""
     for name in names:
-        if name not in MODEL_NAMES:
-            near = nearest(name, MODEL_NAMES)
-            hint = f" (did you mean {near!r}?)" if near else ""
-            raise UsageError(f"unknown model {name!r}{hint}; known: {', '.join(MODEL_NAMES)}")
+        check_known("model", name, MODEL_NAMES)
     light: dict[str, EmbeddedModel] = {Babble.name: Babble()} if Babble.name in names else {}
     if set(names) <= {Echo.name, Babble.name}:
         return light, None

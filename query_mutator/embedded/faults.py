@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from query_mutator.errors import UsageError
-from query_mutator.registry import nearest
+from query_mutator.registry import check_known
 
 __all__ = ["KINDS", "FaultPlan"]
 
@@ -37,10 +37,7 @@ class FaultPlan:
         if not 0 <= share <= 1:
             raise UsageError(f"faults={share} is out of range; the share of failing calls must be between 0 and 1")
         for kind in kinds:
-            if kind not in KINDS:
-                near = nearest(kind, KINDS)
-                hint = f" (did you mean {near!r}?)" if near else ""
-                raise UsageError(f"unknown fault {kind!r}{hint}; known: {', '.join(KINDS)}")
+            check_known("fault", kind, KINDS)
         if not kinds:
             raise UsageError(f"name at least one kind of fault: {', '.join(KINDS)}")
         self.share = share

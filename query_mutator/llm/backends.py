@@ -16,7 +16,7 @@ from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.registry import Registry, nearest
+from query_mutator.registry import Registry, check_known
 
 __all__ = [
     "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "BackendChoice", "backend_for", "check_backend",
@@ -35,12 +35,7 @@ BACKENDS.add("openai", OpenAIBackend)
 
 def check_backend(name: str) -> None:
     """Raise a UsageError with the nearest name unless `--backend` takes this one."""
-    if name in (AUTO, EMBEDDED) or name in BACKENDS:
-        return
-    known = [AUTO, EMBEDDED, *BACKENDS]
-    near = nearest(name, known)
-    hint = f" (did you mean {near!r}?)" if near else ""
-    raise UsageError(f"unknown backend {name!r}{hint}; known: {', '.join(known)}")
+    check_known("backend", name, [AUTO, EMBEDDED, *BACKENDS])
 
 
 def backend_for(flag: str, *, backend: str = AUTO) -> str:
