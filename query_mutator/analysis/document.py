@@ -90,75 +90,58 @@ def _section(section: Section, format: Format) -> Iterator[str]:
     if format == "markdown":
         yield from (f"{'#' * (section.level + 1)} {section.title}", "")
     elif format == "rst":
-        title = escape_rst(section.title)
+        title = _escape_rst(section.title)
         yield from (title, _RST_RULES[section.level] * len(title), "")
     elif section.blocks:
         yield from (section.title.upper() if section.level < 2 else section.title, "")
+    escape = _escape_rst if format == "rst" else str
     for block in section.blocks:
-        yield from _WRITERS[format](block)
+        if isinstance(block, str):
+            yield escape(block)
+        elif isinstance(block, Bullets):
+            yield from (f"- {escape(item)}" for item in block.items)
+        else:
+            yield from _WRITERS[format](block)
         yield ""
 
 
-# --- terminal ---------------------------------------------------------------------------------------------------------
-
-
-def _as_text(block: Block) -> Iterator[str]:
-    if isinstance(block, str):
-        yield block
-    elif isinstance(block, Bullets):
-        yield from (f"- {item}" for item in block.items)
-    elif isinstance(block, Code):
+def _as_text(block: Code | Figure | Table) -> Iterator[str]:
+    if isinstance(block, Code):
         yield from (f"    {line}" for line in block.text.splitlines())
     elif isinstance(block, Table):
         yield table(block.title, block.header, [[str(cell) for cell in row] for row in block.rows])
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
-def _as_markdown(block: Block) -> Iterator[str]:
-    if isinstance(block, str):
-        yield block
-    elif isinstance(block, Bullets):
-        yield from (f"- {item}" for item in block.items)
-    elif isinstance(block, Code):
+def _as_markdown(block: Code | Figure | Table) -> Iterator[str]:
+    if isinstance(block, Code):
         yield from ("```bash", block.text, "```")
     elif isinstance(block, Figure):
         yield f"![{block.caption}]({block.file})"
-    elif isinstance(block, Table):
-        yield from (f"*{block.title}*", "")
-        yield _markdown_row(block.header)
+    else:
+        yield from (f"*{block.title}*", "", _markdown_row(block.header))
         yield "|" + "|".join(["---", *["---:"] * (len(block.header) - 1)]) + "|"
-        yield from (_markdown_row(row) for row in block.rows)
+        yield from map(_markdown_row, block.rows)
 
 
 def _markdown_row(row: Sequence[str | Cell]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
 
 
-# --- reStructuredText -------------------------------------------------------------------------------------------------
+def _as_rst(block: Code | Figure | Table) -> Iterator[str]:
+    if isinstance(block, Code):
+        yield from (".. code-block:: bash", "", *(f"   {line}" for line in block.text.splitlines()))
+    elif isinstance(block, Figure):
+        yield from (f".. figure:: {block.file}", "", f"   {_escape_rst(block.caption)}")
+    else:
+        yield from (f".. list-table:: {_escape_rst(block.title)}", "   :header-rows: 1", "")
+        for row in (block.header, *block.rows):
+            for place, cell in enumerate(row):
+                yield f"   {'  -' if place else '* -'} {_escape_rst(str(cell))}".rstrip()
 
 
-def escape_rst(text: str) -> str:
+def _escape_rst(text: str) -> str:
     """Escape all markup in a text."""
     return re.sub(r"([\\*`|_])", r"\\\1", text)
-
-
-def _as_rst(block: Block) -> Iterator[str]:
-    if isinstance(block, str):
-        yield escape_rst(block)
-    elif isinstance(block, Bullets):
-        yield from (f"- {escape_rst(item)}" for item in block.items)
-    elif isinstance(block, Code):
-        yield from (".. code-block:: bash", "")
-        yield from (f"   {line}" for line in block.text.splitlines())
-    elif isinstance(block, Figure):
-        yield from (f".. figure:: {block.file}", "", f"   {escape_rst(block.caption)}")
-    elif isinstance(block, Table):
-        yield from (f".. list-table:: {escape_rst(block.title)}", "   :header-rows: 1", "")
-        for row in (block.header, *block.rows):
-            yield from (f"   {'-' if place else '* -'} {escape_rst(str(cell))}".rstrip() if not place
-                        else f"     - {escape_rst(str(cell))}".rstrip() for place, cell in enumerate(row))  # fmt: skip
 
 
 _WRITERS = {"text": _as_text, "markdown": _as_markdown, "rst": _as_rst}
