@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from query_mutator.llm.pool import Pool, error_of, require_same_models
 from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry, RetryPolicy
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["CacheMode", "CallTotals", "ClientStack", "Counted", "build_client"]
+__all__ = ["CacheMode", "CallTotals", "ClientSettings", "ClientStack", "Counted", "build_client"]
 
 logger = logging.getLogger(__name__)
 
@@ -154,59 +154,80 @@ class ClientStack:
             self.store.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How calls reach the servers of a backend."""
+
+    batch_size: int = 8  # calls in flight, and connections to each server
+    adaptive: bool = False
+    timeout_s: float = 120.0
+    deadline_s: float | None = None
+    max_retries: int = DEFAULT_MAX_RETRIES
+    cache: CacheMode = "off"
+    cache_path: Path | str | None = None
+    num_ctx: int | None = None
+    keep_alive: str = "30m"
+    allow_mixed: bool = False
+
+
 def build_client(
     urls: str | Sequence[str],
+    settings: ClientSettings | None = None,
     *,
     backend: str = DEFAULT_BACKEND,
-    batch_size: int = 8,
-    adaptive: bool = False,
-    timeout_s: float = 120.0,
-    deadline_s: float | None = None,
-    max_retries: int = DEFAULT_MAX_RETRIES,
-    cache: CacheMode = "off",
-    cache_path: Path | str | None = None,
     is_refusal: Callable[[str], bool] | None = None,
-    keep_alive: str = "30m",
-    runner_options: Mapping[str, Any] | None = None,
-    allow_mixed: bool = False,
     local: Sequence[HfModel] = (),
+    **changes: Any,
 ) -> ClientStack:
-    """Return the composed client for one server or several, with as many connections to each as calls in flight.
+    """Return the composed client for one server or several; `changes` are fields of `settings`.
 
     `local` models answer the requests that name them. With `is_refusal`, target replies that start with a refusal are
     cut. A default `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
     """
+    settings = replace(settings or ClientSettings(), **changes)
+    options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
     servers = open_servers(
         backend,
         [urls] if isinstance(urls, str) else urls,
-        timeout_s=timeout_s,
-        pool_size=batch_size,
-        keep_alive=keep_alive,
-        runner_options=runner_options,
+        timeout_s=settings.timeout_s,
+        pool_size=settings.batch_size,
+        keep_alive=settings.keep_alive,
+        runner_options=options,
     )
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     edges: Sequence[Backend] = early_stops or servers
     inner: Backend = edges[0] if len(edges) == 1 else Pool(edges)
-    inner = LocalModels(inner, local) if local else inner
-    limit = AdaptiveLimit(inner, highest=batch_size) if adaptive else Limit(inner, limit=batch_size)
-    store = None if cache == "off" else _open_store(cache_path)
-    counted = Counted(limit), Counted(limit)
-    shared, eval_shared = map(Coalesce, counted)
-    identity = Identity(servers, extra=f"{sorted((runner_options or {}).items())} early-stop={bool(early_stops)}")
+    identity = Identity(servers, extra=f"{sorted(options.items())} early-stop={bool(early_stops)}")
     identity.add({model.name: model.digest for model in local})
+    return _wrapped(servers, early_stops, LocalModels(inner, local) if local else inner, identity, settings)
+
+
+def _wrapped(
+    servers: tuple[ModelServer, ...],
+    early_stops: tuple[EarlyStop, ...],
+    backend: Backend,
+    identity: Identity,
+    settings: ClientSettings,
+) -> ClientStack:
+    """Return the layers around a backend."""
+    size = settings.batch_size
+    limit = AdaptiveLimit(backend, highest=size) if settings.adaptive else Limit(backend, limit=size)
+    store = None if settings.cache == "off" else _open_store(settings.cache_path)
+    counted, eval_counted = Counted(limit), Counted(limit)
+    shared, eval_shared = Coalesce(counted), Coalesce(eval_counted)
     return ClientStack(
         servers=servers,
         early_stops=early_stops,
-        backend=inner,
+        backend=backend,
         limit=limit,
-        retry=Retry(limit, RetryPolicy(max_retries=max_retries, deadline_s=deadline_s)),
-        client=Cache(shared, store, identity=identity) if store is not None and cache == "all" else shared,
+        retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),
+        client=Cache(shared, store, identity=identity) if store is not None and settings.cache == "all" else shared,
         eval_client=Cache(eval_shared, store, identity=identity) if store is not None else eval_shared,
-        counted=counted[0],
-        eval_counted=counted[1],
+        counted=counted,
+        eval_counted=eval_counted,
         coalesced=(shared, eval_shared),
         store=store,
-        allow_mixed=allow_mixed,
+        allow_mixed=settings.allow_mixed,
     )
 
 

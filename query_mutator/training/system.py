@@ -19,8 +19,8 @@ from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
-from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, RetryPolicy
-from query_mutator.llm.stack import CacheMode, ClientStack, build_client
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
 from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.types import AnswerRule, Question
 
@@ -34,25 +34,15 @@ BUNDLED_DATASET = "python_docs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemSettings:
+class SystemSettings(ClientSettings):
     """Which models answer and how calls reach them."""
 
     backend: str = AUTO
     ollama_url: str | tuple[str, ...] | None = None
     openai_url: str | tuple[str, ...] | None = None
-    allow_mixed: bool = False
     target_model: str | None = None
     mutator_model: str | None = None
-    batch_size: int = 8
-    adaptive: bool = False
-    timeout_s: float = 120.0
-    deadline_s: float | None = None
-    max_retries: int = DEFAULT_MAX_RETRIES
     early_stop: bool = False
-    cache: CacheMode = "off"
-    cache_path: str | None = None
-    num_ctx: int | None = None
-    keep_alive: str = "30m"
     encoder: str = "all-MiniLM-L6-v2"
     encoder_max_tokens: int | None = None
     device: str = "cpu"
@@ -128,18 +118,9 @@ class System:
         settings, kind = self.settings, self.choice.kind
         return build_client(
             self.choice.urls or self.url,
+            settings,
             backend=DEFAULT_BACKEND if kind == EMBEDDED else kind,  # the embedded server has its routes
-            batch_size=settings.batch_size,
-            adaptive=settings.adaptive,
-            timeout_s=settings.timeout_s,
-            deadline_s=settings.deadline_s,
-            max_retries=settings.max_retries,
-            cache=settings.cache,
-            cache_path=settings.cache_path,
             is_refusal=is_refusal if settings.early_stop else None,
-            keep_alive=settings.keep_alive,
-            runner_options={} if settings.num_ctx is None else {"num_ctx": settings.num_ctx},
-            allow_mixed=settings.allow_mixed,
             local=local_models(settings.mutator_model, self._rewriter, deterministic=settings.deterministic),
         )
 

@@ -122,7 +122,7 @@ def test_the_whole_client_with_retries_answers_under_faults() -> None:
 
 def test_mutator_target_and_embedding_calls_to_one_model_load_it_once() -> None:
     with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4, load_ms=20) as server:
-        stack = build_client(server.url, runner_options={"num_ctx": 2048}, keep_alive="45m")
+        stack = build_client(server.url, num_ctx=2048, keep_alive="45m")
         for purpose in ("mutate", "target", "judge"):
             fields = {"purpose": purpose, "options": {"num_ctx": 512, "top_p": 0.5}}  # the run's num_ctx wins
             assert all(reply.ok for reply in ask_all(stack.client, requests(4, **fields)))
