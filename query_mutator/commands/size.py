@@ -16,7 +16,7 @@ from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
 from query_mutator.sizing.lerobot import smolvla, train_line
-from query_mutator.sizing.real_steps import ModelSpec
+from query_mutator.sizing.real_steps import ModelSpec, Optimizer
 
 __all__ = ["ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
 
@@ -36,7 +36,7 @@ class ModelFlags:
     """Height and width of their images, as 480x640."""
     tokens: int | None = None
     """Tokens of a row, for language models."""
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """The optimizer."""
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ class RealFlags(ModelFlags):
 
     variant: str | None = None
     """As --what-if of `qm size`: bf16, checkpointing, accumulate:4, joined by +."""
+    batch: tuple[int, ...] = (8,)
+    """Batch sizes to measure."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 300.0
@@ -32,6 +34,7 @@ class RealFlags(ModelFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(1, batch=min(self.batch, default=0))
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
         if self.timeout_s <= 0:
@@ -49,7 +52,6 @@ class SizeThroughputFlags(RealFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, batch=min(self.batch, default=0))
         if self.seconds <= 0:
             raise ValueError(f"--seconds {self.seconds} must be above 0")
 
@@ -58,14 +60,8 @@ class SizeThroughputFlags(RealFlags):
 class SizeVerifyFlags(RealFlags):
     """Compare the estimate with the memory of real steps: by the profiler on a CPU, by the allocator on a GPU."""
 
-    batch: tuple[int, ...] = (8,)
-    """Batch sizes to verify."""
     largest: bool = False
     """On a GPU: find the largest batch that really fits, each trial in a child process."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, batch=min(self.batch, default=0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,15 +26,15 @@ from torch.utils.checkpoint import checkpoint
 from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import Fit
 from query_mutator.sizing.cuda import CudaFullPrecision, reserved_peak
+from query_mutator.sizing.real_steps import Optimizer
 from query_mutator.sizing.tracker import BLOCK_BYTES, Ledger, StorageTracker
 
 __all__ = [
-    "MemoryEstimate", "Optimizer", "Recipe", "Trainer", "Workload", "estimate", "fit", "largest_batch",
+    "MemoryEstimate", "Recipe", "Trainer", "Workload", "estimate", "fit", "largest_batch",
     "measured_peak", "recipe_of", "with_what_if",
 ]  # fmt: skip
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Optimizer = Literal["adamw", "adam", "sgd"]
 Batch = tuple[Tensor, ...]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

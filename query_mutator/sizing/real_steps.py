@@ -13,7 +13,19 @@ from query_mutator.sizing.child import load_target, run_child
 if TYPE_CHECKING:
     from query_mutator.sizing.memory import Recipe, Workload
 
-__all__ = ["ModelSpec", "RealStep", "bisect", "fits_memory", "knee_line", "knee_of", "measure", "pick_device"]
+__all__ = [
+    "ModelSpec",
+    "Optimizer",
+    "RealStep",
+    "bisect",
+    "fits_memory",
+    "knee_line",
+    "knee_of",
+    "measure",
+    "pick_device",
+]
+
+Optimizer = Literal["adamw", "adam", "sgd"]
 
 KNEE = 0.9  # share of the highest throughput
 _SHARE_OF_MEMORY = 0.8  # of the machine's, that an estimate may reach
@@ -25,7 +37,7 @@ class ModelSpec:
 
     model: str
     sizes: dict[str, Any] = field(default_factory=dict)
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     variant: str | None = None
 
     def workload(self) -> Workload:
