@@ -265,7 +265,7 @@ def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everyth
     for owner in cls.__mro__ if everything else ():
         names = [name for name in flags if name not in first and _owner(cls, name) is owner]
         if names:
-            title = owner.__name__.removesuffix("Flags").removesuffix("Config")
+            title = owner.__name__.removesuffix("Flags").removesuffix("Config") or owner.__name__
             fields.append((title, dataclasses.make_dataclass(title, _fields(cls, names), kw_only=True)))
     description = inspect.getdoc(cls) or ""
     if not everything and hasattr(cls, "FIRST"):
