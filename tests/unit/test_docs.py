@@ -52,6 +52,15 @@ def test_flags_in_the_text_exist(page: Path) -> None:
         assert named - known <= OTHERS
 
 
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    if page.name in ("log.md", "CHANGELOG.md"):  # what was
+        return
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/.])((?:query_mutator|ppo|tests|benchmarks|scripts|examples)/[\w/]+\.\w+)", text))
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
 def test_index_lists_every_page() -> None:
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
