@@ -126,9 +126,11 @@ class _Surface:
         count = np.bincount(cell.ravel()).astype(np.float64)
         means = np.bincount(cell.ravel(), values) / count
         trend, left_over = _trend(settings, logs), values - means[cell.ravel()]
+        # Roughness: what a least-squares quadratic through the means leaves over.
         rough = means - trend @ np.linalg.lstsq(trend, means, rcond=None)[0]
         degrees = len(values) - len(settings)
         free = max(1, len(settings) - np.linalg.matrix_rank(trend))
+        # Noise: the variance within cells; without repeats, that of the residual.
         noise = float((left_over**2).sum() / degrees) if degrees else float((rough**2).sum() / free)
         noise = max(noise, 1e-12 * float(values.var()) + 1e-300)
         size = math.sqrt(float((rough**2).sum()) / free)
@@ -165,6 +167,7 @@ class _Surface:
         share = np.exp(likelihood - likelihood.max())
         share /= share.sum()
         self.mean = np.asarray(sum(w * model.mean for w, model in zip(share, self._models, strict=True)))
+        # Each model simulates surfaces in proportion to its likelihood.
         counts = rng.multinomial(SURFACES, share)
         parts, first = [], 0
         for count, model in zip(counts, self._models, strict=True):
