@@ -338,3 +338,11 @@ def test_windows_that_one_batch_could_hold_are_merged() -> None:
     batches = list(sampler(window=1).iter_epoch_sync(0))
     assert sum(batch.batch_size for batch in batches) == 50
     assert len(batches) < 20
+
+
+def test_a_file_written_by_version_0_1_0_is_read() -> None:
+    path = Path(__file__).resolve().parents[2] / "data" / "arrays_of_0_1_0.bin"
+    found = read_arrays(path, kind="sample")
+    assert found.meta["budget"] == 128
+    assert found.arrays["lengths"].tolist() == list(range(7))
+    assert found.arrays["flags"].tolist() == [True, False, True]
