@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "query_mutator"
 SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "benchmark_batching"}
 
-VOCABULARY = {"__init__", "errors", "files", "registry", "types"}
+VOCABULARY = {"__init__", "errors", "files", "plugins", "registry", "types"}
 CALLS = VOCABULARY | {"stats", "cli", "encoder", "llm", "runs"}
 TASK = CALLS | {"data", "operators", "rewards"}
 ENV = TASK | {"env"}
@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "registry": {"errors"},
     "files": {"errors"},
-    "plugins": VOCABULARY,
+    "plugins": {"errors"},
     "stats": VOCABULARY,
     "encoder": VOCABULARY,
     "embedded": VOCABULARY | {"encoder"},
@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": TOOLS | {"analysis"},
     "report": TOOLS | {"analysis"},
     "sft": TASK | {"batching", "ppo"},
-    "training": LEARNERS | {"embedded", "plugins"},
+    "training": LEARNERS | {"embedded"},
     "evaluation": LEARNERS | {"embedded", "training"},
     "gym": VOCABULARY | {"batching", "cli"},
 }
