@@ -49,7 +49,7 @@ from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.resume import check_resumption
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BoolArray = NDArray[np.bool_]
@@ -94,9 +94,11 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
 
 
 def plan(config: TrainConfig) -> Plan:
-    """Return the size and cost of the run; only questions and operators are read."""
+    """Return the size and cost of the run; only questions, operators and the reward's weights are read."""
 
-    split = split_dataset(settings_of(TaskSettings, config))
+    task_settings = settings_of(TaskSettings, config)
+    make_reward(task_settings)  # a typo must not wait for the run
+    split = split_dataset(task_settings)
     num_actions = len(operators.select(config.operators)) + 2
     return Plan(config=config, num_actions=num_actions, num_train=len(split.train), num_test=len(split.test))
 
@@ -129,6 +131,7 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
 
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    make_reward(settings_of(TaskSettings, config))
     chosen = [operator.name for operator in operators.select(config.operators)]
     if checkpoint is not None:
         checkpoint.check_actions([*chosen, UNDO, SUBMIT])

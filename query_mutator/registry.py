@@ -48,6 +48,8 @@ class Registry(Generic[T]):
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that stores its argument under `name`; a duplicate name is a ValueError."""
+        if not isinstance(name, str):  # the decorator without its parentheses
+            raise TypeError(f'register takes the name of the {self.kind}; write @….register("NAME")')
 
         def store(entry: T) -> T:
             self.add(name, entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from typing import SupportsFloat
 
 from query_mutator.errors import UsageError
 from query_mutator.rewards.parts import PARTS, Evidence
@@ -32,9 +33,12 @@ class WeightedReward:
         for item in spec.split(","):
             name, _, value = item.partition("=")
             try:
-                weights[name.strip()] = float(value)
+                weight = float(value)
             except ValueError:
                 raise UsageError(f"reward {item.strip()!r} is not NAME=WEIGHT, as in right=0.7") from None
+            if name.strip() in weights:
+                raise UsageError(f"reward {spec!r} names {name.strip()!r} twice; name each part once")
+            weights[name.strip()] = weight
         return cls(weights)
 
     def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
@@ -42,9 +46,11 @@ class WeightedReward:
         parts = {}
         for name, part in self._parts.items():
             value = part(evidence)
-            parts[name] = value if isinstance(value, (int, float)) else (yield from value)
-            if not -_ROUNDING <= parts[name] <= 1 + _ROUNDING:
-                raise UsageError(f"reward part {name!r} returned {parts[name]}; return a score from 0 to 1")
+            if isinstance(value, Generator):
+                value = yield from value
+            if not isinstance(value, SupportsFloat) or not -_ROUNDING <= float(value) <= 1 + _ROUNDING:
+                raise UsageError(f"reward part {name!r} returned {value!r}; return a score from 0 to 1")
+            parts[name] = float(value)
         score = sum(self.weights[name] * value for name, value in parts.items())
         return Reward(score=min(1.0, max(0.0, score)), parts=parts)
 

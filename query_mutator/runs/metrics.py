@@ -54,7 +54,10 @@ class MetricsWriter:
 
     def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:
         """Write one row; DiskError when it cannot be written."""
-        numbers = {METRICS[key].key: float(value) for key, value in values.items() if math.isfinite(value)}
+        if unknown := [key for key in values if key not in METRICS]:
+            names = ", ".join(unknown)
+            raise KeyError(f"no metric {names}; add it to query_mutator/runs/metrics.tsv and docs/reference/metrics.md")
+        numbers = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         self.rows.append({"step": step, "wall_s": round(wall_s, 3), **numbers})
         self._events.write(numbers, step=step)
 

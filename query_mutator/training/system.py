@@ -227,12 +227,17 @@ def make_task(
         known_words=system.known_words,
         embedding_dims=settings.embedding_dims,
         projection=projection,
-        reward=WeightedReward.parse(settings.reward) if settings.reward else WeightedReward(),
+        reward=make_reward(settings),
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
         step_cost=settings.step_cost,
     )
+
+
+def make_reward(settings: TaskSettings) -> WeightedReward:
+    """Return the reward of `--reward`; UsageError for an unknown part or a weight that is not one."""
+    return WeightedReward.parse(settings.reward) if settings.reward else WeightedReward()
 
 
 def split_dataset(settings: TaskSettings) -> Split:

@@ -113,9 +113,25 @@ def test_reward_spec_is_parsed_and_typos_list_the_known_names() -> None:
     with pytest.raises(UsageError, match="must be 0 or more"):
         WeightedReward.parse("right=-1")
 
+    with pytest.raises(UsageError, match="names 'right' twice"):
+        WeightedReward.parse("right=1,right=2")
 
-@pytest.mark.parametrize("value", [-0.5, 1.5, float("nan")])
-def test_a_part_outside_its_range_is_an_error(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, float("nan"), None, "1"])
+def test_a_part_that_returns_no_score_is_an_error(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PARTS, "_entries", {**PARTS._entries, "wild": lambda evidence: value})
     with pytest.raises(UsageError, match="reward part 'wild' returned"):
         WeightedReward({"wild": 1.0})(evidence("`os.kill`"))
+
+
+def test_a_part_may_return_a_numpy_number_or_a_bool(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (np.float32(0.5), np.int64(1), True):
+        monkeypatch.setattr(PARTS, "_entries", {**PARTS._entries, "other": lambda evidence, value=value: value})
+        score = WeightedReward({"other": 1.0})(evidence("`os.kill`")).parts["other"]
+        assert type(score) is float
+        assert score == value
+
+
+def test_registering_without_a_name_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r'write @….register\("NAME"\)'):
+        PARTS.register(lambda evidence: 1.0)  # type: ignore[arg-type]
