@@ -17,6 +17,7 @@ from query_mutator.analysis.runs import Run
 from query_mutator.analysis.series import Floats, Series
 from query_mutator.analysis.spec import Direction, MetricSpec, Spec, TagPattern
 from query_mutator.errors import UsageError
+from query_mutator.registry import check_known
 
 __all__ = [
     "AXES", "CLOCK_AXES", "UNITS", "Curve", "Reading", "UnknownDivisorError", "axis_of", "counter_of", "curves_of",
@@ -145,10 +146,8 @@ def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
 
 def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
     """Return the series of a counter, None when the run has none; UsageError for an unknown axis."""
-    if axis not in spec.axes:
-        known = ", ".join([*AXES, *spec.axes])
-        raise UsageError(f"unknown axis {axis!r}; known: {known}")
-    return next((run.series[tag] for tag in spec.axes[axis] if tag in run.series), None)
+    check_known("axis", axis, [*AXES, *spec.axes])
+    return next((run.series[tag] for tag in spec.axes.get(axis, ()) if tag in run.series), None)
 
 
 def _active_s(run: Run, wall: Floats) -> Floats:

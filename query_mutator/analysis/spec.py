@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from query_mutator.analysis.tables import read_mapping
 from query_mutator.errors import UsageError
-from query_mutator.registry import nearest
+from query_mutator.registry import check_known, nearest
 
 __all__ = [
     "DEFAULT_SPEC", "Confounder", "Direction", "FieldAlias", "MetricSpec", "Reducer", "Role", "Spec", "TagPattern",
@@ -199,10 +199,9 @@ class Spec:
 
     def metric(self, name: str) -> MetricSpec:
         """Return the metric of that name; UsageError with the nearest known one."""
-        for metric in self.metrics:
-            if metric.name == name:
-                return metric
-        raise UsageError(_unknown("metric", name, [metric.name for metric in self.metrics]))
+        by_name = {metric.name: metric for metric in self.metrics}
+        check_known("metric", name, by_name)
+        return by_name[name]
 
     def adjusted(
         self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = (), last_k: int | None = None
@@ -248,11 +247,8 @@ def _explained(error: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     if error["type"] == "unexpected_keyword_argument":
         classes = (Spec, MetricSpec, TagPattern, WatchRule, FieldAlias, Confounder)
         known = [field.name for cls in classes for field in fields(cls)]
-        return ": ".join([*where[:-1], _unknown("key", where[-1], known)])
+        near = nearest(where[-1], known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+        return ": ".join([*where[:-1], f"unknown key {where[-1]!r}", hint])
     problem = error["msg"].removeprefix("Value error, ")
     return ": ".join([*where, problem if error["type"] == "value_error" else f"{problem}, not {error['input']!r}"])
-
-
-def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return f"unknown {kind} {name!r}; " + (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
