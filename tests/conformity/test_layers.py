@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "registry": {"errors"},
     "files": {"errors"},
-    "plugins": {"errors"},
+    "plugins": {"errors", "types"},
     "stats": VOCABULARY,
     "encoder": VOCABULARY,
     "embedded": VOCABULARY | {"encoder"},
