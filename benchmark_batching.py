@@ -145,7 +145,7 @@ class BenchmarkConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print table and recommendation, write the files asked for; return the exit code."""
+    """Measure, print table and recommendation, write the requested files; return the exit code."""
     config = parse_flags(BenchmarkConfig, argv, prog=PROG)
     with connect(config) as system:
         note(system.about)

@@ -1,9 +1,9 @@
-"""Calls a second from one process: our client, layer by layer, beside `requests` and urllib3.
+"""Calls a second from one process: our client, layer by layer, compared with `requests` and urllib3.
 
     python benchmarks/llm_client.py                       # 3 rounds of 1,500 calls each, interleaved
     python benchmarks/llm_client.py --threads 1 8 64 --rounds 5
 
-The server is `python -m query_mutator.embedded --model echo` in a process of its own. Every client sends the same body
+The server is `python -m query_mutator.embedded --model echo` in its own process. Every client sends the same body
 and parses the reply's JSON; ours also makes the records. Medians over the rounds; CPU time is this process's alone, so
 it means something on a busy machine too.
 """

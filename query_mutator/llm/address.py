@@ -80,7 +80,7 @@ class Route:
 
 
 def route_to(text: str) -> Route:
-    """Return the route to a server: direct for loopback, else through the proxy that HTTP_PROXY and the like name."""
+    """Return the route to a server: direct for loopback, else through the proxy in HTTP_PROXY."""
     url = server_url(text)
     parts = urlsplit(url)
     host, port, secure = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"

@@ -57,7 +57,7 @@ class ModelServer(Backend, Protocol):
     url_flag: ClassVar[str] = ""  # the setting that holds its address: "ollama_url" or "openai_url"
     url_variable: ClassVar[str] = ""  # the environment variable that does
     default_url: ClassVar[str] = "in-process"  # "": an address is required
-    has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and the like
+    has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
 
@@ -147,7 +147,7 @@ class ModelServer(Backend, Protocol):
         return completion
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return that there are no embeddings."""
+        """Return an error, as there are no embeddings by default."""
         return ErrorInfo(kind="request", message=f"{self.title} makes no embeddings; choose another --encoder")
 
     def close(self) -> None:

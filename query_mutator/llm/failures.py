@@ -30,7 +30,7 @@ def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> Err
     if isinstance(error, RemoteDisconnected):
         return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
     if isinstance(error, IncompleteRead):
-        return ErrorInfo(kind="malformed", message=f"the reply of {url} was cut short")
+        return ErrorInfo(kind="malformed", message=f"the reply of {url} was truncated")
     if isinstance(error, HTTPException):
         return ErrorInfo(kind="malformed", message=f"{url} did not answer in HTTP: {_one_line(repr(error))}")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)

@@ -27,7 +27,7 @@ class StreamedText:
         self.error: ErrorInfo | None = None
 
     def take(self, line: bytes) -> bool:
-        """Take one line of the reply; False when no more is wanted."""
+        """Take one line of the reply; False to stop."""
         raise NotImplementedError
 
     def whole(self) -> Json:
@@ -35,7 +35,7 @@ class StreamedText:
         raise NotImplementedError
 
     def add(self, piece: str) -> bool:
-        """Take the next piece of text; False when no more is wanted."""
+        """Take the next piece of text; False to stop."""
         if not piece:
             return True
         self.text += piece
@@ -44,7 +44,7 @@ class StreamedText:
         return not self.was_cut
 
     def fail(self, line: bytes) -> bool:
-        """Record that a line is unreadable; always False, as no more is wanted."""
+        """Record that a line is unreadable; always False."""
         self.error = ErrorInfo(kind="malformed", message=f"a line of the reply is not a JSON object: {line[:80]!r}")
         return False
 

@@ -27,7 +27,7 @@ class _JsonLines(StreamedText):
         self.last = {}
 
     def take(self, line: bytes) -> bool:
-        """Take one line; False when no more is wanted."""
+        """Take one line; False to stop."""
         try:
             self.last = json.loads(line)
             message = self.last.get("message") or {}
@@ -44,7 +44,7 @@ class _JsonLines(StreamedText):
 class OllamaBackend(HttpServer):
     """One Ollama server.
 
-    `runner_options` (`num_ctx` and the like) are the same in every call and override those of a request, because Ollama
+    `runner_options` (`num_ctx` and similar) are the same in every call and override those of a request, because Ollama
     reloads a model when they change.
     """
 

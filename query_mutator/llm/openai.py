@@ -35,7 +35,7 @@ class _ServerSentEvents(StreamedText):
         self._finish_reason: str | None = None
 
     def take(self, line: bytes) -> bool:
-        """Take one line; False when no more is wanted."""
+        """Take one line; False to stop."""
         if not line.startswith(b"data:"):  # comments, event names
             return True
         data = line.removeprefix(b"data:").strip()

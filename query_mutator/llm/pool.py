@@ -31,7 +31,7 @@ FIRST_BREAK_S = 1.0  # doubles each time the breaker opens in a row
 MAX_BREAK_S = 30.0
 
 _NOT_REACHED = frozenset({"connect"})  # the server is gone: its breaker opens at once
-_ELSEWHERE = _NOT_REACHED | {"busy", "memory"}  # worth another server at once
+_ELSEWHERE = _NOT_REACHED | {"busy", "memory"}  # the call goes to another server at once
 _UNHEALTHY = _ELSEWHERE | {"timeout", "server", "malformed"}
 
 _MIN_SAMPLES = 8  # replies after which a server's speed counts
@@ -177,7 +177,7 @@ def _next(servers: Sequence[Server]) -> Server:
 
 
 def error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:
-    """Return why there are no embeddings."""
+    """Return the error in place of embeddings, if any."""
     return reply if isinstance(reply, ErrorInfo) else None
 
 
