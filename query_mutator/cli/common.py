@@ -13,7 +13,7 @@ from query_mutator.cli.console import progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.files import encode, write_json
 
-__all__ = ["JsonFlags", "check_at_least", "check_values", "parse_edges", "rows_of", "show", "with_bar"]
+__all__ = ["JsonFlags", "check_values", "parse_edges", "rows_of", "show", "with_bar"]
 
 T = TypeVar("T")
 
@@ -58,13 +58,6 @@ def parse_edges(text: str, *, flag: str = "--bucket-edges") -> tuple[int, ...]:
     return edges
 
 
-def check_at_least(lowest: int, **values: int | None) -> None:
-    """Raise a ValueError that names the first flag whose value is below `lowest`."""
-    for name, value in values.items():
-        if value is not None and value < lowest:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")
-
-
 def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *, unit: str = "row") -> T:
     """Return what `work` returns; it is given a function to call after every one of `total` things."""
     with progress(name, total, unit=unit) as bar:
@@ -76,11 +69,12 @@ def check_values(
 ) -> None:
     """Raise a ValueError for the first of the fields whose value is outside `low` to `high`, or not `above`.
 
-    `names` are separated by spaces; None passes, infinity and NaN do not.
+    `names` are separated by spaces. Each number of a tuple is checked; None passes, infinity and NaN do not.
     """
     for name in names.split():
         value = getattr(flags, name)
-        if value is None or (math.isfinite(value) and low <= value <= high and value > above):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is None or (numbers and all(low <= n <= high and n > above and math.isfinite(n) for n in numbers)):
             continue
         wanted = (
             f"between {low} and {high}" if high < math.inf else f"at least {low}" if low > above else f"above {above}"

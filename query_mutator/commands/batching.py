@@ -15,7 +15,7 @@ from query_mutator.batching import (
     suggest_bucket_edges,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, show
+from query_mutator.cli.common import JsonFlags, check_values, parse_edges, show
 from query_mutator.cli.flags import JsonTo
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class HistogramFlags(CacheFlags):
     """Characters of the longest bar."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, bins=self.bins, width=self.width)
+        check_values(self, "bins width", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class AnalyzeFlags(CacheFlags):
 
     def __post_init__(self) -> None:
         parse_edges(self.bucket_edges)
-        check_at_least(1, token_budget=self.token_budget)
+        check_values(self, "token_budget", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class SuggestFlags(CacheFlags):
     """Edges are multiples of this."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_buckets=self.num_buckets, max_length=self.max_length, multiple=self.multiple)
+        check_values(self, "num_buckets max_length multiple", low=1)
 
 
 def show_histogram(flags: HistogramFlags) -> None:

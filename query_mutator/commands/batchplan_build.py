@@ -19,7 +19,7 @@ from query_mutator.batching import (
     save_batch_plan,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges, rows_of, show
+from query_mutator.cli.common import JsonFlags, check_values, parse_edges, rows_of, show
 
 if TYPE_CHECKING:
     from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
@@ -70,7 +70,7 @@ class BuildFlags(JsonFlags):
 
     def __post_init__(self) -> None:
         parse_edges(self.bucket_edges)
-        check_at_least(1, epochs=self.epochs, token_budget=self.token_budget, pack_max_len=self.pack_max_len)
+        check_values(self, "epochs token_budget pack_max_len", low=1)
         if self.dataset is not None and self.dataset_hash:
             raise ValueError("--dataset and --dataset-hash say the same; give one of them")
 

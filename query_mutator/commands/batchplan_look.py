@@ -16,7 +16,7 @@ from query_mutator.batching import (
     save_batch_plan,
     verify_batch_plan,
 )
-from query_mutator.cli.common import JsonFlags, check_at_least, show
+from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.commands.batchplan_build import plan_report, plan_text
 from query_mutator.errors import UsageError
 
@@ -41,8 +41,8 @@ class InfoFlags(JsonFlags):
     """Number of ranks."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, show_batches=self.show_batches, rank=self.rank)
-        check_at_least(1, world_size=self.world_size)
+        check_values(self, "show_batches rank", low=0)
+        check_values(self, "world_size", low=1)
         if (self.rank is None) != (self.world_size is None):
             raise ValueError("--rank and --world-size go together")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
@@ -77,7 +77,7 @@ class ShardFlags(JsonFlags):
     """How --equal-steps evens out the steps: pad with filler steps, drop or repeat batches."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, world_size=self.world_size)
+        check_values(self, "world_size", low=1)
 
 
 def show_plan(flags: InfoFlags) -> None:

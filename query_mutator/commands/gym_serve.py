@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import check_at_least
+from query_mutator.cli.common import check_values
 from query_mutator.cli.console import closing_on_interrupt, note
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task
@@ -57,7 +57,7 @@ class GymServeFlags:
     """Seed of the questions for clients that give none."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, batch_size=self.batch_size)
+        check_values(self, "batch_size", low=1)
 
 
 def gym_serve(flags: GymServeFlags) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.data.split import target_key
@@ -63,8 +63,7 @@ class PolicyFlags:
     """Torch device of the sentence encoder."""
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} must be at least 1; the usual value is 8")
+        check_values(self, "batch_size", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)

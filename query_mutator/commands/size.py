@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from query_mutator.cli.common import JsonFlags, check_at_least, show
+from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
@@ -40,7 +40,7 @@ class ModelFlags:
     """The optimizer."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, cameras=self.cameras, tokens=self.tokens)
+        check_values(self, "cameras tokens", low=1)
         if self.resolution is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", self.resolution):
             raise ValueError(f"--resolution {self.resolution} must be height and width, as 480x640")
 
@@ -72,7 +72,7 @@ class SizeFlags(ModelFlags, JsonFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, batch=min(self.batch, default=0))
+        check_values(self, "batch", low=1)
         if self.context_mib < 0:
             raise ValueError(f"--context-mib {self.context_mib} must be at least 0")
         if self.vram is not None:
@@ -203,9 +203,8 @@ class SizeReplayFlags:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.obs):
             raise UsageError(f"--obs {self.obs} is not a shape; write a shape as 4x84x84 or 384")
-        check_at_least(1, num_envs=self.num_envs, action_numbers=self.action_numbers)
-        counts = ("capacity", "rollout_steps", "num_collectors", "parameters")
-        check_at_least(0, **{name: getattr(self, name) for name in counts})
+        check_values(self, "num_envs action_numbers", low=1)
+        check_values(self, "capacity rollout_steps num_collectors parameters", low=0)
 
 
 def size_replay(flags: SizeReplayFlags) -> None:

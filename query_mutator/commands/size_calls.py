@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from query_mutator.cli.common import check_at_least
+from query_mutator.cli.common import check_values
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.probe import probe_server, slots_advice
@@ -32,7 +32,7 @@ class SizeCallsFlags:
     def __post_init__(self) -> None:
         if not 2 <= self.width <= 1024:
             raise ValueError(f"--width {self.width} must be between 2 and 1024; the usual value is 16")
-        check_at_least(1, max_tokens=self.max_tokens, num_ctx=self.num_ctx)
+        check_values(self, "max_tokens num_ctx", low=1)
 
 
 def size_server(flags: SizeCallsFlags) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import check_at_least
+from query_mutator.cli.common import check_values
 from query_mutator.cli.console import note, table
 from query_mutator.commands.size import ModelFlags
 from query_mutator.errors import UsageError
@@ -34,11 +34,10 @@ class RealFlags(ModelFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, batch=min(self.batch, default=0))
+        check_values(self, "batch", low=1)
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
-        if self.timeout_s <= 0:
-            raise ValueError(f"--timeout-s {self.timeout_s} must be above 0")
+        check_values(self, "timeout_s", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from query_mutator.cli.common import JsonFlags, check_at_least, show
+from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.cli.console import note
 from query_mutator.sizing.budget import Budget, machine_budget
 from query_mutator.sizing.lerobot import read_times, verdict
@@ -55,12 +55,9 @@ class SizeWorkersFlags(JsonFlags):
             raise ValueError("give one of --dataset, --loader and --from-logs")
         if self.step is not None and self.step_ms is not None:
             raise ValueError("give --step or --step-ms, not both")
-        check_at_least(1, batch_size=self.batch_size)
-        check_at_least(0, num_workers=self.num_workers)
-        for name in ("step_ms", "window_s", "time_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} {value} must be above 0")
+        check_values(self, "batch_size", low=1)
+        check_values(self, "num_workers", low=0)
+        check_values(self, "step_ms window_s time_s", above=0)
 
 
 def size_workers(flags: SizeWorkersFlags) -> None:

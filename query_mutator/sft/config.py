@@ -8,14 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import JsonFlags, check_at_least, parse_edges
+from query_mutator.cli.common import JsonFlags, check_values, parse_edges
 
 __all__ = ["SftFlags"]
-
-_AT_LEAST_ONE = (
-    "epochs", "max_steps", "batch_size", "max_length", "lora_rank", "log_interval", "token_budget", "pack_max_len",
-    "buffer_size", "gradient_accumulation", "eval_interval", "save_interval", "keep_checkpoints", "stream_window",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +121,10 @@ class SftFlags(JsonFlags):
     """JSON file of flags; the command line wins."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, **{name: getattr(self, name) for name in _AT_LEAST_ONE})
-        check_at_least(0, freeze_layers=self.freeze_layers, seed=self.seed)
+        check_values(self, "epochs max_steps batch_size max_length lora_rank log_interval token_budget", low=1)
+        check_values(self, "pack_max_len buffer_size gradient_accumulation eval_interval save_interval", low=1)
+        check_values(self, "keep_checkpoints stream_window", low=1)
+        check_values(self, "freeze_layers seed", low=0)
         if self.bucket_edges is not None:
             parse_edges(self.bucket_edges)
         if not (0 < self.learning_rate < math.inf and 0 <= self.warmup_ratio <= 1 and 0 <= self.min_lr_ratio <= 1):
