@@ -1,1 +1,6 @@
-"""TODO"""
+"""The environment's inside: the task of a run, episodes, observations, and the scheduler of their model calls.
+
+`task` has what all environments share; `episode` the attempts at one question; `observation` turns texts into the
+policy's input; `flow` is a step as a generator of calls, which `scheduling` runs without a barrier; `steps` and `infos`
+are what learners receive. `QueryMutationEnv` itself is in `rl_query_mutator_env.py`.
+"""

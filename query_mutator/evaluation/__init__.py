@@ -1,1 +1,5 @@
-"""TODO"""
+"""Evaluation on held-out questions: the policy next to the baselines, with intervals.
+
+`methods` runs every method on the same questions and summarizes the outcomes; `heldout` has the periodic evaluation
+during training and the final comparison, which `qm eval` repeats.
+"""

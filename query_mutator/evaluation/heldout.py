@@ -1,4 +1,4 @@
-"""Held-out questions: quick looks during training, and the comparison with what a sceptic would do."""
+"""Held-out questions: the periodic evaluation during training, and the comparison with the baselines."""
 
 from __future__ import annotations
 

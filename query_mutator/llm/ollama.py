@@ -112,6 +112,12 @@ class OllamaBackend(HttpServer):
         found = f" (loaded with num_ctx={loaded})" if loaded else ""
         return f"{requested}{found}, keep_alive={self.keep_alive}, think=false; the same for every call"
 
+    def hint(self, error: ErrorInfo) -> str:
+        """Return how to send a token, for an error about a missing one."""
+        return (
+            "; for a server that needs a token see docs/how-to/add-a-backend.md" if error.status in (401, 403) else ""
+        )
+
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /api/chat."""
         return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)

@@ -114,7 +114,9 @@ class OpenAIBackend(HttpServer):
 
     def hint(self, error: ErrorInfo) -> str:
         """Return where the key comes from, for an error about it."""
-        return f"; {self.key_variable} holds the key" if error.status in (401, 403) else ""
+        if error.status not in (401, 403):
+            return ""
+        return f"; the server refuses the key in {self.key_variable}" if self._key else f"; set {self.key_variable}"
 
 
 def base_url(text: str) -> str:

@@ -1,1 +1,6 @@
-"""TODO"""
+"""The files of a run: its folder, its metrics, and where it came from.
+
+`run_dir` creates the folder and writes config, transcripts and summary; `metrics` reads `metrics.tsv`, the list of
+every metric key, and writes `metrics.jsonl`; `run_log` computes the `charts/`, `llm/` and `counters/` of a row;
+`provenance` has versions, commit and hardware. The keys of `losses/` come from the learner's `update`.
+"""

@@ -1,6 +1,6 @@
 """The folder of one run: `<save_dir>/<time>-<name>/`, always a new one; `<save_dir>/latest` links to it.
 
-config.json          flags, versions, commit, hardware, command line, who answered, which encoder
+config.json          flags, versions, commit, hardware, command line, who answered, which encoder, plugins
 metrics.jsonl        {"step", "wall_s", "<key>": number} a row
 tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row

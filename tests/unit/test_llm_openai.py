@@ -136,6 +136,15 @@ def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(backend: OpenAIBa
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("environ", "advice"),
+    [({}, "; set OPENAI_API_KEY"), ({"OPENAI_API_KEY": KEY}, "refuses the key in OPENAI_API_KEY")],
+)
+def test_a_refused_key_names_its_variable(environ: dict[str, str], advice: str) -> None:
+    refused = ErrorInfo(kind="request", message="bad token", status=401)
+    assert advice in OpenAIBackend("127.0.0.1:1", environ=environ).hint(refused)
+
+
 def test_times_are_read_where_a_server_adds_them() -> None:
     payload = {
         "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}],
