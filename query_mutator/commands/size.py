@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.cli.console import table
@@ -187,7 +187,7 @@ class SizeReplayFlags:
     """Transitions that the replay buffer keeps."""
     one_copy: bool = False
     """Keep each observation once, without its successor (optimize_memory_usage of Stable-Baselines3)."""
-    prioritised: bool = False
+    prioritized: Annotated[bool, arg(aliases=["--prioritised"])] = False
     """Keep a sum tree of priorities too."""
     action_numbers: int = 1
     """Numbers in an action."""
@@ -217,7 +217,7 @@ def size_replay(flags: SizeReplayFlags) -> None:
             capacity=flags.capacity,
             action_numbers=numbers,
             one_copy=flags.one_copy,
-            prioritised=flags.prioritised,
+            prioritized=flags.prioritized,
         ),
         "rollout": rollout_bytes(obs, steps=flags.rollout_steps, num_envs=num_envs, action_numbers=numbers),
         "current observations": 2 * num_envs * obs,

@@ -17,11 +17,11 @@ ENVIRONMENTS_PER_CALL = 2  # so that one is nearly always ready when another's r
 
 
 def replay_bytes(
-    obs_bytes: int, *, capacity: int, action_numbers: int = 1, one_copy: bool = False, prioritised: bool = False
+    obs_bytes: int, *, capacity: int, action_numbers: int = 1, one_copy: bool = False, prioritized: bool = False
 ) -> int:
     """Return the bytes of a replay buffer as Stable-Baselines3 lays it out, with a sum tree of 8 bytes a node."""
     kept = (1 if one_copy else 2) * obs_bytes + _action_bytes(action_numbers) + 3 * 4  # reward, done, timeout
-    tree = 16 * 2 ** math.ceil(math.log2(max(2, capacity))) if prioritised else 0
+    tree = 16 * 2 ** math.ceil(math.log2(max(2, capacity))) if prioritized else 0
     return capacity * kept + tree
 
 
