@@ -71,7 +71,7 @@ class QuestionFlags:
     domain: str = "Python's standard library"
     """Subject of the questions, for the operators that mention it."""
     reward: str = ""
-    """Weights of the parts of the score, as right=0.7,similarity=0.2; by default the documented ones."""
+    """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
     answer: AnswerRule = "best"
     """Answer that an episode submits: best fits the question, closest is nearest to the original, or the last one."""
     max_episode_steps: int = 5
