@@ -70,7 +70,7 @@ def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
     `spread` is the standard deviation within a group; infinite with fewer than three values in all.
     """
     from scipy.optimize import brentq
-    from scipy.stats import nct
+    from scipy.stats import ncf
 
     degrees = n + m - 2
     if n < 1 or m < 1 or degrees < 1:
@@ -78,8 +78,8 @@ def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
     critical, scale = student_t(degrees), math.sqrt(1 / n + 1 / m)
 
     def missing_power(effect: float) -> float:
-        found = nct.sf(critical, degrees, effect / scale) + nct.cdf(-critical, degrees, effect / scale)
-        return float(found) - _POWER
+        # t² is noncentral F; the noncentral t itself is NaN for some large effects in scipy.
+        return float(ncf.sf(critical**2, 1, degrees, (effect / scale) ** 2)) - _POWER
 
     high = 1.0
     while missing_power(high) < 0:

@@ -63,6 +63,11 @@ def test_the_smallest_effect_that_can_be_seen_with_80_per_cent_power(n: int, eff
     assert significance.minimum_detectable_effect(1, 1) == math.inf
 
 
+def test_two_seeds_against_one_have_a_smallest_effect_too() -> None:
+    # At one degree of freedom 80 % of |Z| lie below 1.2816, so the shift is 12.706 * 1.2816 = 16.28 (plus a little).
+    assert significance.minimum_detectable_effect(2, 1) == pytest.approx(16.3 * math.sqrt(1.5), rel=0.01)
+
+
 def test_the_spread_within_groups() -> None:
     assert significance.pooled_spread([1.0, 3.0], [10.0, 12.0], [5.0]) == pytest.approx(math.sqrt(2))
     assert math.isnan(significance.pooled_spread([1.0], [2.0]))
