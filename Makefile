@@ -31,6 +31,7 @@ test: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 clean:
