@@ -12,3 +12,5 @@
 
 `python -m ppo --env CartPole-v1` trains and evaluates. Importing this package or `ppo.config` loads no torch.
 """
+
+__all__ = ["algorithm", "checkpoint", "collect", "config", "descent", "gae", "loss", "policy", "rollout"]

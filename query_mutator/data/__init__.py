@@ -1,4 +1,9 @@
-"""Question sets: where they come from, how they are read, how they are split."""
+"""Question sets: the bundled ones, the readers of files, and the split.
+
+`load_questions` reads .jsonl, .csv and .parquet; `python_docs` and `guard_questions` come with the product;
+`split_questions` holds questions out by a hash of their target, so that adding rows moves no other row. `pynames`
+compares names of Python's standard library.
+"""
 
 from query_mutator.data.bundled import guard_questions, python_docs
 from query_mutator.data.loaders import load_questions

@@ -4,3 +4,5 @@
 policy's input; `flow` is a step as a generator of calls, which `scheduling` runs without a barrier; `steps` and `infos`
 are what learners receive. `QueryMutationEnv` itself is in `rl_query_mutator_env.py`.
 """
+
+__all__ = ["episode", "flow", "infos", "observation", "scheduling", "steps", "task"]

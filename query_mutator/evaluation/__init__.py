@@ -3,3 +3,5 @@
 `methods` runs every method on the same questions and summarizes the outcomes; `heldout` has the periodic evaluation
 during training and the final comparison, which `qm eval` repeats.
 """
+
+__all__ = ["heldout", "methods"]

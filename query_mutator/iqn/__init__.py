@@ -10,3 +10,5 @@
 `python -m query_mutator.iqn --env CartPole-v1` trains and evaluates. Importing this package or `iqn.config` loads no
 torch.
 """
+
+__all__ = ["config", "learner", "loss", "network", "nstep", "replay"]

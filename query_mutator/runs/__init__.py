@@ -4,3 +4,5 @@
 every metric key, and writes `metrics.jsonl`; `run_log` computes the `charts/`, `llm/` and `counters/` of a row;
 `provenance` has versions, commit and hardware. The keys of `losses/` come from the learner's `update`.
 """
+
+__all__ = ["metrics", "provenance", "run_dir", "run_log"]

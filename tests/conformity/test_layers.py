@@ -111,6 +111,12 @@ def test_every_room_says_what_it_offers() -> None:
         assert ast.get_docstring(tree), f"{path} has no docstring"
         stars = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
         assert not stars, f"{path} has a star import"
+        names = [target.id for node in tree.body for target in _targets(node) if isinstance(target, ast.Name)]
+        assert "__all__" in names, f"{path} does not say what it offers"
+
+
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    return [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ppo").rglob("*.py")), ids=lambda path: path.name)
