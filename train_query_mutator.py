@@ -95,7 +95,6 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
 
 def plan(config: TrainConfig) -> Plan:
     """Return the size and cost of the run; only questions, operators and the reward's weights are read."""
-
     task_settings = settings_of(TaskSettings, config)
     make_reward(task_settings)  # a typo must not wait for the run
     split = split_dataset(task_settings)
@@ -108,7 +107,6 @@ def plan(config: TrainConfig) -> Plan:
 
 def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
     """Return a trainer with everything started; `stack` closes it. Settings are checked before a model is loaded."""
-
     task_settings = settings_of(TaskSettings, config)
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
         split = split_dataset(task_settings)
@@ -146,7 +144,6 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None) -> RunDir:
     """Return a new run folder, or the resumed one with its row files truncated to where its checkpoint was made."""
-
     if checkpoint is None or not Path(config.resume or "").is_dir():
         return RunDir.create(config.save_dir, config.name or config.algo)
     done = checkpoint.progress
@@ -178,10 +175,9 @@ class Trainer:
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
         done = checkpoint.progress if checkpoint else Progress()
-        self.env_steps = done.env_steps
+        self.env_steps, self.best_success = done.env_steps, done.best_success
         self.counted = system.calls.counted
         self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens)
-        self.best_success = done.best_success
         self.journal = None
         if not config.max_policy_lag:  # with a lag, environments run ahead of what could be replayed
             self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
@@ -204,8 +200,7 @@ class Trainer:
         self.has_advised = system.choice.kind == "embedded"  # our server has as many slots as calls in flight
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
-        self.latest = self._snapshot()
-        self.saved: Path | None = checkpoint.path if checkpoint else None
+        self.latest, self.saved = self._snapshot(), checkpoint.path if checkpoint else None
 
     @property
     def updates_left(self) -> int:
@@ -443,7 +438,6 @@ def batch_envs(
 
 def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
     """Journal embeddings made by a server before they are used, and load those of the journal."""
-
     if isinstance(encoder, CachedEncoder) and encoder.is_remote:
         if journal.vectors:
             encoder.put(list(journal.vectors), np.stack(list(journal.vectors.values())))
@@ -456,7 +450,6 @@ def envs_seed(seed: int, *, updates_done: int) -> int:
     It is not `seed` itself: runs with adjacent seeds would share most environments and not be independent repeats.
     It changes with `updates_done`: repeating the same episodes would teach nothing new.
     """
-
     return int(np.random.SeedSequence([seed, updates_done]).generate_state(1)[0])
 
 
