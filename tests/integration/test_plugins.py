@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,16 @@ import pytest
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
+from query_mutator.env.task import Task
 from query_mutator.files import read_json_lines
 from query_mutator.llm.backends import BACKENDS
+from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
-from query_mutator.rewards import PARTS
+from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.types import ChatRequest
+from rl_query_mutator_env import QueryMutationEnv
+from tests.conftest import QUESTIONS
 from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +81,20 @@ def test_a_reward_part_that_asks_a_model(tiny_flags: list[str], tmp_path: Path) 
     assert all(row["valid"] for row in rows)
     calls = [row for row in _journal(run) if row.get("phase", "").startswith(("judge", "first judge"))]
     assert calls  # journaled like every other call
+
+
+def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task], tiny_client: Client) -> None:
+    @PARTS.register("broken judge")
+    def judge(evidence: Evidence) -> Scoring:
+        reply = yield ChatRequest.user(
+            "?", model="no such model" if evidence.rewrite != QUESTIONS[0].text else "librarian"
+        )
+        return float(len(reply.text) > 0)
+
+    env = QueryMutationEnv(tiny_task(reward=WeightedReward({"broken judge": 1.0})), client=tiny_client)
+    env.reset(options={"question": 0})  # the judge of the first answer works
+    _, reward, terminated, _, info = env.step(0)
+    assert (info["valid"], reward, terminated) == (False, 0.0, False)
 
 
 def _journal(run: Path) -> list[dict[str, Any]]:

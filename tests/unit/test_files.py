@@ -1,0 +1,44 @@
+"""Whole files: the content is synced before the rename and the folder after it; a failed write leaves the old file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from query_mutator.errors import DiskError
+from query_mutator.files import atomic_write, write_json
+
+
+def test_content_and_folder_are_synced_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "a.json", list[tuple[str, bool]]()
+    sync = os.fsync
+
+    def recorded(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        seen.append((kind, path.exists()))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    write_json(path, {"a": 1})
+    assert seen == [("file", False), ("folder", True)]
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+
+
+def test_an_error_inside_the_block_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with contextlib.suppress(RuntimeError), atomic_write(path) as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file where a folder is needed")
+    with pytest.raises(DiskError, match="cannot be written"):
+        write_json(tmp_path / "a" / "b.json", {})
