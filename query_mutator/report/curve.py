@@ -19,7 +19,7 @@ _EMPTY = Series(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
 
 def draw_learning_curve(metrics: Path, path: Path, *, title: str) -> None:
-    """Draw success in training, on held-out questions, and with the original questions, in per cent."""
+    """Draw success in training, on held-out questions, and with the original questions, in percent."""
     series = read_table(metrics)
     figure = new_figure(8, 4.5)
     axes = figure.add_subplot()

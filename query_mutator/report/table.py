@@ -1,4 +1,4 @@
-"""The result table of an evaluation: one row per method, in per cent with 95 % intervals."""
+"""The result table of an evaluation: one row per method, in percent with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def assistant_name(target: str, *, embedded: bool) -> str:
 def result_table(report: Mapping[str, Any]) -> str:
     """Return the table of an evaluation report, with notes on its rows."""
     target = assistant_name(report["target"], embedded=report["embedded"])
-    title = f"{report['n']} held-out questions, answered by {target}; per cent with 95 % intervals"
+    title = f"{report['n']} held-out questions, answered by {target}; percent with 95 % intervals"
     rows = [_row(name, method, report["policy_minus"].get(name)) for name, method in report["methods"].items()]
     notes = [
         f"best_single: {report['best_single_operator']}; best_of_k: k = {report['k']} answers per question",

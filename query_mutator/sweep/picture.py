@@ -82,7 +82,7 @@ def _outline(axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, 
     region.set_label("95 % region of the optimum")
     axes.add_patch(region)
     axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12, label="best guess")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+    axes.legend(loc="uppercenter", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
 
 
 def _sides(axis: AxisOptimum, levels: Sequence[Any]) -> tuple[float, float]:
