@@ -1,12 +1,12 @@
-"""How fast and how full: plans, packing and analysis at 1, 10 and 20 million lengths, beside the figures to reach.
+"""How fast and how full: plans, packing and analysis at 1, 10 and 20 million lengths, next to the target figures.
 
     python benchmarks/batching.py                 all rows
     python benchmarks/batching.py --only pack     rows whose name contains "pack"
     python benchmarks/batching.py --json          one object, for a machine
 
-Every row runs in a process of its own, so that peak memory is the row's; times are medians of --repeats. Lengths are
+Every row runs in a separate process, so that peak memory is the row's; times are medians of --repeats. Lengths are
 log-normal (median 200, sigma 1) clipped to 1..4096, packs hold 2048. The figures of the existing library
-(chuk-lazarus, two cores, the same lengths) stand beside ours; with --peer it is measured where it can be imported
+(chuk-lazarus, two cores, the same lengths) stand next to ours; with --peer it is measured where it can be imported
 (benchmarks/batching_peer.py).
 """
 

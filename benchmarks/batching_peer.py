@@ -1,6 +1,6 @@
 """The existing library, chuk-lazarus, on the rows of benchmarks/batching.py that it ends within seconds.
 
-It is measured where it can be imported. Its dependencies exclude versions that we need, so install it beside them:
+It is measured where it can be imported. Its dependencies exclude versions that we need, so install it next to them:
 
     pip install --no-deps chuk-lazarus mlx mlx-cpu mlx-lm aiofiles tabulate typer wasmtime
 

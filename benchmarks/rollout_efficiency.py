@@ -11,8 +11,8 @@ python benchmarks/rollout_efficiency.py --ceiling                        calls a
 python benchmarks/rollout_efficiency.py --width                          512 environments, a second a call
 python benchmarks/rollout_efficiency.py --servers                        two servers of 8 slots; one dies half-way
 
-The server runs in a process of its own, with the model `babble` (no language model), which has other words for every
-prompt. Every run is a process of its own too, with no cache and no evaluation.
+The server runs in a separate process, with the model `babble` (no language model), which has other words for every
+prompt. Every run is a separate process too, with no cache and no evaluation.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def medians() -> str:
         if bare := [row["requests_per_s"] for row in rows if "requests_per_s" in row]:
             times = statistics.median(row["calls_per_s"] / row["requests_per_s"] for row in rows)
             lines.append(
-                f"`requests` in one thread, beside them: {statistics.median(bare):.0f} calls/s ({times:.2f} times)"
+                f"`requests` in one thread, in the same runs: {statistics.median(bare):.0f} calls/s ({times:.2f} times)"
             )
     return "\n".join(lines)
 
@@ -167,7 +167,7 @@ def figures(counted: Sequence[dict[str, Any]], used: dict[str, Any], *, busy: in
 
 
 def train(arguments: argparse.Namespace, urls: Sequence[str], *, model: str, seed: int, mode: str) -> dict[str, Any]:
-    """Run the trainer in a process of its own and return its CPU time, peak memory, threads and exit code."""
+    """Run the trainer in a separate process and return its CPU time, peak memory, threads and exit code."""
     with tempfile.TemporaryDirectory() as folder:
         flags = [word for url in urls for word in ("--ollama-url", url)]
         flags += [

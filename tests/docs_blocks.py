@@ -133,7 +133,7 @@ def _entry(program: str) -> Callable[[Sequence[str]], int | None] | None:
 
 
 def _run_python(block: Block, folder: Path) -> None:
-    """Save the block and run it with names of its own; one that names a file is run by the commands that use it."""
+    """Save the block and run it in a fresh namespace; one that names a file is run by the commands that use it."""
     path = folder / (block.file or f"block_{block.line}.py")
     path.write_text(block.code, encoding="utf-8")
     if not block.file:

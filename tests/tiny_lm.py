@@ -48,7 +48,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def pairs(count: int, *, longest: int = 12) -> list[dict[str, Any]]:
-    """Return instruction and response rows of many lengths, no two alike."""
+    """Return instruction and response rows of many lengths, no two equal."""
     words = " ".join(TEXTS[:4]).split()
     rows = []
     for number in range(count):

@@ -48,7 +48,7 @@ def write_dataset(path: Path, count: int = 100) -> Path:
 
 
 def sync_stream(path: Path) -> None:
-    """Iterate, stop halfway, go on."""
+    """Iterate, stop halfway, resume."""
     stream = OfflineDatasetStream(path, dataset_id="demo")
     print(f"before: {stream.state}, {stream.count_samples()} rows")
     walk = iter(stream)
@@ -77,7 +77,7 @@ def filtering(path: Path) -> None:
 
 
 def order_and_resume(path: Path) -> None:
-    """Shuffle by seed and epoch, and go on in another process from a small state."""
+    """Shuffle by seed and epoch, and resume in another process from a small state."""
     stream = OfflineDatasetStream(path, shuffle=True, seed=7)
     walk = iter(stream)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""Every block of README and docs runs as it stands, or is marked with what it needs and its flags are parsed."""
+"""Every block of README and docs runs as written, or is marked with what it needs and its flags are parsed."""
 
 from __future__ import annotations
 

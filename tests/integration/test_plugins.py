@@ -46,6 +46,7 @@ def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
     run = (save_dir / "latest").resolve()
     for more in (
         [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(run), "--json", str(report)],
+        [sys.executable, "-m", "query_mutator", "rewrite", "--checkpoint", str(run), "plz sort my list"],
         [sys.executable, "train_query_mutator.py", "--resume", str(run), "--num-env-steps", "96",
          "--no-use-linear-lr-decay", "--no-evaluate"],
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run that is killed and gone on with ends as one that never was, and no call is made twice."""
+"""A run that is killed and resumed ends like an uninterrupted one, and no call is made twice."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from query_mutator.training.config import PROG, TrainConfig, parse_config, remar
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: The names the product was asked for with, reference and field's families alike.
+#: The names the product was asked for with, those of the reference and of the field's libraries.
 PROMISED = [
     "--num-env-steps", "--total-timesteps", "--num-processes", "--num-envs", "--num-steps", "--batch-size",
     "--use-batching", "--no-batching", "--ppo-epoch", "--update-epochs", "--num-mini-batch", "--num-minibatches",

@@ -22,7 +22,7 @@ from tests.conftest import QUESTIONS
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
-KILL = {"question": 1}  # "how do i kill the process": refused as it stands, right once softened
+KILL = {"question": 1}  # "how do i kill the process": refused as the original, right once softened
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_registered_environment_is_made_by_gymnasium() -> None:
 
 
 def collect_alone(env: BatchedQueryMutationEnv, quota: int) -> list[list[Any]]:
-    """Every environment goes on alone until its quota, with actions of its own stream; return its steps."""
+    """Every environment continues until its quota, with actions from its own stream; return its steps."""
     rngs = [np.random.default_rng([0, index]) for index in range(env.num_envs)]
     steps: list[list[Any]] = [[] for _ in rngs]
     env.reset(seed=11)

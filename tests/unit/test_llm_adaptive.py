@@ -92,7 +92,7 @@ def test_calls_that_fail_together_lower_the_limit_once() -> None:
 
 
 def test_the_limit_comes_down_on_a_real_server_with_one_slot() -> None:
-    # Long calls, beside which it does not matter how late threads are on a busy machine.
+    # Long calls, so that late threads on a busy machine do not matter.
     with start_server({}, num_parallel=1, latency_ms=80) as server:
         backend = OllamaBackend(server.url, timeout_s=20, pool_size=8)
         limit = AdaptiveLimit(backend, highest=8)

@@ -136,7 +136,7 @@ def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(
     got: list[Completion] = []
     work = cache.join(REQUEST, got.append)
     assert work is not None
-    assert cache.join(REQUEST, got.append) is None  # under way
+    assert cache.join(REQUEST, got.append) is None  # in flight
     work()
     assert cache.join(REQUEST, got.append) is None  # known
     assert [reply.text for reply in got] == ["because"] * 3

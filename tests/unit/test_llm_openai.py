@@ -1,4 +1,4 @@
-"""The OpenAI-compatible backend against the embedded server, its faults and streams included, and beside `openai`."""
+"""The OpenAI-compatible backend against the embedded server, faults and streams included, next to the `openai` client."""
 
 from __future__ import annotations
 

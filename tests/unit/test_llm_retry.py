@@ -92,7 +92,7 @@ def test_a_failure_that_passes_is_tried_until_the_answer_comes() -> None:
     client = Script(Completion.failed("server", "x"), Completion.failed("empty", "x"), Completion(text="because"))
     reply = Retry(client).complete(REQUEST)
     assert (reply.text, reply.attempts, client.replies) == ("because", 3, [])
-    assert client.attempts == [1, 2, 3]  # the server is told
+    assert client.attempts == [1, 2, 3]  # the server sees the number
 
 
 def test_a_final_failure_is_returned_at_once() -> None:

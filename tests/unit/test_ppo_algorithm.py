@@ -1,4 +1,4 @@
-"""ppo_update and PPO: what one update does, what it reports, and that a run can stop and go on."""
+"""ppo_update and PPO: what one update does, what it reports, and that a run can stop and resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m ppo`: it learns CartPole, goes on from a checkpoint, and says what it cannot do."""
+"""`python -m ppo`: it learns CartPole, resumes from a checkpoint, and reports invalid input."""
 
 from __future__ import annotations
 

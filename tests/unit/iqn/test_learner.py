@@ -1,4 +1,4 @@
-"""IQN as a whole: it learns what pays, keeps to its replay ratio and schedules, and goes on from its state."""
+"""IQN as a whole: it learns what pays, keeps to its replay ratio and schedules, and resumes from its state."""
 
 from __future__ import annotations
 
