@@ -1,4 +1,4 @@
-"""The OpenAI-compatible backend against the embedded server, faults and streams included, next to the `openai` client."""
+"""The OpenAI-compatible backend against the embedded server, faults and streams included, and the `openai` client."""
 
 from __future__ import annotations
 
