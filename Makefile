@@ -1,11 +1,15 @@
 # make run   train on the embedded default, evaluate, show the table
 # make test  everything the checks need, then format, lint, types, tests
+# make attack  ten thousand random bad inputs, servers, run folders and flags (SEED=1 CASES=10000)
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: run test install install-dev clean
+SEED  ?= 1
+CASES ?= 10000
+
+.PHONY: run test attack install install-dev clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -33,6 +37,9 @@ test: install-dev
 	$(BIN)/mypy
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+attack: install-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl
 
 clean:
 	rm -rf $(VENV) build *.egg-info
