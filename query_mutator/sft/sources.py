@@ -146,6 +146,7 @@ class StreamSource:
     number: int = 0  # of the window
     done: int = 0  # steps of it
     begin: Mapping[str, Any] = field(default_factory=dict)  # state of the stream at the window's first row
+    plan: str = ""  # fingerprint of the window's plan
 
     steps_left: ClassVar[None] = None
 
@@ -163,6 +164,15 @@ class StreamSource:
                 self.stream.set_epoch(self.stream.epoch + 1)
 
     def _window_steps(self, samples: Sequence[StreamSample]) -> Iterator[Step]:
+        plan = self._planned(samples)
+        self.plan = plan.fingerprint
+        epoch = plan.get_epoch(0)
+        rows = dict(zip((sample.sample_id for sample in samples), _token_rows(samples), strict=True))
+        for step in self.dealer.steps(epoch)[self.done :]:
+            self.done += 1
+            yield self.dealer.mine(epoch, step, rows, self.packing)
+
+    def _planned(self, samples: Sequence[StreamSample]) -> BatchPlan:
         by_id = {sample.sample_id: sample for sample in samples}
         if len(by_id) < len(samples):
             raise UsageError(
@@ -175,18 +185,15 @@ class StreamSource:
             self.tokenizer_hash,
             self.packing,
         )
-        epoch = builder.build_sync(1).get_epoch(0)
-        rows = dict(zip(by_id, _token_rows(samples), strict=True))
-        for step in self.dealer.steps(epoch)[self.done :]:
-            self.done += 1
-            yield self.dealer.mine(epoch, step, rows, self.packing)
+        return builder.build_sync(1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first row of the window in the file, and the steps of it that are done."""
-        return {"window": self.number, "done": self.done, "group": self.dealer.group, "begin": self.begin}
+        """Return the first row of the window in the file, the window's plan, and the steps of it that are done."""
+        place = {"window": self.number, "done": self.done, "plan": self.plan}
+        return {**place, "group": self.dealer.group, "begin": self.begin}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position; CheckpointError for that of another file."""
+        """Restore a position; CheckpointError for that of another file or of windows made otherwise."""
         try:
             self.stream.load_state_dict(state["begin"])
         except (UsageError, KeyError) as error:
@@ -197,6 +204,14 @@ class StreamSource:
                 f"resume with --gradient-accumulation times ranks = {state['group']}"
             )
         self.number, self.done = int(state["window"]), int(state["done"])
+        if self.done and "plan" in state:  # absent from checkpoints of older versions
+            found = self._planned(list(islice(self.stream, self.window))).fingerprint
+            if found != state["plan"]:
+                raise CheckpointError(
+                    f"the checkpoint is within a window of plan {str(state['plan'])[:16]}, these data and flags give "
+                    f"{found[:16]}; resume with the same data and flags"
+                )
+            self.stream.load_state_dict(state["begin"])
 
 
 class OnlineSource:

@@ -106,13 +106,13 @@ def iter_from_checkpoint(
 ) -> Iterator[tuple[int, int, MicrobatchSpec]]:
     """Yield (epoch, position, microbatch) from a position in this plan or shard, or from the start.
 
-    Raises CheckpointError for a position in another plan, or of another rank or world size.
+    Raises CheckpointError for a position in another plan, or of another part of it.
     """
     if position is None:
         return plan.iter_from(next(iter(plan.epochs), 0), 0)
     here = CheckpointPosition.at(plan, position.epoch, position.microbatch_idx)
     if position.plan_fingerprint is not None:
-        for name in ("plan_fingerprint", "rank", "world_size", "equal_steps", "done"):
+        for name in ("plan_fingerprint", *RankPart.model_fields):
             theirs, ours = getattr(position, name), getattr(here, name)
             if theirs != ours:
                 raise CheckpointError(

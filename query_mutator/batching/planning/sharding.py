@@ -35,12 +35,17 @@ class Segment(Record):
 
 
 class RankPart(Record):
-    """One rank of `world_size`, how microbatches are assigned, and what earlier runs have done of the first epoch."""
+    """One rank of `world_size`, how microbatches are assigned, and what earlier runs have done of the first epoch.
+
+    Everything that decides which microbatch a rank runs at which step is a field here, so that a position has it too.
+    """
 
     rank: int = Field(default=0, ge=0)
     world_size: int = Field(default=1, ge=1)
     equal_steps: bool = False
     uneven: UnevenPolicy = UnevenPolicy.PAD
+    linear: float = Field(default=1.0, ge=0)
+    quadratic: float = Field(default=2e-4, ge=0)  # about 1 / (6 d) for a transformer of width d = 768
     done: tuple[Segment, ...] = ()
 
     @model_validator(mode="after")
@@ -72,8 +77,6 @@ class ShardSpec(RankPart):
     linear * tokens + quadratic * squared lengths. `done` refers to epoch `first_epoch`.
     """
 
-    linear: float = Field(default=1.0, ge=0)
-    quadratic: float = Field(default=2e-4, ge=0)  # about 1 / (6 d) for a transformer of width d = 768
     first_epoch: int = Field(default=0, ge=0)
 
     @classmethod
@@ -192,8 +195,10 @@ def _balanced(epoch: EpochPlan, left: NDArray[np.int64], world_size: int, spec: 
         # Fill the step with the bucket's last microbatches, whose cost is nearest, repeated as needed.
         repeats = np.resize(by_cost[max(begin, end - world_size) : end][::-1], missing)
         filled.append(np.concatenate([rest, repeats]))
-        padding.append(np.arange(world_size) >= (len(rest) if spec.uneven is UnevenPolicy.PAD else world_size))
-        wrapped += missing if spec.uneven is UnevenPolicy.WRAP else 0
+        # Policy "wrap" runs none of them more than twice; a bucket with too few gets fillers as well.
+        twice = min(missing, end - begin) if spec.uneven is UnevenPolicy.WRAP else 0
+        padding.append(np.arange(world_size) >= len(rest) + twice)
+        wrapped += twice
     # Policy "drop": pooled rests form steps across buckets; fewer than W of them are dropped.
     pooled = np.concatenate(spare) if spare else left[:0]
     keep = len(pooled) // world_size * world_size

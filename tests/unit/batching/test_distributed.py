@@ -27,6 +27,7 @@ from query_mutator.batching import (
     save_checkpoint_position,
     shard_batch_plan,
 )
+from query_mutator.batching.planning.sharding import ShardSettings
 from query_mutator.errors import CheckpointError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -188,6 +189,37 @@ def test_a_position_goes_on_in_its_own_plan_only(plan: BatchPlan) -> None:
     changed = BatchPlanBuilder(LENGTHS, CONFIG.changed(seed=1), "d", "t").build_sync(2)
     with pytest.raises(CheckpointError, match="belongs to plan"):
         resume_shard(changed, CheckpointPosition.at(shard, 0, 5))
+
+
+#: Settings of a shard, each different from its default.
+SETTINGS: list[ShardSettings] = [{"uneven": "wrap"}, {"uneven": "drop"}, {"linear": 0.5}, {"quadratic": 2e-2}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_shard_resumes_with_all_of_its_settings(settings: ShardSettings) -> None:
+    lengths = np.random.default_rng(1).integers(1, 512, 400)
+    config = BatchingConfig(token_budget=1024, bucket_edges=(64, 128, 256), overflow_max=512)
+    plan = BatchPlanBuilder(lengths, config).build_sync(1)
+    for rank in range(4):
+        shard = plan.shard(rank, 4, equal_steps=True, **settings)
+        position = CheckpointPosition.from_dict(CheckpointPosition.at(shard, 0, 7).to_dict())
+        resumed, begin = resume_shard(plan, position)
+        assert list(resumed.iter_from(0, begin)) == list(shard.iter_from(0, 7))
+        other = plan.shard(rank, 4, equal_steps=True)
+        with pytest.raises(CheckpointError, match=next(iter(settings))):
+            iter_from_checkpoint(other, position)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 11])
+def test_wrap_runs_no_microbatch_more_than_twice(count: int) -> None:
+    config = BatchingConfig(token_budget=64, bucket_edges=(32, 64), overflow_max=64)
+    plan = BatchPlanBuilder([64] * count + [32] * 2, config).build_sync(1)
+    shards = [plan.shard(rank, 8, equal_steps=True, uneven="wrap") for rank in range(8)]
+    runs = Counter(batch.index for shard in shards for batch in shard.iter_epoch(0) if not batch.is_padding)
+    total = plan.get_epoch(0).num_microbatches
+    assert set(runs) == set(range(total))
+    assert max(runs.values()) <= 2
+    assert sum(runs.values()) == total + shards[0].shard_report().num_wrapped
 
 
 @pytest.mark.parametrize("equal_steps", [False, True])
