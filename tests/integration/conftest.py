@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer
+from tests.integration.llama_server import write_gguf
 
 ROWS = [
     ("plz sort my list", "sorted"),
@@ -29,6 +30,12 @@ def dataset(tmp_path: Path) -> Path:
     rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model for `LlamaServer`."""
+    return write_gguf(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture

@@ -1,0 +1,74 @@
+"""The client against a real server that is not ours: llama.cpp's, with one slot and with four."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.stack import build_client
+from query_mutator.types import ChatRequest
+from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def server(request: pytest.FixtureRequest, tiny_gguf: Path) -> Iterator[LlamaServer]:
+    with LlamaServer(tiny_gguf, slots=request.param) as running:
+        yield running
+
+
+def ask(text: str, **fields: object) -> ChatRequest:
+    return ChatRequest.user(text, model=MODEL, max_tokens=24, **fields)
+
+
+def test_streamed_and_whole_replies_are_the_same_and_have_counts_and_times(server: LlamaServer) -> None:
+    backend = OpenAIBackend(server.url)
+    for number in range(6):
+        request = ask(f"question {number}", seed=number)
+        whole, streamed = backend.complete(request), backend.complete_until(request, lambda text: False)
+        assert whole.ok
+        assert (whole.text, whole.completion_tokens) == (streamed.text, streamed.completion_tokens)
+        assert whole.prompt_tokens == streamed.prompt_tokens > 0
+        assert 0 < whole.eval_s < whole.latency_s
+    assert backend.models() == (MODEL,)
+    backend.close()
+
+
+def test_as_many_calls_as_there_are_slots_and_more_get_their_own_reply(server: LlamaServer) -> None:
+    backend = OpenAIBackend(server.url, pool_size=8)
+    requests = [ask(f"number {number}", seed=0) for number in range(32)]
+    alone = [backend.complete(request).text for request in requests]
+    with ThreadPoolExecutor(8) as pool:
+        together = [reply.text for reply in pool.map(backend.complete, requests)]
+    backend.close()
+    assert len(set(alone)) > 16
+    assert together == alone
+
+
+def test_a_prompt_beyond_the_context_of_a_slot_is_an_error_with_both_numbers(server: LlamaServer) -> None:
+    backend = OpenAIBackend(server.url)
+    for reply in (
+        backend.complete(ask("word " * CONTEXT)),
+        backend.complete_until(ask("word " * CONTEXT), lambda text: False),
+    ):
+        assert reply.error is not None
+        assert (reply.error.status, reply.text) == (400, "")
+        assert f"exceeds the available context size ({CONTEXT} tokens)" in reply.error.message
+    backend.close()
+
+
+def test_a_server_that_is_killed_and_restarted_is_used_again(tiny_gguf: Path) -> None:
+    with LlamaServer(tiny_gguf) as server:
+        stack = build_client(server.url, backend="openai", max_retries=0)
+        first = stack.client.complete(ask("one", seed=0))
+        server.kill()
+        gone = stack.client.complete(ask("two"))
+        server.start()
+        again = stack.client.complete(ask("one", seed=0))
+        stack.close()
+    assert gone.error is not None
+    assert gone.error.kind == "connect"
+    assert (first.ok, again.text) == (True, first.text)
