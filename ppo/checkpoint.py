@@ -1,14 +1,25 @@
-"""Checkpoints of tensors and plain types only, so that loading one runs no code from it."""
+"""Checkpoints of tensors and plain types only, so that loading one runs no code from it.
+
+A file is the zip archive of `torch.save`, with the sha256 of all bytes before it as the archive's comment. `torch.load`
+reads it as any other; `load_checkpoint` verifies it. Files without a digest, of older versions and of other programs,
+are verified by the CRC-32 of each record, which `torch.save` writes and `torch.load` ignores.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import mmap
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+_LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
+_COMMENT_BYTES = len(_LABEL) + 64
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
@@ -18,10 +29,12 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
     # Serialized in memory first: torch reports a full disk as a RuntimeError, a plain write as OSError.
     content = io.BytesIO()
     torch.save(dict(state), content)
+    digest = _announce_comment(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content.getbuffer())
+            file.write(_LABEL + digest.encode())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -29,6 +42,13 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
         partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return path
+
+
+def _announce_comment(archive: io.BytesIO) -> str:
+    """Write the comment's length into the last two bytes of a zip archive; return the sha256 of the archive."""
+    archive.seek(-2, os.SEEK_END)
+    archive.write(_COMMENT_BYTES.to_bytes(2, "little"))
+    return hashlib.sha256(archive.getbuffer()).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -44,6 +64,7 @@ def _sync_folder(folder: Path) -> None:
 def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any]:
     """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line if it lacks `entry`."""
     try:
+        _verify(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ValueError(f"no checkpoint at {path}") from error
@@ -53,3 +74,19 @@ def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any
     if not isinstance(state, dict) or entry not in state:
         raise ValueError(f"{path} is not a checkpoint of this kind: it has no entry {entry!r}")
     return state
+
+
+def _verify(path: str | Path) -> None:
+    """Raise a ValueError unless the content of a file matches its digest, or its records their CRC-32."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        size = max(0, len(content) - _COMMENT_BYTES)
+        comment = content[size:]
+        if comment.startswith(_LABEL):
+            with memoryview(content) as view, view[:size] as archive:
+                digest = hashlib.sha256(archive).hexdigest()
+            if comment != _LABEL + digest.encode():
+                raise ValueError("its content does not match its digest; it was damaged")
+        elif zipfile.is_zipfile(file):
+            damaged = zipfile.ZipFile(file).testzip()
+            if damaged is not None:
+                raise ValueError(f"its record {damaged} does not match its checksum; it was damaged")

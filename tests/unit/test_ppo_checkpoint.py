@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,31 @@ def test_a_truncated_checkpoint_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strip", [False, True], ids=["digest", "as older versions wrote it"])
+def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, strip: bool) -> None:
+    path = save_checkpoint(tmp_path / "some.pt", {"policy": {"w": torch.arange(64.0)}, "updates_done": 3})
+    content = path.read_bytes()[:-71] if strip else path.read_bytes()
+    rng, found, flips = random.Random(5), 0, 400
+    for _ in range(flips):
+        damaged = bytearray(content)
+        damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            state = load_checkpoint(path)
+        except ValueError as error:
+            assert "some.pt" in str(error)
+            found += 1
+        else:
+            assert state["updates_done"] == 3
+            assert torch.equal(state["policy"]["w"], torch.arange(64.0))
+    assert found > (flips // 2 if strip else flips * 0.95)  # elsewhere are bytes that nothing reads
+
+
+def test_a_checkpoint_of_an_older_version_loads(tmp_path: Path) -> None:
+    torch.save({"policy": {"w": torch.ones(2)}}, tmp_path / "old.pt")
+    assert load_checkpoint(tmp_path / "old.pt")["policy"]["w"].tolist() == [1, 1]
 
 
 def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
