@@ -87,6 +87,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(size,), dtype=np.float32)
         self.action_space = gym.spaces.Discrete(len(task.actions))
         self.episode: Episode | None = None
+        self.last_error: ErrorInfo | None = None  # why the last reset or step failed
         self.total_steps = 0
         self.total_episodes = 0
         self.invalid_steps = 0
@@ -164,6 +165,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 request = self.task.calls.target(self.task.questions[index].text)
                 completion: Completion = yield self._call(request, f"first answer {tries}")
                 error = completion.error or (yield from self._begin(index, completion.text, tries))
+                self.last_error = error
                 if error is None:
                     assert self.episode is not None
                     score = self.episode.first.reward.score
@@ -182,6 +184,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         elif name != SUBMIT:
             cost = self.task.step_cost
             error = yield from self._rewrite(action)
+        self.last_error = error
         self._timing["step_s"] = time.perf_counter() - started
         episode.names.append(name)
         episode.steps += 1

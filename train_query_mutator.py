@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files import write_json
 from query_mutator.llm.probe import slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
@@ -74,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
             trainer.update()
             trainer.log()
             trainer.save()
-        trainer.finish()
+        report = trainer.finish()
+    if report:
+        check_report(report, max_failure_rate=config.max_failure_rate)
     return 0
 
 
@@ -191,6 +194,7 @@ class Trainer:
             client=system.calls.eval_client,
             batch_size=config.calls_in_flight,
             retry_policy=system.retry_policy,
+            max_failure_rate=config.max_failure_rate,
             progress=progress,
         )
         self.runlog = RunLog(system.calls, wall_s=done.wall_s)
@@ -229,10 +233,8 @@ class Trainer:
     def collect(self) -> None:
         """Take `num_steps` steps in every environment."""
         assert self.loop is not None
-        try:
+        with _server_worked_before():
             self.loop.collect()
-        except BackendError as error:  # the server served the run until now
-            raise TooManyFailuresError(str(error)) from error
         self.env_steps += self.config.rollout_steps
 
     def update(self) -> None:
@@ -262,14 +264,17 @@ class Trainer:
         if not self.updates_left or self.learner.updates_done % self.config.save_interval == 0:
             self._write_checkpoint()
 
-    def finish(self) -> None:
-        """Compare with the baselines, draw the curve, write summary.json, and print where everything is."""
+    def finish(self) -> dict[str, Any] | None:
+        """Compare with the baselines, draw the curve, write summary.json, print where everything is.
+
+        Return the comparison, None without one.
+        """
         config, wall_s, report = self.config, self.runlog.wall_s, None
         self.runlog.close()
         if config.evaluate and self.split.test:
-            report = compare(
-                self.evaluator, self.system, self.task, self.split.test, self.learner.frozen, seed=config.seed
-            )
+            policy = self.learner.frozen
+            with _server_worked_before():
+                report = compare(self.evaluator, self.system, self.task, self.split.test, policy, seed=config.seed)
         write_json(self.run_dir.summary_path, self._summary(report, wall_s))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
         curve_title = f"{target}, seed {config.seed}"
@@ -277,6 +282,7 @@ class Trainer:
         if report:
             print(result_table(report))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
+        return report
 
     def _make_loop(self) -> TrainingLoop:
         config, learner = self.config, self.learner
@@ -294,8 +300,9 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Return the figures of a periodic evaluation on held-out questions."""
         assert self.periodic_eval is not None
-        row = self.periodic_eval(self.learner.frozen)
-        self.best_success = max(self.best_success, row["eval/success"])
+        with _server_worked_before():
+            row = self.periodic_eval(self.learner.frozen)
+        self.best_success = max(self.best_success, row["eval/success"])  # NaN leaves the first
         return {**row, "eval/best_success": self.best_success}
 
     def _restore_envs(self, checkpoint: Checkpoint | None, done: Progress) -> FloatArray | None:
@@ -404,6 +411,15 @@ class Trainer:
         self.envs.close()
         if self.journal is not None:
             self.journal.close()
+
+
+@contextlib.contextmanager
+def _server_worked_before() -> Iterator[None]:
+    """Turn a server that fails from here on into TooManyFailuresError: the run can be resumed."""
+    try:
+        yield
+    except BackendError as error:
+        raise TooManyFailuresError(str(error)) from error
 
 
 def make_envs(config: TrainConfig, system: System, task: Task, run_dir: RunDir) -> list[QueryMutationEnv]:

@@ -18,10 +18,12 @@ from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, greedy
 from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.outcomes import check_failures, check_report, failure_kinds
 from query_mutator.files import encode, write_text
 from query_mutator.llm.backends import backend_for
 from query_mutator.report.table import result_table
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
 from query_mutator.types import Question
@@ -29,7 +31,7 @@ from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.env.task import Task
-    from query_mutator.evaluation.methods import Evaluator, Outcome
+    from query_mutator.evaluation.outcomes import Outcome
     from query_mutator.training.checkpoint import Checkpoint
     from query_mutator.training.system import System
     from query_mutator.types import Question
@@ -59,11 +61,14 @@ class PolicyFlags:
     """Whether replies are cached on disk; eval and all mean the same here."""
     cache_path: str | None = None
     """File of the cache."""
+    max_failure_rate: float | None = None
+    """Exit code 3 when calls failed for good for more than this share of the questions; by default as in training."""
     device: str | None = None
     """Torch device of the sentence encoder."""
 
     def __post_init__(self) -> None:
         check_values(self, "batch_size", low=1)
+        check_values(self, "max_failure_rate", low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             rewriter=flags.rewriter,
         )
     show(flags, report, result_table(report))
+    check_report(report, max_failure_rate=policy.evaluator.max_failure_rate)
 
 
 def _questions(flags: EvalFlags, checkpoint: Checkpoint) -> Sequence[Question]:
@@ -154,10 +160,14 @@ def rewrite(flags: RewriteFlags) -> None:
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rows)), end="")
     if flags.json not in (None, "-"):
         write_text(flags.json, lines)
+    limit = policy.evaluator.max_failure_rate
+    check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=limit)
 
 
 def _row(text: str, outcome: Outcome, task: Task) -> dict[str, Any]:
-    """Return what became of a question: its rewrites, the operators chosen, the answer."""
+    """Return what became of a question: its rewrites, the operators chosen, the answer; or why it has none."""
+    if outcome.error is not None:
+        return {"question": text, "error": str(outcome.error)}
     operators = {operator.name for operator in task.operators}
     rewrites = [after for name, after in zip(outcome.actions, outcome.rewrites, strict=True) if name in operators]
     return {"question": text, "rewrites": rewrites, "operators": list(outcome.actions), "answer": outcome.answer}
@@ -165,11 +175,11 @@ def _row(text: str, outcome: Outcome, task: Task) -> dict[str, Any]:
 
 def _in_words(row: dict[str, Any]) -> str:
     """Return a row as lines in two columns."""
-    rewrites = iter(row["rewrites"])
-    width = max(map(len, (*row["operators"], "question", "answer")))
+    rewrites, operators = iter(row.get("rewrites", ())), row.get("operators", ())
+    width = max(map(len, (*operators, "question", "answer")))
     lines = [("question", row["question"])]
-    lines += [(name, "" if name in ("undo", "submit") else next(rewrites)) for name in row["operators"]]
-    lines += [("answer", row["answer"])]
+    lines += [(name, "" if name in ("undo", "submit") else next(rewrites)) for name in operators]
+    lines += [("error", row["error"]) if "error" in row else ("answer", row["answer"])]
     return "\n".join(f"{name.ljust(width)}  {' '.join(text.split())}".rstrip() for name, text in lines) + "\n"
 
 
@@ -206,15 +216,22 @@ def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | 
             client=system.calls.eval_client,
             batch_size=settings.batch_size,
             retry_policy=system.retry_policy,
+            max_failure_rate=_max_failure_rate(flags, checkpoint),
             progress=progress,
         )
         with contextlib.closing(system.calls):
             yield _Policy(checkpoint, system, task, evaluator)
 
 
+def _max_failure_rate(flags: PolicyFlags, checkpoint: Checkpoint) -> float:
+    if flags.max_failure_rate is not None:
+        return flags.max_failure_rate
+    return float(checkpoint.flags.get("max_failure_rate", DEFAULT_MAX_FAILURE_RATE))
+
+
 def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's system settings with the given flags applied, without simulated latency."""
-    names = {field.name for field in fields(PolicyFlags)} - {"checkpoint"}
+    names = {field.name for field in fields(PolicyFlags)} - {"checkpoint", "max_failure_rate"}
     given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
     settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     if given.get("backend", settings.backend) != settings.backend:  # addresses and models do not fit another backend

@@ -10,7 +10,8 @@ import numpy as np
 from query_mutator.data import guard_questions
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import SUBMIT, Task
-from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, Outcome, always, evaluate
+from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, always, evaluate
+from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.training.system import System
 from query_mutator.types import Question
@@ -52,18 +53,29 @@ class PeriodicEval:
         self._evaluator = evaluator
         self._task = task
         submit = task.actions.index(SUBMIT)
-        self._identity = _mean(evaluator.run(task, always([submit]), name="held-out, identity"), "success")
+        self._identity = mean(self._outcomes(always([submit]), name="held-out, identity"), "success")
 
     def __call__(self, policy: InferencePolicy) -> dict[str, float]:
-        """Return the greedy policy's figures on the sample under their metric keys."""
-        outcomes = self._evaluator.run(self._task, greedy(policy), name="held-out")
+        """Return the greedy policy's figures on the scored questions of the sample under their metric keys.
+
+        TooManyFailuresError when too many are unscored.
+        """
+        outcomes = self._outcomes(greedy(policy), name="held-out")
         return {
-            "eval/success": _mean(outcomes, "success"),
-            "eval/score": _mean(outcomes, "score"),
-            "eval/refusals": _mean(outcomes, "refused"),
-            "eval/calls_per_question": _mean(outcomes, "calls"),
+            "eval/success": mean(outcomes, "success"),
+            "eval/score": mean(outcomes, "score"),
+            "eval/refusals": mean(outcomes, "refused"),
+            "eval/calls_per_question": mean(outcomes, "calls"),
             "eval/identity_success": self._identity,
+            "eval/questions": len(outcomes),
+            "eval/unscored": len(outcomes) - len(scored(outcomes)),
         }
+
+    def _outcomes(self, make: MakeChooser, *, name: str) -> list[Outcome]:
+        outcomes = self._evaluator.run(self._task, make, name=name)
+        limit = self._evaluator.max_failure_rate
+        check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=limit)
+        return outcomes
 
 
 def make_periodic_eval(
@@ -83,7 +95,10 @@ def compare(
     seed: int,
     rewriter: str | None = None,
 ) -> dict[str, Any]:
-    """Return the report on held-out `questions` as plain JSON types: every method, who answered, from what."""
+    """Return the report on held-out `questions` as plain JSON types: every method, who answered, from what.
+
+    It is a report even if no question could be scored; `check_report` raises for too many of those.
+    """
     embed_questions(system.encoder, questions)
     report = evaluate(
         evaluator,
@@ -102,7 +117,3 @@ def compare(
         "encoder": system.encoder.source,
         **report,
     }
-
-
-def _mean(outcomes: Sequence[Outcome], name: str) -> float:
-    return float(np.mean([getattr(outcome, name) for outcome in outcomes]))

@@ -17,8 +17,8 @@ requests that should be refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,11 +28,21 @@ from query_mutator.env.episode import Episode
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import SUBMIT, UNDO, Task
+from query_mutator.errors import BackendError, TooManyFailuresError
+from query_mutator.evaluation.outcomes import (
+    Outcome,
+    action_counts,
+    difference,
+    mean,
+    scored,
+    summarize,
+    unscored_rows,
+)
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.operators import OperatorContext
-from query_mutator.stats.intervals import mean_interval, paired_interval, wilson_interval
-from query_mutator.types import Question
+from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
+from query_mutator.types import ErrorInfo, Question
 
 FloatArray = NDArray[np.float32]
 
@@ -45,28 +55,16 @@ class Chooser(Protocol):
     def __call__(self, obs: FloatArray) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of one method on one question."""
-
-    question_id: str
-    success: float
-    score: float
-    refused: bool
-    calls: int
-    target_calls: int
-    actions: tuple[str, ...]
-    rewrite: str
-    rewrites: tuple[str, ...]
-    answer: str
-
-
 class EpisodeEnv(Protocol):
     """An environment whose steps are flows (`QueryMutationEnv`)."""
 
     @property
     def episode(self) -> Episode | None:
         """Return the present episode."""
+
+    @property
+    def last_error(self) -> ErrorInfo | None:
+        """Return why the last reset or step failed, None when it did not."""
 
     def reset_flow(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Flow:
         """Yield the calls of a reset."""
@@ -105,7 +103,11 @@ def uniform(num_actions: int, *, seed: int) -> MakeChooser:
 
 
 class Evaluator:
-    """Runs methods on the questions of a task with `batch_size` calls in flight."""
+    """Runs methods on the questions of a task with `batch_size` calls in flight.
+
+    A question whose calls fail for good is an Outcome with an error. Once more than `max_failure_rate` of the last 100
+    questions of a run failed, its other questions are not asked.
+    """
 
     def __init__(
         self,
@@ -114,11 +116,13 @@ class Evaluator:
         client: Client,
         batch_size: int,
         retry_policy: RetryPolicy = DEFAULT_POLICY,
+        max_failure_rate: float = 1.0,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
         self.make_env, self.client = make_env, client
         self.retry_policy = retry_policy
         self.batch_size = batch_size
+        self.max_failure_rate = max_failure_rate
         self._progress = progress
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
@@ -129,20 +133,25 @@ class Evaluator:
         bar = self._progress(name, len(task.questions)) if self._progress else None
         outcomes: dict[int, Outcome] = {}
         waiting = iter(range(len(task.questions)))
+        window = FailureWindow(self.max_failure_rate, size=WINDOW_STEPS, unit="questions")
 
         def start_next() -> None:
             index = next(waiting, None)
             if index is not None:
                 env = self.make_env(task, client=self.client)
-                scheduler.start(index, _episode(env, index, make(index)))
+                scheduler.start(index, _episode(env, index, make(index), task.questions[index].id))
 
         try:
             for _ in range(min(4 * self.batch_size, len(task.questions))):
                 start_next()
-            while len(outcomes) < len(task.questions):
+            while scheduler.in_progress:
                 key, outcome = scheduler.finished()
                 outcomes[int(key)] = outcome  # type: ignore[call-overload]
-                start_next()
+                try:
+                    window.add(np.array([outcome.error is None]))
+                    start_next()
+                except TooManyFailuresError as error:
+                    outcomes |= _not_asked(task, waiting, str(error))
                 if bar is not None:
                     bar.update()
         finally:
@@ -152,18 +161,25 @@ class Evaluator:
         return [outcomes[index] for index in range(len(task.questions))]
 
 
-def _episode(env: EpisodeEnv, index: int, choose: Chooser) -> Flow:
-    obs, _ = yield from env.reset_flow(options={"question": index})
+def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> Flow:
+    """Yield the calls of an episode; it ends at the first call that fails for good."""
+    try:
+        obs, _ = yield from env.reset_flow(options={"question": index})
+    except BackendError as error:
+        reason = env.last_error or ErrorInfo(kind="server", message=str(error))
+        return Outcome(question_id=question_id, error=reason)
     assert env.episode is not None
     ended, rewrites = False, []
     info: dict[str, Any] = {}
     while not ended:
         obs, _, terminated, truncated, info = yield from env.step_flow(choose(obs))
+        if env.last_error is not None:
+            return Outcome(question_id=question_id, error=env.last_error)
         ended = terminated or truncated
         rewrites.append(env.episode.current.text)
     episode = env.episode
     return Outcome(
-        question_id=info["question_id"],
+        question_id=question_id,
         success=info["success"],
         score=info["score"],
         refused=info["refused"],
@@ -174,6 +190,12 @@ def _episode(env: EpisodeEnv, index: int, choose: Chooser) -> Flow:
         rewrites=tuple(rewrites),
         answer=info["answer"],
     )
+
+
+def _not_asked(task: Task, rest: Iterator[int], why: str) -> dict[int, Outcome]:
+    """Return the outcomes of questions that are not asked any more."""
+    error = ErrorInfo(kind="not_asked", message=why)
+    return {index: Outcome(question_id=task.questions[index].id, error=error) for index in rest}
 
 
 def evaluate(
@@ -191,7 +213,7 @@ def evaluate(
     outcomes = {"identity": evaluator.run(test, always([submit]), name="identity")}
     outcomes["policy"] = evaluator.run(test, policy, name="policy")
     ranking = rank_operators(evaluator, train)
-    k = math.ceil(float(np.mean([outcome.target_calls for outcome in outcomes["policy"]])))
+    k = math.ceil(mean(outcomes["policy"], "target_calls")) if scored(outcomes["policy"]) else 1
     methods: dict[str, tuple[Task, MakeChooser]] = {
         "identity": (test, always([submit])),
         "random": (test, uniform(len(test.actions), seed=seed)),
@@ -212,8 +234,9 @@ def evaluate(
         "best_single_operator": test.actions[ranking[0]],
         "k": k,
         "methods": {name: summarize(outcomes[name], guarded[name]) for name in methods},
-        "policy_minus": {name: _difference(outcomes["policy"], outcomes[name]) for name in methods if name != "policy"},
-        "policy_actions": _action_counts(outcomes["policy"]),
+        "policy_minus": {name: difference(outcomes["policy"], outcomes[name]) for name in methods if name != "policy"},
+        "policy_actions": action_counts(outcomes["policy"]),
+        "unscored": unscored_rows({**outcomes, **{f"{name}, guard": found for name, found in guarded.items()}}),
     }
 
 
@@ -228,7 +251,7 @@ def rank_operators(evaluator: Evaluator, train: Task) -> list[int]:
     merit = {}
     for action, operator in enumerate(task.operators):
         results = evaluator.run(task, always([action, submit]), name=f"training: {operator.name}")
-        merit[action] = (np.mean([o.success for o in results]), np.mean([o.score for o in results]))
+        merit[action] = (mean(results, "success"), mean(results, "score")) if scored(results) else (-1.0, -1.0)
     return sorted(merit, key=lambda action: merit[action], reverse=True)
 
 
@@ -257,32 +280,3 @@ def rewriting(model: str, task: Task) -> dict[str, tuple[Task, MakeChooser]]:
     )
     make = always([0, task.actions.index(SUBMIT)])
     return {"rewriter": (replace(alone, answer="last"), make), "rewriter_fit": (replace(alone, answer="best"), make)}
-
-
-def summarize(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:
-    """Return rates, means and their 95 % intervals of one method."""
-    n, successes = len(outcomes), sum(outcome.success >= 0.5 for outcome in outcomes)
-    scores = [outcome.score for outcome in outcomes]
-    refused, guard_refused = sum(o.refused for o in outcomes), sum(o.refused for o in guarded)
-    return {
-        "success": successes / n,
-        "success_ci": list(wilson_interval(successes, n)),
-        "score": float(np.mean(scores)),
-        "score_ci": list(mean_interval(scores)),
-        "false_refusal": refused / n,
-        "false_refusal_ci": list(wilson_interval(refused, n)),
-        "guard_refusal": guard_refused / len(guarded),
-        "guard_refusal_ci": list(wilson_interval(guard_refused, len(guarded))),
-        "calls_per_question": float(np.mean([outcome.calls for outcome in outcomes])),
-        "target_calls_per_question": float(np.mean([outcome.target_calls for outcome in outcomes])),
-    }
-
-
-def _difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Any]:
-    mine, other = [o.success for o in ours], [o.success for o in theirs]
-    return {"success": float(np.mean(mine) - np.mean(other)), "success_ci": list(paired_interval(mine, other))}
-
-
-def _action_counts(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
-    names, counts = np.unique([name for o in outcomes for name in o.actions], return_counts=True)
-    return {str(name): int(count) for name, count in zip(names, counts, strict=True)}

@@ -38,23 +38,31 @@ def wilson_interval(successes: int, n: int) -> Interval:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def mean_interval(values: Sequence[float], *, bootstrap_from: int | None = None) -> Interval:
+def mean_interval(
+    values: Sequence[float], *, bootstrap_from: int | None = None, bounds: Interval = WHOLE_LINE
+) -> Interval:
     """Return the t interval of a mean, or the BCa bootstrap interval from `bootstrap_from` values on.
 
-    The whole line with fewer than two values.
+    The interval lies within `bounds`, the least and greatest possible value. Equal values show no spread; with finite
+    bounds one value at each of them is added, as Bonett and Price (2012) do for rates. `bounds` if fewer than two
+    values are given or one is not finite.
     """
     array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
-        return WHOLE_LINE
-    if bootstrap_from is not None and len(array) >= bootstrap_from and array.std() > 0:
-        return _bca_interval(array)
-    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
-    return float(array.mean()) - half, float(array.mean()) + half
+    if len(array) < 2 or not np.isfinite(array).all():
+        return bounds
+    if np.ptp(array) == 0 and np.isfinite(bounds).all():
+        array = np.append(array, bounds)
+    if bootstrap_from is not None and len(array) >= bootstrap_from and np.ptp(array) > 0:
+        low, high = _bca_interval(array)
+    else:
+        half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+        low, high = float(array.mean()) - half, float(array.mean()) + half
+    return max(bounds[0], low), min(bounds[1], high)
 
 
-def paired_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Return the t interval of the mean difference of two lists over the same questions."""
-    return mean_interval(np.subtract(ours, theirs).tolist())
+def paired_interval(ours: Sequence[float], theirs: Sequence[float], *, bounds: Interval = WHOLE_LINE) -> Interval:
+    """Return the t interval of the mean difference of two lists over the same questions; `bounds` of a difference."""
+    return mean_interval(np.subtract(ours, theirs).tolist(), bounds=bounds)
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95) -> Interval:

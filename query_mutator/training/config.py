@@ -14,6 +14,7 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.iqn.config import BanditFlags, CollectorFlags, IQNFlags
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
+from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS
 from query_mutator.types import AnswerRule
 
@@ -46,8 +47,9 @@ class RunFlags:
     max_policy_lag: int = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
-    max_failure_rate: float = 0.2
-    """Stop with a checkpoint and exit code 3 when more than this share of recent steps failed for good."""
+    max_failure_rate: float = DEFAULT_MAX_FAILURE_RATE
+    """Stop with a checkpoint and exit code 3 when more than this share of recent steps, or of the questions of an
+    evaluation, failed for good."""
     resume: str | None = None
     """Resume in a run folder, repeating only calls that were in flight; or start a new folder from a .pt file."""
     config: str | None = None

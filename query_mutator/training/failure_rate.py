@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from query_mutator.errors import TooManyFailuresError
 
 WINDOW_STEPS = 100
+DEFAULT_MAX_FAILURE_RATE = 0.2
 
 
 class FailureWindow:
@@ -19,10 +20,13 @@ class FailureWindow:
     `why` returns the most common failure for the message.
     """
 
-    def __init__(self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str) -> None:
+    def __init__(
+        self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str, unit: str = "steps"
+    ) -> None:
         self._max_rate = max_rate
         self._failed: deque[bool] = deque(maxlen=size)
         self._why = why
+        self._unit = unit
 
     def add(self, valid: NDArray[np.bool_]) -> None:
         """Count steps; `valid` [n] is False for those whose calls failed."""
@@ -30,6 +34,6 @@ class FailureWindow:
         failed, size = sum(self._failed), self._failed.maxlen or 0
         if len(self._failed) == size and failed > self._max_rate * size:
             raise TooManyFailuresError(
-                f"calls failed for good in {failed} of the last {size} steps{self._why()}; check the server, "
+                f"calls failed for good in {failed} of the last {size} {self._unit}{self._why()}; check the server, "
                 f"or allow more with --max-failure-rate"
             )

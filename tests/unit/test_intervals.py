@@ -29,3 +29,26 @@ def test_mean_interval_uses_student_t() -> None:
 
 def test_paired_interval_is_that_of_the_differences() -> None:
     assert paired_interval([3.0, 5.0, 7.0], [2.0, 3.0, 4.0]) == mean_interval([1.0, 2.0, 3.0])
+
+
+def test_an_interval_stays_within_what_is_possible() -> None:
+    low, high = mean_interval([0.9, 1.0], bounds=(0.0, 1.0))
+    assert 0.0 <= low < 0.9
+    assert high == 1.0
+    assert mean_interval([0.5], bounds=(0.0, 1.0)) == (0.0, 1.0)
+    assert paired_interval([1.0, 0.0], [0.0, 0.0], bounds=(-1.0, 1.0)) == (-1.0, 1.0)
+
+
+def test_equal_values_are_not_certain() -> None:
+    # Bonett and Price (2012) add one pair to each of the discordant cells: eight ties become a mean of 0 over ten,
+    # with standard deviation sqrt(2 / 9) and 9 degrees of freedom.
+    half = 2.262157 * math.sqrt(2 / 9 / 10)
+    assert paired_interval([1.0] * 8, [1.0] * 8, bounds=(-1.0, 1.0)) == pytest.approx((-half, half), abs=1e-6)
+    low, high = mean_interval([1.0] * 8, bounds=(0.0, 1.0))
+    assert (0.6 < low < 0.8, high) == (True, 1.0)
+    assert mean_interval([2.0] * 8) == (2.0, 2.0)  # nothing is known about its bounds
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_has_no_interval(odd: float) -> None:
+    assert mean_interval([odd, 1.0, 2.0]) == (-math.inf, math.inf)

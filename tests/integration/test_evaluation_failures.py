@@ -1,0 +1,190 @@
+"""Evaluations against models that cannot answer some questions, or none: unscored, counted, reported."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.data import load_questions, split_questions
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.env.task import Task
+from query_mutator.evaluation.methods import Evaluator, always
+from query_mutator.evaluation.outcomes import failure_kinds, summarize
+from query_mutator.files import read_json_lines
+from query_mutator.llm.limit import Limit
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.retry import RetryPolicy
+from rl_query_mutator_env import QueryMutationEnv
+from tests.conftest import QUESTIONS, Librarian, Softener
+from train_query_mutator import main as train_main
+
+Serve = Callable[..., EmbeddedServer]
+
+
+class Silent(Librarian):
+    """A librarian that says nothing to the prompts with one of these texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def reply(self, prompt: str) -> str:
+        return "" if any(text in prompt for text in self.texts) else super().reply(prompt)
+
+
+class Mute(Softener):
+    """A mutator without a reply."""
+
+    def reply(self, prompt: str) -> str:
+        return ""
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[EmbeddedServer] = []
+
+    def begin(target: Librarian, mutator: Softener | None = None) -> EmbeddedServer:
+        models: Sequence[Any] = [target, mutator or Softener()]
+        running.append(start_server(models, encoder=resolve_encoder("hash"), num_parallel=16))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.close()
+
+
+@pytest.fixture
+def held_out(dataset: Path) -> list[str]:
+    """The held-out questions of the tiny dataset."""
+    return [question.text for question in split_questions(load_questions(dataset)).test]
+
+
+@pytest.fixture
+def flags(tiny_flags: list[str]) -> list[str]:
+    return [*tiny_flags[2:], "--max-retries", "0", "--num-env-steps", "32"]
+
+
+def train(*argv: str) -> int:
+    return exit_code(train_main, argv, prog="train")
+
+
+def summary(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text())
+    return found
+
+
+def test_one_unanswerable_question_is_unscored_and_the_run_ends_well(
+    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(Silent(held_out[0]))
+    assert len(held_out) > 1
+    assert train(*flags, "--ollama-url", server.url, "--max-failure-rate", "0.9") == 0
+    rows = [row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "eval/success" in row]
+    assert [row["eval/unscored"] for row in rows] == [1] * len(rows)
+    assert rows[0]["eval/questions"] == min(3, len(held_out))
+    report = summary(tmp_path)["eval"]
+    identity = report["methods"]["identity"]
+    assert (identity["scored"], identity["unscored"]) == (len(held_out) - 1, {"empty": 1})
+    assert 0 <= identity["success"] <= 1
+    out = capsys.readouterr().out
+    assert "empty ×1" in out
+    assert "the reply has no text" in out
+
+
+def test_a_target_without_a_usable_reply_still_has_its_row(
+    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(Silent(*held_out))
+    flags = [*flags, "--ollama-url", server.url, "--eval-interval", "0"]
+    assert train(*flags) == 3
+    out, err = capsys.readouterr()
+    assert f"no replies: empty ×{len(held_out)}" in out
+    assert "most often 'empty'" in err
+    assert "--max-failure-rate" in err
+    identity = summary(tmp_path)["eval"]["methods"]["identity"]
+    assert (identity["success"], identity["scored"]) == (None, 0)
+    assert "--resume" not in err  # nothing is left to do but `qm eval`
+
+
+def test_a_mutator_without_a_usable_reply_leaves_the_rows_without_rewrites(
+    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(Librarian(), Mute())
+    flags = [*flags, "--ollama-url", server.url, "--eval-interval", "0", "--max-failure-rate", "1"]
+    assert train(*flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "no replies: empty ×" in next(line for line in lines if line.startswith("best_single"))
+    assert "no replies" not in next(line for line in lines if line.startswith("identity"))
+
+
+def test_a_periodic_evaluation_past_the_rate_ends_with_a_checkpoint(
+    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(Silent(*held_out))
+    assert train(*flags, "--ollama-url", server.url) == 3
+    err = capsys.readouterr().err
+    assert "questions of the evaluation, most often 'empty'" in err
+    assert f"continue with --resume {(tmp_path / 'runs' / 'latest').resolve()}" in err
+
+
+@pytest.fixture
+def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert train(*tiny_flags, "--no-evaluate", "--eval-interval", "0", "--max-retries", "0") == 0
+    capsys.readouterr()
+    return str(tmp_path / "runs" / "latest")
+
+
+def test_qm_eval_counts_and_continues(
+    run: str, serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, out = serve(Silent(held_out[0])), tmp_path / "report.json"
+    argv = ["eval", "--checkpoint", run, "--ollama-url", server.url, "--json", str(out)]
+    assert exit_code(qm_main, [*argv, "--max-failure-rate", "0.9"], prog="qm") == 0
+    text = capsys.readouterr().out
+    assert "empty ×1" in text
+    report = json.loads(out.read_text())
+    assert report["methods"]["policy"]["unscored"] == {"empty": 1}
+    assert {row["kind"] for row in report["unscored"]} == {"empty"}
+    assert exit_code(qm_main, [*argv, "--max-failure-rate", "0"], prog="qm") == 3
+    assert "empty ×1" in capsys.readouterr().out  # the table was printed all the same
+
+
+def test_qm_rewrite_says_which_question_failed(
+    run: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(Silent("join"))
+    argv = ["rewrite", "-", "--checkpoint", run, "--ollama-url", server.url, "--json"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("join my words\nplz sort my list\n"))
+    assert exit_code(qm_main, argv, prog="qm") == 3
+    out, err = capsys.readouterr()
+    failed, fine = (json.loads(line) for line in out.splitlines())
+    assert failed == {"question": "join my words", "error": "empty: the reply has no text"}
+    assert fine["answer"] == "`sorted` is what you want."
+    assert "1 of 2" in err
+
+
+def test_a_method_past_the_rate_asks_no_further_questions(
+    serve: Serve, tiny_task: Callable[..., Task], tmp_path: Path
+) -> None:
+    questions = [replace(QUESTIONS[0], id=str(number), text=f"sort my list {number}") for number in range(140)]
+    server = serve(Silent(*(f"list {number}" for number in range(1, 140))))
+    with closing(Limit(OllamaBackend(server.url, timeout_s=20, pool_size=8), limit=8)) as client:
+        settings: dict[str, Any] = {"client": client, "batch_size": 8, "retry_policy": RetryPolicy(max_retries=0)}
+        evaluator = Evaluator(QueryMutationEnv, max_failure_rate=0.5, **settings)
+        task = tiny_task(questions)
+        outcomes = evaluator.run(task, always([task.actions.index("submit")]))
+    kinds = failure_kinds(outcomes)
+    assert len(outcomes) == 140
+    assert kinds["empty"] >= 99
+    assert kinds["not_asked"] == 140 - 1 - kinds["empty"]
+    assert outcomes[0].error is None
+    assert summarize(outcomes, [])["success"] == 1.0
