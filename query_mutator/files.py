@@ -152,7 +152,10 @@ def decode(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:  # NaN or a lone surrogate, which some servers write
-        return json.loads(text.decode())
+        try:
+            return json.loads(text.decode())
+        except RecursionError:
+            raise ValueError("JSON is nested too deeply") from None
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["INFO_TIMEOUT_S", "Backend", "Client", "FloatArray", "ModelServer"]
+__all__ = ["INFO_TIMEOUT_S", "MAX_REPLY_MB", "Backend", "Client", "FloatArray", "ModelServer"]
 
 FloatArray: TypeAlias = "NDArray[np.float32]"
 
+MAX_REPLY_MB = 16.0  # an answer of 256 tokens has a thousandth of it, 2,000 embeddings two thirds
 INFO_TIMEOUT_S = 10.0  # versions and lists of models come from the server's memory
 
 
@@ -73,11 +74,13 @@ class ModelServer(Backend, Protocol):
         pool_size: int = 8,
         keep_alive: str = "30m",
         runner_options: Mapping[str, Any] | None = None,
+        max_reply_mb: float = MAX_REPLY_MB,
     ) -> None:
         """Take what the command line knows; a backend ignores what does not apply to it.
 
         `timeout_s` bounds one call from connecting to its last byte; `pool_size` is the number of calls in flight at
-        once; `keep_alive` says how long the server keeps a model loaded. UsageError for unsupported `runner_options`.
+        once; `keep_alive` says how long the server keeps a model loaded; `max_reply_mb` bounds one reply. UsageError
+        for unsupported `runner_options`.
         """
         if runner_options and not self.has_runner_options:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in runner_options)

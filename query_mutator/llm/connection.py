@@ -1,14 +1,13 @@
 """One keep-alive HTTP/1.1 connection: every wait ends at the call's deadline, or when another thread cuts it.
 
 Neither `requests` nor urllib3 lets another thread cancel a stalled call, and both need more CPU time per call
-(docs/explanation/model-calls.md). Replies are parsed by the standard library's `http.client`.
+(docs/explanation/model-calls.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import select
 import socket
@@ -16,21 +15,24 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPResponse
-from typing import cast
 
 from query_mutator.llm.address import Route
+from query_mutator.llm.reply import MAX_REPLY_BYTES, NoReply, Reply
 
 __all__ = ["Connection"]
 
 CONNECT_TIMEOUT_S = 10.0
+_PIECE_BYTES = 65_536
 
 
 class Connection:
     """A connection along one route, used by one thread at a time, cut by any. All requests carry `headers`."""
 
-    def __init__(self, route: Route, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, route: Route, *, headers: Mapping[str, str] | None = None, max_reply_bytes: int = MAX_REPLY_BYTES
+    ) -> None:
         self._route = route
+        self._max_reply_bytes = max_reply_bytes
         self._sock: socket.socket | None = None
         self._is_cut = False
         common = {"Host": route.host_header, "Accept": "application/json", **(headers or {})}
@@ -44,30 +46,29 @@ class Connection:
     @contextmanager
     def request(
         self, method: str, path: str, body: bytes | None, *, deadline: float, retry_count: int | None = None
-    ) -> Iterator[HTTPResponse]:
+    ) -> Iterator[Reply]:
         """Send a request and yield the reply with its head read; connect first if necessary.
 
         All waits end at `deadline` (time.monotonic). `retry_count` says how often the same call failed before, in the
         header that OpenAI's client sends. A caller that does not read the whole reply closes the connection by it, at
-        which the server stops working. Raises TimeoutError at the deadline, another OSError when there is no connection
-        or it is lost, HTTPException for a truncated or unreadable reply.
+        which the server stops working; so does a reply that more bytes follow, which would answer the next request.
+        Raises TimeoutError at the deadline, another OSError when there is no connection or it is lost, BadReply for a
+        truncated or unreadable reply.
         """
-        is_done = False
+        about = {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        if retry_count is not None:
+            about["X-Stainless-Retry-Count"] = str(retry_count)
+        start = f"{method} {self._route.target}{path} HTTP/1.1\r\n"
+        data = f"{start}{self._common}{_lines(about)}\r\n".encode("ascii") + (body or b"")
+        reply: Reply | None = None
         try:
-            if self._sock is None or _is_dropped(self._sock):
-                self.close()
-                self._open(deadline)
-            about = {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(body))}
-            if retry_count is not None:
-                about["X-Stainless-Retry-Count"] = str(retry_count)
-            start = f"{method} {self._route.target}{path} HTTP/1.1\r\n"
-            self._send(f"{start}{self._common}{_lines(about)}\r\n".encode("ascii") + (body or b""), deadline)
-            reply = self._reply(method, deadline)
+            reply = self._exchange(data, deadline)
             yield reply
-            is_done = not reply.will_close and (reply.isclosed() or reply.length == 0)
         finally:
-            if not is_done:
+            if reply is None or not reply.is_reusable:
                 self.close()
+            if reply is not None:
+                reply.release()
 
     def cut(self) -> None:
         """End from another thread whatever waits on this connection, for good."""
@@ -83,6 +84,26 @@ class Connection:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+
+    def _exchange(self, data: bytes, deadline: float) -> Reply:
+        """Send a request and return the reply with its head read.
+
+        A kept connection that the server closes before the first byte is replaced: servers close idle ones at any
+        time, and some (llama-server) after every streamed reply.
+        """
+        if self._sock is not None and not _is_dropped(self._sock):
+            with contextlib.suppress(NoReply):
+                return self._try(data, deadline)
+        self.close()
+        self._open(deadline)
+        return self._try(data, deadline)
+
+    def _try(self, data: bytes, deadline: float) -> Reply:
+        try:
+            self._send(data, deadline)
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            raise NoReply(*error.args) from None
+        return self._reply(deadline)
 
     def _open(self, deadline: float) -> None:
         failure: OSError | None = None
@@ -123,7 +144,8 @@ class Connection:
     def _open_tunnel(self, server: str, deadline: float) -> None:
         headers = _lines({"Host": server, **self._proxy_headers()})
         self._send(f"CONNECT {server} HTTP/1.1\r\n{headers}\r\n".encode("ascii"), deadline)
-        reply = self._reply("CONNECT", deadline)
+        reply = self._reply(deadline)
+        reply.release()
         if reply.status != 200:
             raise ConnectionError(f"the proxy refused a tunnel with status {reply.status}")
 
@@ -134,10 +156,10 @@ class Connection:
     def _send(self, data: bytes, deadline: float) -> None:
         self._timed(deadline).sendall(data)  # the timeout is that of the whole call
 
-    def _reply(self, method: str, deadline: float) -> HTTPResponse:
+    def _reply(self, deadline: float) -> Reply:
         """Return the reply to the last request, with its head read."""
-        reply = HTTPResponse(cast(socket.socket, _Wire(self, deadline)), method=method)
-        reply.begin()
+        reply = Reply(lambda: self._timed(deadline).recv(_PIECE_BYTES), max_bytes=self._max_reply_bytes)
+        reply.read_head()
         return reply
 
     def _timed(self, deadline: float) -> socket.socket:
@@ -146,23 +168,6 @@ class Connection:
             raise ConnectionAbortedError("the connection was closed")
         self._sock.settimeout(_left_s(deadline))
         return self._sock
-
-
-class _Wire(io.RawIOBase):
-    """The reading half of a connection; every read ends at the deadline. An HTTPResponse takes it for a socket."""
-
-    def __init__(self, connection: Connection, deadline: float) -> None:
-        self._connection = connection
-        self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class takes any buffer
-        return self._connection._timed(self._deadline).recv_into(buffer)
-
-    def makefile(self, _: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
 
 
 def _lines(headers: Mapping[str, str]) -> str:

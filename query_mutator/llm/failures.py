@@ -6,10 +6,11 @@ import contextlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPMessage, IncompleteRead, RemoteDisconnected
 from typing import Any
 
+from query_mutator.llm.reply import BadReply, NoReply, Reply
 from query_mutator.types import ErrorInfo
 
 __all__ = ["error_from_exception", "error_from_status", "malformed"]
@@ -24,22 +25,21 @@ _NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist"
 
 
 def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> ErrorInfo:
-    """Return why a call without a complete reply failed; `error` is an OSError or an HTTPException."""
+    """Return why a call without a complete reply failed; `error` is an OSError or a BadReply."""
     if isinstance(error, TimeoutError):
         return ErrorInfo(kind="timeout", message=f"no complete reply from {url} within {timeout_s:g} s")
-    if isinstance(error, RemoteDisconnected):
+    if isinstance(error, BadReply):
+        return ErrorInfo(kind="malformed", message=f"{url} {error}")
+    if isinstance(error, NoReply) and error.errno is None:  # closed, not reset
         return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
-    if isinstance(error, IncompleteRead):
-        return ErrorInfo(kind="malformed", message=f"the reply of {url} was truncated")
-    if isinstance(error, HTTPException):
-        return ErrorInfo(kind="malformed", message=f"{url} did not answer in HTTP: {_one_line(repr(error))}")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
     return ErrorInfo(kind="connect", message=f"cannot reach {url}: {_one_line(reason)}")
 
 
-def error_from_status(status: int, headers: HTTPMessage, body: bytes) -> ErrorInfo:
+def error_from_status(reply: Reply) -> ErrorInfo:
     """Return why a reply with a status other than 2xx is a failure."""
-    message = _server_message(status, body)
+    status, headers = reply.status, reply.headers
+    message = _server_message(status, reply.read())
     kind = _kind_of_status(status, message)
     if kind == "memory":
         message += "; use a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"
@@ -76,7 +76,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:_MESSAGE_CHARS]
 
 
-def _retry_after_s(headers: HTTPMessage) -> float | None:
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:

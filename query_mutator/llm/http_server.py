@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.client import FloatArray, ModelServer
+from query_mutator.llm.client import MAX_REPLY_MB, FloatArray, ModelServer
 from query_mutator.llm.transport import Json, Transport
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -67,12 +67,15 @@ class HttpServer(ModelServer):
         pool_size: int = 8,
         keep_alive: str = "30m",
         runner_options: Mapping[str, Any] | None = None,
+        max_reply_mb: float = MAX_REPLY_MB,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             url, timeout_s=timeout_s, pool_size=pool_size, keep_alive=keep_alive, runner_options=runner_options
         )
-        self._transport = Transport(url, pool_size=pool_size, timeout_s=timeout_s, headers=headers)
+        self._transport = Transport(
+            url, pool_size=pool_size, timeout_s=timeout_s, headers=headers, max_reply_bytes=round(max_reply_mb * 1e6)
+        )
         self.url = self._transport.url
 
     @classmethod

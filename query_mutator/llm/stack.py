@@ -18,7 +18,7 @@ from typing import Any, Literal
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
-from query_mutator.llm.client import Backend, Client, FloatArray, ModelServer
+from query_mutator.llm.client import MAX_REPLY_MB, Backend, Client, FloatArray, ModelServer
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.hf import HfModel, LocalModels
@@ -161,6 +161,7 @@ class ClientSettings:
     batch_size: int = 8  # calls in flight, and connections to each server
     adaptive: bool = False
     timeout_s: float = 120.0
+    max_reply_mb: float = MAX_REPLY_MB
     deadline_s: float | None = None
     max_retries: int = DEFAULT_MAX_RETRIES
     cache: CacheMode = "off"
@@ -193,6 +194,7 @@ def build_client(
         pool_size=settings.batch_size,
         keep_alive=settings.keep_alive,
         runner_options=options,
+        max_reply_mb=settings.max_reply_mb,
     )
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     edges: Sequence[Backend] = early_stops or servers

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any, TypeVar
 
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
 from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
+from query_mutator.llm.reply import MAX_REPLY_BYTES, BadReply, Reply
 from query_mutator.types import ErrorInfo
 
 __all__ = ["Json", "Transport"]
@@ -22,19 +22,24 @@ T = TypeVar("T")
 _CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
 _DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
 _CUT_AGAIN_S = 0.02
-_PIECE_BYTES = 65536
 
 
 class Transport:
     """Calls to one server over at most `pool_size` kept connections; safe from many threads.
 
-    `timeout_s` bounds a call from connecting to the last byte. Threads beyond `pool_size` get connections that are not
-    kept. Loopback is never reached through a proxy, other servers through that of HTTP_PROXY. All requests carry
-    `headers`.
+    `timeout_s` bounds a call from connecting to the last byte, `max_reply_bytes` the length of a reply. Threads beyond
+    `pool_size` get connections that are not kept. Loopback is never reached through a proxy, other servers through that
+    of HTTP_PROXY. All requests carry `headers`.
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 8, timeout_s: float = 120.0, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        *,
+        pool_size: int = 8,
+        timeout_s: float = 120.0,
+        headers: Mapping[str, str] | None = None,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> None:
         if pool_size < 1:
             raise ValueError(f"pool_size={pool_size} must be at least 1")
@@ -43,6 +48,7 @@ class Transport:
         self._route = route_to(url)
         self.url = self._route.url
         self._headers = dict(headers or {})
+        self._max_reply_bytes = max_reply_bytes
         self.pool_size = pool_size
         self.timeout_s = timeout_s
         self._idle: list[Connection] = []  # last in, first out: the warmest connection is used
@@ -95,7 +101,7 @@ class Transport:
         method: str,
         path: str,
         payload: Json | None,
-        read: Callable[[HTTPResponse], T],
+        read: Callable[[Reply], T],
         *,
         timeout_s: float | None,
         retry_count: int | None = None,
@@ -108,11 +114,10 @@ class Transport:
                 deadline = time.monotonic() + timeout_s
                 body = None if payload is None else encode(payload)
                 with connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply:
-                    is_ok = 200 <= reply.status < 300
-                    result = read(reply) if is_ok else error_from_status(reply.status, reply.headers, reply.read())
+                    result = read(reply) if reply.is_ok else error_from_status(reply)
             finally:
                 self._give_back(connection)
-        except (OSError, HTTPException, _Closed) as error:
+        except (OSError, BadReply, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
 
@@ -120,9 +125,12 @@ class Transport:
         with self._lock:
             if self._closed:
                 raise _Closed
-            connection = self._idle.pop() if self._idle else Connection(self._route, headers=self._headers)
+            connection = self._idle.pop() if self._idle else self._new_connection()
             self._in_flight.add(connection)
             return connection
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._route, headers=self._headers, max_reply_bytes=self._max_reply_bytes)
 
     def _give_back(self, connection: Connection) -> None:
         with self._lock:
@@ -139,7 +147,7 @@ class _Closed(Exception):
     """The transport was closed before the call started."""
 
 
-def _parse(reply: HTTPResponse) -> Json | ErrorInfo:
+def _parse(reply: Reply) -> Json | ErrorInfo:
     body = reply.read()
     try:
         payload = decode(body)
@@ -148,14 +156,16 @@ def _parse(reply: HTTPResponse) -> Json | ErrorInfo:
     return payload if isinstance(payload, dict) else malformed(reply.status, body)
 
 
-def _take_lines(reply: HTTPResponse, take: Callable[[bytes], bool]) -> None:
+def _take_lines(reply: Reply, take: Callable[[bytes], bool]) -> None:
     """Split a reply into lines for `take` as it arrives."""
-    rest = b""
-    while piece := reply.read1(_PIECE_BYTES):
-        *lines, rest = (rest + piece).split(b"\n")
-        if not all(take(line) for line in lines if line.strip()):
-            return
-    if reply.length:
-        raise IncompleteRead(rest, reply.length)
-    if rest.strip():
-        take(rest)
+    rest: list[bytes] = []  # of a line whose end has not arrived
+    for piece in reply.pieces():
+        *lines, end = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*rest, lines[0]])
+            rest = []
+            if not all(take(line) for line in lines if line.strip()):
+                return
+        rest.append(end)
+    if (last := b"".join(rest)).strip():
+        take(last)

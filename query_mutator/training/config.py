@@ -134,6 +134,8 @@ class CallFlags:
     """Find how many concurrent calls the server can sustain, from 1 to --batch-size, by the times it reports."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
     """Seconds to wait for one reply, from connecting to its last byte."""
+    max_reply_mb: float = 16.0
+    """Longest reply that is read, in MB; a longer one is a failed call."""
     deadline_s: Annotated[float | None, arg(aliases=["--deadline"])] = None
     """Seconds after the first attempt at a call in which a retry may start; by default only --max-retries limits."""
     max_retries: int = 4
@@ -179,6 +181,7 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
         check_values(self, "max_policy_lag max_retries eval_interval step_cost temperature", low=0)
         check_values(self, "running_speed latency_ms latency_sigma", low=0)
         check_values(self, "timeout_s deadline_s num_ctx", above=0)
+        check_values(self, "max_reply_mb", low=0.001, high=2000)
         check_values(self, "max_failure_rate", low=0, high=1)
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")

@@ -2,117 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
-import struct
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from query_mutator.llm.transport import Transport
-from query_mutator.types import ErrorInfo
-
-RESET, STALL, DRIBBLE, CLOSE = "reset", "stall", "dribble", "close"
-
-
-def http(body: bytes | str, *, status: str = "200 OK", headers: Sequence[str] = (), length: int | None = None) -> bytes:
-    body = body.encode() if isinstance(body, str) else body
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers, "", ""]
-    return "\r\n".join(lines).encode() + body
-
-
-class ScriptedServer:
-    """Answers request i with script[i] (the last one from then on): bytes as they are, or one of the words above."""
-
-    def __init__(self, *script: bytes | str | tuple[bytes | str, ...]) -> None:
-        self.script = script
-        self.requests: list[bytes] = []
-        self.accepted = 0
-        self.asked = threading.Semaphore(0)  # released once a request is there
-        self.gone = threading.Semaphore(0)  # released once a connection is closed on this side
-        self._turn = itertools.count()
-        self._closing = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            sock, _ = self._listener.accept()
-            self.accepted += 1
-            self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
-            self._threads[-1].start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with sock, sock.makefile("rb") as stream:
-            sock.settimeout(20)
-            while (request := self._read(stream)) and not self._closing.is_set():
-                self.requests.append(request)
-                self.asked.release()
-                entry = self.script[min(next(self._turn), len(self.script) - 1)]
-                steps = entry if isinstance(entry, tuple) else (entry,)
-                if not all(self._act(sock, step) for step in steps):
-                    break
-        self.gone.release()
-
-    @staticmethod
-    def _read(stream: Any) -> bytes:
-        head = b""
-        while (line := stream.readline()) not in (b"\r\n", b""):
-            head += line
-        length = next((int(row.split(b":")[1]) for row in head.split(b"\r\n") if row.startswith(b"Content-Length")), 0)
-        return head + (b"\r\n" + stream.read(length) if head else b"")
-
-    def _act(self, sock: socket.socket, step: bytes | str) -> bool:
-        """Do one step of the script; False ends the connection."""
-        if isinstance(step, bytes):
-            sock.sendall(step)
-            return True
-        if step == RESET:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        elif step == STALL:
-            self._closing.wait(20)
-        elif step == DRIBBLE:
-            try:
-                while not self._closing.wait(0.01):
-                    sock.sendall(b" ")
-            except OSError:
-                pass
-        return False
-
-    def close(self) -> None:
-        self._closing.set()
-        socket.create_connection(("127.0.0.1", self.port)).close()  # wakes the accepting thread
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(10)
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    """Start scripted servers, and close them and their transports afterwards."""
-    opened: list[Any] = []
-
-    def start(*script: Any, **settings: Any) -> tuple[ScriptedServer, Transport]:
-        server = ScriptedServer(*script)
-        transport = Transport(server.url, **{"timeout_s": 10.0, **settings})
-        opened.extend([transport, server])
-        return server, transport
-
-    yield start
-    for thing in opened:
-        thing.close()
-
-
-def failure(reply: Any) -> ErrorInfo:
-    assert isinstance(reply, ErrorInfo), reply
-    return reply
+from tests.scripted_server import CLOSE, DRIBBLE, RESET, STALL, chunks, failure, http
 
 
 def test_a_reply_is_its_json_object_and_the_request_carries_ours(serve: Any) -> None:
@@ -229,11 +128,6 @@ def test_a_deadline_covers_a_stream_that_trickles(serve: Any) -> None:
     lines: list[bytes] = []
     assert failure(transport.stream("/", {}, lambda line: lines.append(line) is None)).kind == "timeout"
     assert lines == [b'{"a": 1}']
-
-
-def chunks(*pieces: bytes) -> bytes:
-    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed
 
 
 def test_a_stream_is_handed_on_line_by_line_however_it_is_cut_and_the_connection_kept(serve: Any) -> None:

@@ -1,0 +1,27 @@
+"""A scripted server and a transport to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from query_mutator.llm.transport import Transport
+from tests.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    """Start scripted servers, and close them and their transports afterwards."""
+    opened: list[Any] = []
+
+    def start(*script: Any, **settings: Any) -> tuple[ScriptedServer, Transport]:
+        server = ScriptedServer(*script)
+        transport = Transport(server.url, **{"timeout_s": 10.0, **settings})
+        opened.extend([transport, server])
+        return server, transport
+
+    yield start
+    for thing in opened:
+        thing.close()
