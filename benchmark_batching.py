@@ -41,7 +41,7 @@ from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, check_backend, resolve_backend
 from query_mutator.llm.client import Client
-from query_mutator.llm.probe import PROBE_WIDTH, probe_server, slots_advice
+from query_mutator.llm.probe import PROBE_WIDTH, probe_server, reported_slots, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
@@ -151,9 +151,11 @@ def main(argv: Sequence[str]) -> int:
         note(system.about)
         largest = max(config.sizes)
         run_once(system, make_queries(largest), mode="async", batch_size=largest)  # load models, open connections
-        slots = probe_server(system.stack.limit, system.calls.target_model, width=config.probe_width).slots
+        servers, target = system.stack.servers, system.calls.target_model
+        reported = reported_slots(servers, target)
+        slots = reported or probe_server(system.stack.limit, target, width=config.probe_width).slots
         rows = measure(system, config, slots=slots)
-        advice = slots_advice(slots, largest, server=system.stack.servers[0])
+        advice = slots_advice(slots, largest, server=servers[0], is_reported=reported is not None)
     recommended = recommend(rows, slots=slots)
     shown = table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows])
     text = "\n".join(filter(None, (shown, advice, str(recommended))))

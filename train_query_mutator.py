@@ -31,7 +31,7 @@ from query_mutator.evaluation.heldout import compare, embed_questions, make_peri
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files import write_json
-from query_mutator.llm.probe import slots_advice, slots_under_load
+from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.curve import draw_learning_curve
@@ -333,8 +333,10 @@ class Trainer:
         if calls.calls < ADVICE_AFTER_CALLS * in_flight:
             return
         self.has_advised = True
-        server = self.system.calls.servers[0]
-        advice = slots_advice(slots_under_load(calls, in_flight=in_flight), in_flight, server=server)
+        servers = self.system.calls.servers
+        reported = reported_slots(servers, self.system.target_model)
+        slots = reported or (slots_under_load(calls, in_flight=in_flight) if servers[0].reports_queue else None)
+        advice = slots_advice(slots, in_flight, server=servers[0], is_reported=reported is not None)
         if advice is not None:
             note(advice)
 

@@ -25,6 +25,7 @@ ERROR_KINDS = (
     "server",  # any other 5xx
     "memory",  # the server ran out of memory for the model
     "model_missing",  # 404 for the model
+    "prompt_too_long",  # the prompt does not fit the model's context
     "request",  # any other 4xx: the request itself is wrong
     "malformed",  # truncated or unreadable reply
     "empty",  # a reply without text
@@ -103,6 +104,7 @@ class Completion:
     eval_s: float = 0.0
     latency_s: float = 0.0  # as the client measured it
     attempts: int = 1
+    hit_limit: bool = False  # the reply ended at the token limit, not where the model ended it
 
     @property
     def ok(self) -> bool:
@@ -148,6 +150,7 @@ class Completion:
             prompt_eval_s=_seconds(payload, "prompt_eval_duration"),
             eval_s=_seconds(payload, "eval_duration"),
             latency_s=latency_s,
+            hit_limit=payload.get("done_reason") == "length",
         )
 
     def after(self, *, latency_s: float) -> Completion:

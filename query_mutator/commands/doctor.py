@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
 from query_mutator.llm.backends import AUTO, EMBEDDED, check_backend, choose_backend, open_servers
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.probe import Probe, probe_server, slots_advice
+from query_mutator.llm.probe import Probe, probe_server, reported_slots, slots_advice
 from query_mutator.plugins import load_plugins
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
@@ -96,13 +96,14 @@ def _calls(server: ModelServer, model: str, config: DoctorConfig) -> Iterator[tu
     if not config.probe:
         yield _line("options", server.describe_options(model)), True
         return
-    probe = probe_server(server, model, width=config.batch_size, budget_s=config.probe_s)
+    reported = reported_slots([server], model)
+    probe = probe_server(server, model, reported=reported, width=config.batch_size, budget_s=config.probe_s)
     yield _line("options", server.describe_options(model)), True
     if probe.error is not None:
         yield _line("slots", f"unknown, the probe failed ({probe.error})"), False
         return
     yield _line("slots", _slots(probe)), True
-    advice = slots_advice(probe.slots, config.batch_size, server=server)
+    advice = slots_advice(probe.slots, config.batch_size, server=server, is_reported=probe.width is None)
     yield _line("advice", advice or _no_advice(probe, config.batch_size)), True
 
 
@@ -110,8 +111,9 @@ def _slots(probe: Probe) -> str:
     took = "" if probe.service_s is None else f"; a call of a few words takes {probe.service_s:.3g} s"
     if probe.slots is None:
         return f"unknown, calls are too {'short' if (probe.service_s or 0) < 1 else 'slow'}{took}"
-    most = " or more" if probe.slots == probe.width else ""
-    return f"about {probe.slots}{most}{took}"
+    if probe.width is None:
+        return f"{probe.slots}, as the server reports{took}"
+    return f"about {probe.slots}{' or more' if probe.slots == probe.width else ''}{took}"
 
 
 def _no_advice(probe: Probe, batch_size: int) -> str:

@@ -59,8 +59,10 @@ class ModelServer(Backend, Protocol):
     url_variable: ClassVar[str] = ""  # the environment variable that does
     default_url: ClassVar[str] = "in-process"  # "": an address is required
     has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options
+    reports_queue: ClassVar[bool] = False  # whether replies carry the time a call queued, by the server's clock
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
+    more_context: ClassVar[str] = "use a model with a larger context"  # advice for prompts that do not fit
 
     url: str = ""  # hides the property of Backend
     keep_alive: str
@@ -134,6 +136,22 @@ class ModelServer(Backend, Protocol):
     def describe_options(self, model: str) -> str:
         """Return one line about the options that every call carries, for `qm doctor`."""
         return "the server's own"
+
+    def model_info(self, model: str) -> Mapping[str, Any]:
+        """Return the figures the server gives for a model, as "llama.block_count"; {} without any."""
+        return {}
+
+    def slots(self, model: str) -> int | None:
+        """Return how many calls the server says it works on at once; None when it does not say."""
+        return None
+
+    def context(self, model: str) -> int | None:
+        """Return how many tokens of prompt and reply fit into one call; None when the server does not say."""
+        return None
+
+    def count_tokens(self, model: str, text: str) -> int | None:
+        """Return the tokens of a text; None when the server does not offer its tokenizer."""
+        return None
 
     def operators(self, model: str) -> tuple[str, ...] | None:
         """Return the rewrite operators a model is limited to, as a rewriter by rules is; None for any prompt."""

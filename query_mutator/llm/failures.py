@@ -21,6 +21,12 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|cudaMalloc failed|(requires|needs) more (system |gpu )?memory|(insufficient|not enough) memory",
     re.IGNORECASE,
 )
+# Ollama; llama-server; OpenAI, vLLM and llama_cpp.server; SGLang and vLLM for prompts that exceed it alone.
+_TOO_LONG = re.compile(
+    r"exceeds? (the |maximum )?(available )?context|maximum context length|context_length_exceeded"
+    r"|longer than the (maximum )?model('s)? (context )?length",
+    re.IGNORECASE,
+)
 _NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist", re.IGNORECASE)
 
 
@@ -57,6 +63,8 @@ def malformed(status: int, body: bytes) -> ErrorInfo:
 def _kind_of_status(status: int, message: str) -> str:
     if status in (429, 503):
         return "busy"
+    if _TOO_LONG.search(message):
+        return "prompt_too_long"
     if status >= 500:
         return "memory" if _OUT_OF_MEMORY.search(message) else "server"
     return "model_missing" if status == 404 and _NO_SUCH_MODEL.search(message) else "request"

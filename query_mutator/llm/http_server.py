@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from query_mutator.errors import BackendError, ServerDownError
@@ -14,6 +16,8 @@ from query_mutator.llm.transport import Json, Transport
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = ["HttpServer", "StreamedText"]
+
+TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
 
 
 class StreamedText:
@@ -77,6 +81,7 @@ class HttpServer(ModelServer):
             url, pool_size=pool_size, timeout_s=timeout_s, headers=headers, max_reply_bytes=round(max_reply_mb * 1e6)
         )
         self.url = self._transport.url
+        self._contexts: dict[str, int | None] = {}  # of loaded models
 
     @classmethod
     def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
@@ -115,12 +120,12 @@ class HttpServer(ModelServer):
         """Return the reply to a chat request, or a Completion that carries the error."""
         started = time.perf_counter()
         reply = self._post(self.chat_path, self.chat_body(request), retry_count=request.attempt - 1)
-        return self._completion(reply, latency_s=time.perf_counter() - started)
+        return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed."""
         started = time.perf_counter()
-        reader = self.reader(is_enough)
+        reader = self.reader(is_enough if self._surely_fits(request) else lambda text: False)
         body = {**self.chat_body(request), **self.stream_fields}
         error = self._transport.stream(self.chat_path, body, reader.take, retry_count=request.attempt - 1)
         latency_s = time.perf_counter() - started
@@ -128,7 +133,7 @@ class HttpServer(ModelServer):
             text, count = reader.text.strip(), reader.pieces
             return Completion(text=text, model=request.model, completion_tokens=count, latency_s=latency_s)
         error = error or reader.error
-        return self._completion(self.redact(error) if error else reader.whole(), latency_s=latency_s)
+        return self._completion(request, self._explained(error) if error else reader.whole(), latency_s=latency_s)
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
@@ -164,13 +169,46 @@ class HttpServer(ModelServer):
 
     def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
         reply = self._transport.post(path, body, retry_count=retry_count)
-        return self.redact(reply) if isinstance(reply, ErrorInfo) else reply
+        return self._explained(reply) if isinstance(reply, ErrorInfo) else reply
 
-    def _completion(self, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
+    def _explained(self, error: ErrorInfo) -> ErrorInfo:
+        """Return a server's error without secrets, and with advice where there is some."""
+        error = self.redact(error)
+        if error.kind == "connect":
+            self._contexts.clear()  # a restarted server may have another
+        advice = f"; {self.more_context}" if error.kind == "prompt_too_long" else ""
+        return replace(error, message=error.message + advice)
+
+    def _completion(self, request: ChatRequest, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
         if isinstance(reply, ErrorInfo):
             return Completion(error=reply, latency_s=latency_s)
         try:
-            return self.completion(reply, latency_s=latency_s)
+            completion = self.completion(reply, latency_s=latency_s)
+            return self._uncut(request, completion) if completion.ok else completion
         except (AttributeError, TypeError, ValueError, LookupError) as error:
             message = f"the reply's fields are not those of a chat reply: {error!r}"
             return Completion.failed("malformed", message, latency_s=latency_s)
+
+    def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
+        """Return the completion, or an error if its prompt fills the context: the server then dropped the beginning."""
+        if request.model not in self._contexts:
+            with contextlib.suppress(BackendError):
+                self._contexts[request.model] = self.context(request.model)
+        context = self._contexts.get(request.model)
+        if context is None:
+            return completion
+        if completion.prompt_tokens >= context:
+            message = f"the server cut the prompt to its context of {context} tokens; {self.more_context}"
+            return replace(completion, text="", error=ErrorInfo(kind="prompt_too_long", message=message))
+        if completion.prompt_tokens + completion.completion_tokens > context:  # the reply pushed the prompt out
+            return replace(completion, hit_limit=True)
+        return completion
+
+    def _surely_fits(self, request: ChatRequest) -> bool:
+        """Return whether a prompt fits the context even with a token for each byte.
+
+        The count of its tokens comes at the end of a stream, so a reply to a longer one is read to the end.
+        """
+        context = self._contexts.get(request.model)
+        longest = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
+        return context is None or longest + TEMPLATE_TOKENS < context

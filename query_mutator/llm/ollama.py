@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,10 @@ class OllamaBackend(HttpServer):
     url_variable = "OLLAMA_HOST"
     default_url = DEFAULT_URL
     has_runner_options = True
+    reports_queue = True
     more_models = "run `ollama pull qwen2.5:3b`"
     more_slots = "OLLAMA_NUM_PARALLEL={slots} ollama serve"
+    more_context = "give a larger --num-ctx"
     start_advice = "start it with `ollama serve`, or give --ollama-url, or --backend embedded"
     chat_path = "/api/chat"
     embed_path = "/api/embed"
@@ -85,7 +88,7 @@ class OllamaBackend(HttpServer):
         name = self.require_model(model)
         return next((str(row.get("digest") or "") for row in self._listed("/api/tags") if row.get("name") == name), "")
 
-    def model_info(self, model: str) -> Json:
+    def model_info(self, model: str) -> Mapping[str, Any]:
         """Return the figures the server gives for an installed model, as "llama.block_count"; {} without any."""
         return dict(self._show(model).get("model_info") or {})
 
@@ -94,10 +97,23 @@ class OllamaBackend(HttpServer):
         listed = self.model_info(model).get("query_mutator.operators")
         return tuple(listed) if listed else None
 
-    def loaded_context(self, model: str) -> int | None:
-        """Return the context length of a loaded model, or None when it is not loaded or the server does not say."""
+    def context(self, model: str) -> int | None:
+        """Return the context of a call: `num_ctx` as far as the model has it, else that of the loaded model.
+
+        Models made from the same weights share a runner, which is listed under the name of the first one: then the
+        `num_ctx` of the model's file, if there is one.
+        """
+        requested = self.runner_options.get("num_ctx")
+        if requested is None:
+            return self._loaded_context(model) or _parameter(self._show(model), "num_ctx")
+        lengths = (value for key, value in self.model_info(model).items() if key.endswith(".context_length"))
+        return min([int(requested), *(length for length in lengths if isinstance(length, int) and length > 0)])
+
+    def _loaded_context(self, model: str) -> int | None:
+        """Return the context of a loaded model, or None when it is not listed or the server does not say."""
         rows = self._listed("/api/ps")
-        return next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
+        found = next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
+        return found if isinstance(found, int) else None
 
     def describe_model(self, model: str) -> str:
         """Return digest and capabilities of an installed model."""
@@ -108,8 +124,8 @@ class OllamaBackend(HttpServer):
         """Return the options that every call carries, and the context length they lead to."""
         num_ctx = self.runner_options.get("num_ctx")
         requested = "the server's own num_ctx" if num_ctx is None else f"num_ctx={num_ctx}"
-        loaded = self.loaded_context(model)
-        found = f" (loaded with num_ctx={loaded})" if loaded else ""
+        context = self.context(model)
+        found = f" (loaded with num_ctx={context})" if context else " (context unknown; give --num-ctx)"
         return f"{requested}{found}, keep_alive={self.keep_alive}, think=false; the same for every call"
 
     def hint(self, error: ErrorInfo) -> str:
@@ -128,7 +144,7 @@ class OllamaBackend(HttpServer):
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of /api/embed."""
-        body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive}
+        body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive, "truncate": False}
         return {**body, "options": self.runner_options} if self.runner_options else body
 
     def rows(self, reply: Json) -> list[list[float]]:
@@ -148,8 +164,18 @@ def with_tag(model: str) -> str:
     return model if ":" in model.rsplit("/", maxsplit=1)[-1] else f"{model}:latest"
 
 
+def _parameter(shown: Json, name: str) -> int | None:
+    """Return a whole number from the lines `name value` of a model's file."""
+    found = re.search(rf"^{name}\s+(\d{{1,9}})\s*$", str(shown.get("parameters") or ""), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
 def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mapping[str, Any] | None = None) -> Json:
-    """Return the body of /api/chat for one whole reply without thinking."""
+    """Return the body of /api/chat for one whole reply without thinking.
+
+    `truncate` and `shift` have a server such as 0.24 refuse a prompt that does not fit the context, and end a reply
+    there; one such as 0.9 ignores both and drops the beginning of the prompt.
+    """
     options: dict[str, Any] = {"temperature": request.temperature, "num_predict": request.max_tokens}
     if request.seed is not None:
         options["seed"] = request.seed
@@ -158,6 +184,8 @@ def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mappi
         "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         "stream": False,
         "think": False,
+        "truncate": False,
+        "shift": False,
         "options": {**options, **request.options, **(runner_options or {})},
         "keep_alive": keep_alive,
     }

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, StreamedText
-from query_mutator.llm.transport import Json
+from query_mutator.llm.transport import Json, Transport
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
@@ -68,6 +69,7 @@ class OpenAIBackend(HttpServer):
     url_variable = "OPENAI_BASE_URL"  # what the openai package reads
     key_variable: ClassVar[str] = "OPENAI_API_KEY"
     more_slots = "start it with {slots} slots (vLLM --max-num-seqs, llama-server --parallel)"
+    more_context = "start it with a larger context (vLLM --max-model-len, llama-server --ctx-size)"
     start_advice = "check --openai-url"
     chat_path = "/chat/completions"
     embed_path = "/embeddings"
@@ -78,18 +80,49 @@ class OpenAIBackend(HttpServer):
         self._key = environ.get(self.key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
             raise UsageError(f"{self.key_variable} holds characters that no key has; set it again")
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        super().__init__(base_url(url), headers=headers, **settings)
+        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        super().__init__(base_url(url), headers=self._headers, **settings)
+        self._answered: set[str] = set()  # models that a server without a list of them has
         self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return "", as these servers do not report one; ServerDownError when nothing answers."""
-        self.models(timeout_s=timeout_s)
+        self._listed(timeout_s=timeout_s)
         return ""
 
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names of the available models."""
-        return tuple(str(row.get("id")) for row in self.info("/models", timeout_s=timeout_s).get("data") or [])
+        return _names(self.info("/models", timeout_s=timeout_s))
+
+    def require_model(self, name: str) -> str:
+        """Return the model's full name; a server that lists no models is asked for a reply of one token."""
+        if name in self._answered:
+            return name
+        if _names(self._listed()):
+            return super().require_model(name)
+        error = self.complete(ChatRequest.user("Hello", model=name, max_tokens=1)).error
+        if error is None or error.kind == "empty":
+            self._answered.add(name)
+            return name
+        if error.kind == "model_missing":
+            raise ModelMissingError(f"{self.url} has no model {name!r} and lists none ({error.message})")
+        raise BackendError(f"{self.url} lists no models, and {name!r} gives no reply ({error}); check --openai-url")
+
+    def slots(self, model: str) -> int | None:
+        """Return the number of slots that llama-server reports."""
+        return _positive(self._at_root("/props").get("total_slots"))
+
+    def context(self, model: str) -> int | None:
+        """Return the context that the list of models reports: vLLM's `max_model_len`, llama-server's `n_ctx`."""
+        row = next((row for row in _rows(self._listed()) if row.get("id") == model), {})
+        meta = row.get("meta")
+        return _positive(row.get("max_model_len")) or _positive(meta.get("n_ctx") if isinstance(meta, dict) else None)
+
+    def count_tokens(self, model: str, text: str) -> int | None:
+        """Return the tokens of a text as `/tokenize` counts them (llama-server, vLLM)."""
+        reply = self._at_root("/tokenize", {"model": model, "content": text, "prompt": text})
+        tokens = reply.get("tokens")
+        return _positive(reply.get("count")) or (len(tokens) if isinstance(tokens, list) else None)
 
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /chat/completions."""
@@ -112,11 +145,42 @@ class OpenAIBackend(HttpServer):
         """Return an error without the key: some servers repeat what they were sent."""
         return replace(error, message=error.message.replace(self._key, _HIDDEN)) if self._key else error
 
+    def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> Json:
+        """Return the list of models, {} from a server that has none; ServerDownError when nothing answers."""
+        try:
+            return self.info("/models", timeout_s=timeout_s)
+        except ServerDownError:
+            raise
+        except BackendError:
+            return {}
+
+    def _at_root(self, path: str, body: Json | None = None) -> Json:
+        """Return what the server says at a path outside `/v1`, {} for an error."""
+        with closing(Transport(self.url.removesuffix("/v1"), pool_size=1, headers=self._headers)) as root:
+            if body is None:
+                reply = root.get(path, timeout_s=INFO_TIMEOUT_S)
+            else:
+                reply = root.post(path, body, timeout_s=INFO_TIMEOUT_S)
+        return {} if isinstance(reply, ErrorInfo) else reply
+
     def hint(self, error: ErrorInfo) -> str:
         """Return where the key comes from, for an error about it."""
         if error.status not in (401, 403):
             return ""
         return f"; the server refuses the key in {self.key_variable}" if self._key else f"; set {self.key_variable}"
+
+
+def _names(listed: Json) -> tuple[str, ...]:
+    return tuple(str(row.get("id")) for row in _rows(listed))
+
+
+def _rows(listed: Json) -> list[Json]:
+    found = listed.get("data")
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def base_url(text: str) -> str:
@@ -162,4 +226,5 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         prompt_eval_s=float(timings.get("prompt_ms") or 0) / 1000,
         eval_s=float(timings.get("predicted_ms") or 0) / 1000,
         latency_s=latency_s,
+        hit_limit=choice.get("finish_reason") == "length",
     )

@@ -1,4 +1,4 @@
-"""Infer from a short probe how many calls a server works on at once, and how long one takes.
+"""How many calls a server works on at once, and how long one takes: what it reports, else inferred from a short probe.
 
 One call warms the model up, one is measured alone, then `width` more go out together, all with the same words so that
 they take the same time. Calls that got a slot at once did not wait; the others waited for a whole call or more. The
@@ -18,7 +18,7 @@ from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["PROBE_WIDTH", "Probe", "infer_slots", "probe_server", "slots_advice", "slots_under_load"]
+__all__ = ["PROBE_WIDTH", "Probe", "infer_slots", "probe_server", "reported_slots", "slots_advice", "slots_under_load"]
 
 PROBE_WIDTH = 8
 PROBE_TOKENS = 16
@@ -31,18 +31,30 @@ class Probe:
     """The result of a probe; `slots` is None when it was inconclusive, `width` when there may be more."""
 
     slots: int | None
-    width: int  # calls that went out together
+    width: int | None  # calls that went out together; None when the server reports its slots
     service_s: float | None  # median time the server worked on a call
     error: ErrorInfo | None = None  # why there is no result
 
 
+def reported_slots(servers: Sequence[ModelServer], model: str) -> int | None:
+    """Return the slots of all servers together, None unless each reports its own."""
+    counts = [server.slots(model) for server in servers]
+    return None if None in counts else sum(filter(None, counts))
+
+
 def probe_server(
-    client: Client, model: str, *, width: int = PROBE_WIDTH, budget_s: float = 30.0, max_tokens: int = PROBE_TOKENS
+    client: Client,
+    model: str,
+    *,
+    reported: int | None = None,
+    width: int = PROBE_WIDTH,
+    budget_s: float = 30.0,
+    max_tokens: int = PROBE_TOKENS,
 ) -> Probe:
     """Return slots and service time of a server; no further calls start once `budget_s` is spent.
 
     `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
-    bounds the last calls.
+    bounds the last calls. With the slots that the server `reported` only the time of a call is measured.
     """
     started = time.monotonic()
     request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=max_tokens, seed=0)
@@ -50,6 +62,8 @@ def probe_server(
         alone = client.complete(request)
         if alone.error is not None:
             return Probe(slots=None, width=width, service_s=None, error=alone.error)
+    if reported is not None:
+        return Probe(slots=reported, width=None, service_s=_service_s(alone))
     if time.monotonic() - started > budget_s / 2:
         return Probe(slots=None, width=width, service_s=_service_s(alone))
     together = _together(client, request, width)
@@ -75,14 +89,21 @@ def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | N
     return max(1, sum(wait_s < service_s / 2 for wait_s in waits_s))
 
 
-def slots_advice(slots: int | None, batch_size: int, *, server: ModelServer | type[ModelServer]) -> str | None:
-    """Return one line for a user whose server works on fewer calls at once than are sent, else None."""
+def slots_advice(
+    slots: int | None, batch_size: int, *, server: ModelServer | type[ModelServer], is_reported: bool = False
+) -> str | None:
+    """Return one line for a user whose server works on fewer calls at once than are sent, else None.
+
+    What batching loses is said only where the server reports its slots, or the time that calls queued.
+    """
     if slots is None or slots >= batch_size:
         return None
     calls = "1 call" if slots == 1 else f"{slots} calls"
-    fix = server.more_slots.format(slots=batch_size)
-    lost = "batching cannot help" if slots == 1 else f"more than {slots} at once only wait"
-    return f"server answers about {calls} at a time: {fix} (until then {lost})"
+    advice = f"server answers {'' if is_reported else 'about '}{calls} at a time: {server.more_slots}"
+    if is_reported or server.reports_queue:
+        lost = "batching cannot help" if slots == 1 else f"more than {slots} at once only wait"
+        advice += f" (until then {lost})"
+    return advice.format(slots=batch_size)
 
 
 def slots_under_load(totals: CallTotals, *, in_flight: int) -> int | None:

@@ -51,14 +51,15 @@ class CallsAdvice:
         )
 
 
-def size_calls(slots: int | None, *, width: int, service_s: float | None) -> CallsAdvice | None:
+def size_calls(slots: int | None, *, width: int | None, service_s: float | None) -> CallsAdvice | None:
     """Return the flags for a server with `slots` concurrent calls of `service_s` each; None if those are unknown.
 
-    `width` is the number of calls that the probe sent at once: if as many slots were seen, there may be more.
+    `width` is the number of calls that the probe sent at once: if as many slots were seen, there may be more. It is
+    None for slots that the server reports.
     """
     if slots is None or not service_s:
         return None
-    seen = f"{slots} slots or more" if slots >= width else f"{slots} slots"
+    seen = f"{slots} slots or more" if width is not None and slots >= width else f"{slots} slots"
     return CallsAdvice(
         batch_size=slots,
         num_processes=ENVIRONMENTS_PER_CALL * slots,
@@ -82,7 +83,9 @@ def cache_bytes(info: Mapping[str, object], *, num_ctx: int, slots: int) -> int 
 
 def cache_line(info: Mapping[str, object], *, num_ctx: int | None, slots: int) -> str:
     """Return the memory of the attention caches of all slots, in words."""
-    size = None if num_ctx is None else cache_bytes(info, num_ctx=num_ctx, slots=slots)
+    if num_ctx is None:
+        return "context unknown, and with it the memory of the attention caches; give --num-ctx"
+    size = cache_bytes(info, num_ctx=num_ctx, slots=slots)
     if size is None:
         return "the server does not report the model's shapes, so the memory of its caches is unknown"
     return (

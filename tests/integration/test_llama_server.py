@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from query_mutator.commands.main import main
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
@@ -55,9 +56,43 @@ def test_a_prompt_beyond_the_context_of_a_slot_is_an_error_with_both_numbers(ser
         backend.complete_until(ask("word " * CONTEXT), lambda text: False),
     ):
         assert reply.error is not None
-        assert (reply.error.status, reply.text) == (400, "")
+        assert (reply.error.kind, reply.error.status, reply.text) == ("prompt_too_long", 400, "")
         assert f"exceeds the available context size ({CONTEXT} tokens)" in reply.error.message
+        assert "--ctx-size" in reply.error.message
     backend.close()
+
+
+def test_the_server_reports_its_slots_its_context_and_the_tokens_of_a_text(server: LlamaServer) -> None:
+    backend = OpenAIBackend(server.url)
+    assert (backend.slots(MODEL), backend.context(MODEL)) == (server.slots, CONTEXT)
+    counted = backend.count_tokens(MODEL, "word " * 100)
+    backend.close()
+    assert counted == 500
+
+
+def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
+    server: LlamaServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--openai-url", server.url]) == 0
+    doctor = capsys.readouterr().out
+    assert main(["size", "calls", "--openai-url", server.url, "--max-tokens", "16"]) == 0
+    size = capsys.readouterr().out
+    fix = "start it with {} slots (vLLM --max-num-seqs, llama-server --parallel)"
+    answers = f"server answers {server.slots} call{'s' * (server.slots > 1)} at a time: {fix}"
+    assert f"slots:   {server.slots}, as the server reports" in doctor
+    assert answers.format(8) in doctor
+    assert f"--batch-size {server.slots} --num-processes {2 * server.slots}" in size
+    assert f"{server.slots} slots, " in size
+    assert answers.format(16) in size
+    assert ("batching cannot help" in doctor + size) == (server.slots == 1)
+
+
+def test_a_reply_that_ends_at_the_token_limit_is_marked(server: LlamaServer) -> None:
+    backend = OpenAIBackend(server.url)
+    replies = [backend.complete(ask(f"how long {number}")) for number in range(20)]
+    backend.close()
+    assert {reply.hit_limit for reply in replies} == {True, False}
+    assert all(reply.hit_limit == (reply.completion_tokens == 24) for reply in replies)
 
 
 def test_a_server_that_is_killed_and_restarted_is_used_again(tiny_gguf: Path) -> None:

@@ -59,6 +59,8 @@ def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}],
         "stream": False,
         "think": False,
+        "truncate": False,
+        "shift": False,
         "options": {"temperature": 0.5, "num_predict": 64, "seed": 7, "num_ctx": 2048},
         "keep_alive": "30m",
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import openai
@@ -13,6 +15,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.conftest import Upper
@@ -112,6 +115,43 @@ def test_nothing_at_the_address_names_the_flag() -> None:
         url = gone.url
     with pytest.raises(ServerDownError, match="check --openai-url"):
         OpenAIBackend(url).models()
+
+
+class _NoList(BaseHTTPRequestHandler):
+    """Answers a chat with `known`; has no list of models, as some gateways do."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(404, {"error": {"message": "Not Found"}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] != "known":
+            self._answer(404, {"error": {"message": f"The model {body['model']} does not exist"}})
+            return
+        message = {"role": "assistant", "content": "Hello"}
+        self._answer(200, {"choices": [{"message": message, "finish_reason": "length"}]})
+
+    def _answer(self, status: int, payload: dict[str, object]) -> None:
+        body = json.dumps(payload).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NoList) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        choice = resolve_backend(openai_url=url, target_model="known")
+        assert (choice.kind, choice.urls) == ("openai", (f"{url}/v1",))
+        with pytest.raises(ModelMissingError, match="has no model 'other' and lists none"):
+            resolve_backend(openai_url=url, target_model="other")
+        server.shutdown()
 
 
 def test_another_kind_of_server_is_told_apart_from_none(server: EmbeddedServer) -> None:
