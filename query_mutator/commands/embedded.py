@@ -47,6 +47,8 @@ class EmbeddedFlags(ServerSettings):
     """Slots of each model; OLLAMA_NUM_PARALLEL sets the default."""
     max_queue: int = field(default_factory=lambda: _from_environment("OLLAMA_MAX_QUEUE", 512))
     """Requests that may wait while a model loads; OLLAMA_MAX_QUEUE sets the default."""
+    origins: tuple[str, ...] = field(default_factory=lambda: tuple(_names(os.environ.get("OLLAMA_ORIGINS", ""))))
+    """Web origins whose pages may call, besides those of this machine; OLLAMA_ORIGINS sets the default."""
     model: str = ",".join(MODEL_NAMES)
     """Models to serve, as a,b,c; echo and babble load no encoder."""
     encoder: str = "all-MiniLM-L6-v2"

@@ -121,7 +121,10 @@ class Engine:
                 await _stall()
             if call.fault == "empty":
                 text = ""
-            tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
+            try:
+                tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
+            except PromptError as error:
+                raise ApiError(400, str(error)) from error
             prompt_tokens = len(tokens_of(call.prompt))
             left_s = self._latency.total_s(call.prompt) - (time.perf_counter_ns() - clock.began) / 1e9
             if write is not None:

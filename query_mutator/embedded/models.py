@@ -24,7 +24,7 @@ _WORDS = _TEXT.split()
 
 
 class PromptError(UsageError):
-    """A prompt that a model cannot answer; the server replies with HTTP 400 and this message."""
+    """A prompt or format that a model cannot answer; the server replies with HTTP 400 and this message."""
 
 
 class EmbeddedModel(Protocol):

@@ -110,6 +110,8 @@ class OllamaRoutes:
         payload = exchange.payload
         if field(payload, "suffix", str, ""):
             raise ApiError(400, f"{model_name(payload)} does not support insert")
+        if field(payload, "images", list, []):
+            raise ApiError(400, f"{model_name(payload)} does not support images")
         prompt = field(payload, "prompt", str, "")
         return await self._reply(exchange, "generate", prompt, lambda text: {"response": text})
 
@@ -142,6 +144,8 @@ class OllamaRoutes:
         entry = self._catalogue.text_model(payload, verb)
         if payload.get("think"):
             raise ApiError(400, f'"{model}" does not support thinking')
+        if payload.get("logprobs"):
+            raise ApiError(400, f'"{model}" does not support logprobs')
         call = _call(exchange, entry, prompt=prompt, format=_format(payload))
         if not prompt:  # an empty prompt only loads the model
             reason = await self._engine.load(call)
@@ -174,6 +178,8 @@ def last_user_text(messages: list[Any]) -> str:
     for message in messages:
         if not isinstance(message, dict):
             raise wrong_type("messages", message, "api.Message")
+        if field(message, "images", list, []):
+            raise ApiError(400, "the model does not support images")
         text = field(message, "content", str, "")
         texts |= {"last": text, field(message, "role", str, ""): text}
     return texts.get("user", texts.get("last", ""))

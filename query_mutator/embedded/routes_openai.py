@@ -29,6 +29,17 @@ __all__ = ["OpenAIRoutes", "openai_error"]
 SSE_TYPE = "text/event-stream"
 CODINGS = ("float", "base64")  # of embeddings
 
+#: Fields that would change the reply but are not implemented, with the values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+    "functions": ([],),
+    "prediction": (),
+}
 _ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
 
 
@@ -69,6 +80,7 @@ class OpenAIRoutes:
         messages = field(payload, "messages", list, [])
         if not messages:
             raise ApiError(400, "[] is too short - 'messages'")
+        _refuse_unsupported(payload)
         call = Call(
             entry=self._catalogue.text_model(payload, "chat"),
             prompt=last_user_text([_plain(message) for message in messages]),
@@ -141,6 +153,18 @@ def _plain(message: Any) -> Any:
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
         raise ApiError(400, "invalid message format")
     return message | {"content": "\n".join(part["text"] for part in parts)}
+
+
+def _refuse_unsupported(payload: Mapping[str, Any]) -> None:
+    """Raise ApiError 400 for a field that this server would ignore although it changes the reply."""
+    for name, neutral in _UNSUPPORTED.items():
+        value = payload.get(name)
+        if value is not None and value not in neutral:
+            usual = f"; leave it out or send {dumps(neutral[0]).decode()}" if neutral else "; leave it out"
+            raise ApiError(400, f"{name}={dumps(value)[:80].decode()} is not supported{usual}")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (limit := field(payload, name, int)) is not None and limit < 1:
+            raise ApiError(400, f"{name}={limit} must be at least 1; leave it out for a reply of any length")
 
 
 def _options(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from query_mutator.embedded.access import Access
 from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.http import TEXT_TYPE, Connection, Request, Response
+from query_mutator.embedded.http import TEXT_TYPE, Connection, Response
+from query_mutator.embedded.http_reader import Request
 from query_mutator.embedded.routes_ollama import OllamaRoutes
 from query_mutator.embedded.routes_openai import OpenAIRoutes, openai_error
 from query_mutator.embedded.runners import BUSY
@@ -13,6 +16,8 @@ from query_mutator.embedded.stats import Stats
 from query_mutator.embedded.wire import ApiError, Exchange, json_response
 
 __all__ = ["Router"]
+
+logger = logging.getLogger(__name__)
 
 #: Routes that call a model; faults strike only these.
 MODEL_ROUTES = frozenset(
@@ -23,7 +28,10 @@ MODEL_ROUTES = frozenset(
 class Router:
     """The server's handler of requests."""
 
-    def __init__(self, ollama: OllamaRoutes, openai: OpenAIRoutes, *, stats: Stats, faults: FaultPlan | None) -> None:
+    def __init__(
+        self, ollama: OllamaRoutes, openai: OpenAIRoutes, *, stats: Stats, faults: FaultPlan | None, access: Access
+    ) -> None:
+        self._access = access
         self._stats = stats
         self._faults = faults
         debug = {"/debug/stats": {"GET": self.show_stats, "DELETE": self.clear_stats}}
@@ -33,24 +41,40 @@ class Router:
     async def __call__(self, request: Request, connection: Connection) -> Response | None:
         """Return the reply to `request`, or None if its route wrote it."""
         path = self._match(request.path)
-        methods = self._routes.get(path)
-        if methods is None:
-            return self._counted(path, Response(404, b"404 page not found", TEXT_TYPE))
-        route = methods.get("GET" if request.method == "HEAD" else request.method)
-        if route is None:
-            return self._counted(path, Response(405, b"405 method not allowed", TEXT_TYPE))
         try:
-            fault = self._strike(request, connection) if path in MODEL_ROUTES else None
-            response = None if fault == "reset" else await route(Exchange(request, connection, fault))
-            if fault == "cut" and response is not None:
-                response = response._replace(body=response.body[: len(response.body) // 2])
+            response = await self._reply(path, request, connection)
         except ApiError as error:
-            body = openai_error(error) if path.startswith("/v1/") else {"error": str(error)}
-            response = json_response(body, status=error.status)
+            response = _error_reply(request.path, error)
         except asyncio.CancelledError:
             self._stats.cancelled += 1
             raise
-        return self._counted(path, response)
+        except Exception as error:  # a defect of ours
+            if connection.is_streaming:
+                raise
+            logger.exception("the handler of %s %s failed", request.method, request.path)
+            response = _error_reply(request.path, ApiError(500, f"internal error: {type(error).__name__}"))
+        self._stats.routes[path] += 1
+        self._stats.statuses[str(response.status if response is not None else 200)] += 1
+        return response
+
+    async def _reply(self, path: str, request: Request, connection: Connection) -> Response | None:
+        refusal = self._access.refusal(request)
+        if refusal is not None:
+            raise ApiError(403, refusal)
+        connection.reply_headers = self._access.headers(request)
+        if request.method == "OPTIONS":
+            return Response(204, b"", TEXT_TYPE)
+        methods = self._routes.get(path)
+        if methods is None:
+            raise ApiError(404, f"{request.method} {request.path}: 404 page not found")
+        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            raise ApiError(405, f"{request.method} {request.path}: 405 method not allowed; use {' or '.join(methods)}")
+        fault = self._strike(request, connection) if path in MODEL_ROUTES else None
+        response = None if fault == "reset" else await route(Exchange(request, connection, fault))
+        if fault == "cut" and response is not None:
+            return response._replace(body=response.body[: len(response.body) // 2])
+        return response
 
     async def show_stats(self, exchange: Exchange) -> Response:
         """Return all counters."""
@@ -84,7 +108,11 @@ class Router:
             connection.reset()
         return fault
 
-    def _counted(self, path: str, response: Response | None) -> Response | None:
-        self._stats.routes[path] += 1
-        self._stats.statuses[str(response.status if response is not None else 200)] += 1
-        return response
+
+def _error_reply(path: str, error: ApiError) -> Response:
+    """Return an error in the form of the interface that `path` belongs to."""
+    if path.startswith("/v1/"):
+        return json_response(openai_error(error), status=error.status)
+    if path.startswith("/api/"):
+        return json_response({"error": str(error)}, status=error.status)
+    return Response(error.status, str(error).encode("utf-8", "backslashreplace"), TEXT_TYPE)

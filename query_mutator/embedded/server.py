@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
+import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from query_mutator.embedded.access import Access
 from query_mutator.embedded.catalogue import Catalogue, Entry
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.http import Connection
+from query_mutator.embedded.http import Clients
 from query_mutator.embedded.latency import Latency
 from query_mutator.embedded.models import Echo, EmbeddedModel
 from query_mutator.embedded.routes_ollama import OllamaRoutes
@@ -57,11 +60,17 @@ class ServerSettings:
     """16 s divided by this number per call, in place of --latency-ms; 0 adds no time."""
     seed: int = 0
     """Seed of latencies and faults."""
+    origins: tuple[str, ...] = ()
+    """Web origins whose pages may call, besides those of this machine; * stands for any text."""
+    request_timeout_s: float = 60.0
+    """Seconds in which a request must arrive; a connection without one is closed after ten times as long."""
 
     def __post_init__(self) -> None:
         for name in ("num_parallel", "max_queue"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} is out of range; it must be at least 1")
+        if not 0 < self.request_timeout_s < math.inf:
+            raise UsageError(f"request_timeout_s={self.request_timeout_s} is out of range; it must be above 0")
 
     def latency(self) -> Latency:
         """Return the time a call takes in its slot."""
@@ -76,8 +85,8 @@ class EmbeddedServer:
     def __init__(self, catalogue: Catalogue, settings: ServerSettings, faults: FaultPlan | None = None) -> None:
         self._catalogue = catalogue
         self._stats = stats = Stats()
-        self._connections: set[Connection] = set()
         self._closing = threading.Lock()
+        self._clients: Clients
         runners = Runners(
             num_parallel=settings.num_parallel,
             max_queue=settings.max_queue,
@@ -86,18 +95,25 @@ class EmbeddedServer:
         )
         engine = Engine(runners, latency=settings.latency(), stats=stats)
         ollama, openai = OllamaRoutes(catalogue, runners, engine), OpenAIRoutes(catalogue, engine)
-        router = Router(ollama, openai, stats=stats, faults=faults)
         self._loop = asyncio.new_event_loop()
         try:
             self._listener = self._loop.run_until_complete(
                 self._loop.create_server(
-                    lambda: Connection(router, self._connections), settings.host, settings.port, backlog=_BACKLOG
+                    lambda: self._clients.connect(), settings.host, settings.port, backlog=_BACKLOG, start_serving=False
                 )
             )
+            bound = [listening.getsockname() for listening in self._listener.sockets]
+            access = Access(bound=[address[0] for address in bound], origins=settings.origins)
+            router = Router(ollama, openai, stats=stats, faults=faults, access=access)
+            self._clients = Clients(handler=router, request_timeout_s=settings.request_timeout_s)
+            self._loop.run_until_complete(self._listener.start_serving())
         except (OSError, OverflowError) as error:
             self._loop.close()
             raise UsageError(_why_not_listening(settings.host, settings.port, error)) from error
-        self.port: int = self._listener.sockets[0].getsockname()[1]
+        for listening in self._listener.sockets:
+            _detect_vanished_clients(listening)
+        self._loop.call_soon(self._sweep)
+        self.port: int = bound[0][1]
         self.url = f"http://{_in_url(settings.host)}:{self.port}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="embedded-server", daemon=True)
         self._thread.start()
@@ -115,7 +131,7 @@ class EmbeddedServer:
     @property
     def open_connections(self) -> int:
         """Return the number of connected clients."""
-        return len(self._connections)
+        return len(self._clients.connections)
 
     def close(self) -> None:
         """Cancel all calls, close all sockets and join all threads; idempotent."""
@@ -128,9 +144,13 @@ class EmbeddedServer:
             self._catalogue.close()
             self._loop.close()
 
+    def _sweep(self) -> None:
+        self._clients.sweep()
+        self._loop.call_later(min(1.0, self._clients.request_timeout_s / 4), self._sweep)
+
     async def _shut_down(self) -> None:
         self._listener.close()
-        for connection in tuple(self._connections):
+        for connection in tuple(self._clients.connections):
             connection.transport.abort()
         await self._listener.wait_closed()
         running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -158,6 +178,14 @@ def start_server(
     if encoder is not None:
         entries.append(Entry.of_encoder(encoder))
     return EmbeddedServer(Catalogue(entries), checked, faults)
+
+
+def _detect_vanished_clients(listening: socket.socket) -> None:
+    """Make the system probe idle connections, so that a call whose client lost its network gives its slot back."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit it
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):  # not on every system
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _in_url(host: str) -> str:

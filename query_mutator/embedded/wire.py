@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any
 
-from query_mutator.embedded.http import Connection, Request, Response
+from query_mutator.embedded.http import Connection, Response
+from query_mutator.embedded.http_reader import Request
 
 __all__ = [
     "DEFAULT_KEEP_ALIVE_S", "FOREVER_S", "ApiError", "Exchange", "call_options", "dumps", "field", "json_response",
@@ -19,6 +20,8 @@ __all__ = [
 
 DEFAULT_KEEP_ALIVE_S = 300.0
 FOREVER_S = float("inf")
+MAX_VALUES = 1_000_000  # of a request: each takes some 60 bytes when it is parsed
+MAX_TEXTS = 8192  # of one request for embeddings: a vector takes more than a hundred times the memory of a short text
 
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _GO_NAMES = {str: "string", bool: "bool", dict: "map[string]interface {}", list: "[]interface {}", int: "int"}
@@ -69,8 +72,10 @@ def read_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`; raises ApiError 400 with the error texts of Go's decoder."""
     if not body.strip():
         raise ApiError(400, "missing request body")
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        raise ApiError(413, f"the request has more than {MAX_VALUES:,} values")
     try:
-        payload = json.loads(body)
+        payload = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
         raise ApiError(400, "exceeded max depth") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
@@ -93,6 +98,10 @@ def field(payload: Mapping[str, Any], name: str, kind: type, default: Any = None
 def wrong_type(name: str, value: Any, wanted: str) -> ApiError:
     """Return the error for a field of the wrong type."""
     return ApiError(400, f"json: cannot unmarshal {_json_name(value)} into Go struct field {name} of type {wanted}")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)  # NaN and Infinity, which JSON does not have
 
 
 def _go_message(error: ValueError) -> str:
@@ -125,6 +134,8 @@ def texts_of(value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ApiError(400, "invalid input type")
+    if len(texts) > MAX_TEXTS:
+        raise ApiError(400, f"{len(texts):,} texts in one request; send at most {MAX_TEXTS:,}")
     return texts
 
 
@@ -153,7 +164,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return value is None or (_is_number(value) and float(value).is_integer())
+    return value is None or (_is_number(value) and abs(value) < 2**63 and float(value).is_integer())
 
 
 @lru_cache(maxsize=64)

@@ -116,7 +116,7 @@ class Held:
 
     def __init__(self, server: HasPort, text: str, *, model: str = "echo", **more: Any) -> None:
         body = json.dumps({"model": model, "messages": [user(text)], "stream": False, **more}).encode()
-        head = b"POST /api/chat HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
         self.socket.sendall(head + body)
 

@@ -138,7 +138,14 @@ def test_embed_takes_a_text_or_a_list_and_an_empty_text_has_an_empty_vector(serv
         ("/api/generate", {"model": "upper", "prompt": "x", "format": "yaml"}, 400, "invalid format"),
         ("/api/generate", {"model": "upper", "prompt": "x", "keep_alive": "soon"}, 400, "time: invalid duration"),
         ("/api/generate", {"model": "upper", "options": {"num_ctx": "x"}}, 400, 'option "num_ctx" must be of type int'),
+        ("/api/generate", {"model": "upper", "options": {"num_ctx": 10**400}}, 400, 'option "num_ctx"'),
+        ("/api/generate", b'{"model": "upper", "keep_alive": NaN}', 400, "invalid character"),
+        ("/api/generate", {"model": "upper", "prompt": "x", "logprobs": True}, 400, "does not support logprobs"),
+        ("/api/generate", {"model": "upper", "prompt": "x", "images": ["aGk="]}, 400, "does not support images"),
+        ("/api/chat", {"model": "upper", "messages": [user("x") | {"images": ["aGk="]}]}, 400, "support images"),
+        ("/api/chat", b"[" + b"[]," * 1_000_000 + b"0]", 413, "1,000,000 values"),
         ("/api/embed", {"model": "all-minilm", "input": [1]}, 400, "invalid input type"),
+        ("/api/embed", {"model": "all-minilm", "input": ["a"] * 9000}, 400, "send at most 8,192"),
         ("/api/embed", {"model": "upper", "input": "x"}, 501, "does not support embeddings"),
         ("/api/chat", {"model": "fragile", "messages": [user("bad")]}, 500, "no answer to that"),
     ],
@@ -152,8 +159,13 @@ def test_errors_have_ollamas_status_and_body(
 
 
 def test_unknown_paths_and_wrong_methods(server: EmbeddedServer) -> None:
-    assert send(server, "GET", "/api/nothing") == (404, b"404 page not found")
-    assert send(server, "GET", "/api/chat") == (405, b"405 method not allowed")
+    status, reply = send(server, "GET", "/api/nothing")
+    assert (status, json.loads(reply)["error"]) == (404, "GET /api/nothing: 404 page not found")
+    status, reply = send(server, "GET", "/api/chat")
+    assert (status, json.loads(reply)["error"]) == (405, "GET /api/chat: 405 method not allowed; use POST")
+    status, reply = send(server, "POST", "/v1/completions", {})
+    assert (status, json.loads(reply)["error"]["message"]) == (404, "POST /v1/completions: 404 page not found")
+    assert send(server, "GET", "/nothing") == (404, b"GET /nothing: 404 page not found")
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
@@ -168,8 +180,8 @@ def raw(server: EmbeddedServer, *pieces: bytes) -> bytes:
 
 
 def test_one_connection_carries_many_requests_even_sent_at_once(server: EmbeddedServer) -> None:
-    ask = b"GET /api/version HTTP/1.1\r\nHost: here\r\n\r\n"
-    last = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+    ask = b"GET /api/version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     replies = raw(server, ask + ask + last)
     assert replies.count(b"HTTP/1.1 200 OK") == 3
     assert replies.endswith(b"Ollama is running")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import ollama
@@ -25,6 +26,11 @@ TEXT = "How do I sort a list?"
 class Answer(BaseModel):
     sure: bool
     answer: str
+
+
+class Scores(BaseModel):
+    scores: dict[str, float]
+    note: str
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +189,68 @@ def test_openai_errors(openai_client: openai.OpenAI) -> None:
         openai_client.chat.completions.create(model="upper", messages=[])
     with pytest.raises(openai.BadRequestError, match="invalid input"):
         openai_client.embeddings.create(model="all-minilm", input=[])
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        *({"n": 2}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"logit_bias": {"5": 1}}),
+        *({"max_tokens": -1}, {"max_completion_tokens": 0}, {"modalities": ["text", "audio"]}),
+    ],
+)
+def test_openai_wishes_that_cannot_be_met_are_refused_by_name(
+    openai_client: openai.OpenAI, wish: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=list(wish)[-1] if "logprobs" not in wish else "logprobs"):
+        openai_client.chat.completions.create(model="upper", messages=user(), **wish)
+
+
+def test_openai_wishes_for_nothing_special_are_met(openai_client: openai.OpenAI) -> None:
+    neutral = {"n": 1, "logprobs": False, "logit_bias": {}, "modalities": ["text"], "presence_penalty": 0.5}
+    reply = openai_client.chat.completions.create(model="upper", messages=user(), **neutral)
+    assert [choice.message.content for choice in reply.choices] == [TEXT.upper()]
+
+
+def test_paths_that_do_not_exist_are_named_to_both_clients(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="POST /v1/completions: 404 page not found"):
+        openai_client.completions.create(model="upper", prompt=TEXT)
+    with pytest.raises(ollama.ResponseError, match="POST /api/pull: 404 page not found"):
+        theirs.pull("upper")
+
+
+def test_both_clients_are_told_why_a_foreign_name_is_refused(server: EmbeddedServer) -> None:
+    foreign = {"Host": "rebound.example"}
+    with ollama.Client(host=server.url, headers=foreign) as one, pytest.raises(ollama.ResponseError, match="rebound"):
+        one.list()
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, default_headers=foreign) as other,
+        pytest.raises(openai.PermissionDeniedError, match="rebound"),
+    ):
+        other.models.list()
+
+
+def test_both_clients_get_dictionaries_of_numbers(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
+    reply = theirs.chat("upper", user(), format=Scores.model_json_schema())
+    assert Scores.model_validate_json(reply.message.content) == Scores(scores={}, note=TEXT.upper())
+    parsed = openai_client.chat.completions.create(
+        model="upper",
+        messages=user(),
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": Scores.model_json_schema()}},
+    )
+    assert Scores.model_validate_json(parsed.choices[0].message.content) == Scores(scores={}, note=TEXT.upper())
+
+
+def test_both_clients_are_refused_a_schema_without_bound(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
+    endless = {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000_000}
+    with pytest.raises(ollama.ResponseError, match="invalid format") as raised:
+        theirs.chat("upper", user(), format=endless)
+    assert raised.value.status_code == 400
+    with pytest.raises(openai.BadRequestError, match="invalid format"):
+        openai_client.chat.completions.create(
+            model="upper",
+            messages=user(),
+            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": endless}},
+        )
 
 
 def test_our_openai_client_reads_what_theirs_reads(server: EmbeddedServer, openai_client: openai.OpenAI) -> None:
