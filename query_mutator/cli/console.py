@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError
 from query_mutator.files import disk_advice
@@ -28,10 +29,12 @@ SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if som
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 
 __all__ = [
-    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "note", "progress", "run_cli", "table",
+    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "note", "progress", "run_cli",
+    "show_status", "table",
 ]  # fmt: skip
 
 _on_interrupt: list[Callable[[], None]] = []
+_bars: WeakSet[tqdm[Any]] = WeakSet()  # every bar of `progress`
 
 
 class Interrupted(KeyboardInterrupt):
@@ -93,7 +96,7 @@ def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = F
     from tqdm import tqdm
 
     in_terminal = sys.stderr.isatty()
-    return tqdm(
+    bar = tqdm(
         total=total,
         desc=name,
         unit=unit,
@@ -103,6 +106,17 @@ def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = F
         dynamic_ncols=True,
         disable=None if terminal_only else False,
     )
+    _bars.add(bar)
+    return bar
+
+
+def show_status(line: str) -> None:
+    """Show at the end of the open progress bars what the command waits for, "" when that is over; else print it."""
+    bars = [bar for bar in _bars if not bar.disable]
+    for bar in bars:
+        bar.set_postfix_str(line)
+    if line and not bars:
+        note(line)
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -57,6 +57,8 @@ class PolicyFlags:
     """Model calls in flight at once."""
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
     """Seconds to wait for one reply."""
+    wait_for_server_s: Annotated[float | None, arg(aliases=["--wait-for-server"])] = None
+    """Seconds to wait for a server that stopped answering; by default as in the training, 0: none."""
     cache: Literal["off", "eval", "all"] | None = None
     """Whether replies are cached on disk; eval and all mean the same here."""
     cache_path: str | None = None
@@ -69,6 +71,7 @@ class PolicyFlags:
     def __post_init__(self) -> None:
         check_values(self, "batch_size", low=1)
         check_values(self, "max_failure_rate", low=0, high=1)
+        check_values(self, "wait_for_server_s", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)

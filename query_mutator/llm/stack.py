@@ -1,6 +1,6 @@
 """The client of a run, composed by wrapping; its repr prints the nesting:
 
-    Cache(Coalesce(Counted(Limit(Pool([Ollama('http://…'), Ollama('http://…')])))))
+    Cache(Coalesce(Counted(Limit(WaitForServer(Pool([Ollama('http://…'), Ollama('http://…')]))))))
 
 A layer that was not requested is left out.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.away import WaitForServer
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
 from query_mutator.llm.client import MAX_REPLY_MB, Backend, Client, FloatArray, ModelServer
@@ -105,7 +106,6 @@ class ClientStack:
     """The layers around one server or several; all kinds of calls share the one bound of `limit`."""
 
     servers: tuple[ModelServer, ...]
-    early_stops: tuple[EarlyStop, ...]  # one per server, none without early stopping
     backend: Backend  # the server, or the pool of all
     limit: Limit  # one attempt per call; its `limit` moves where it is adaptive
     retry: Retry  # retries in the calling thread
@@ -115,6 +115,8 @@ class ClientStack:
     eval_counted: Counted  # that of `eval_client`
     coalesced: tuple[Coalesce, ...]
     store: ReplyStore | None  # what the cache remembers, with its hits and misses
+    early_stops: tuple[EarlyStop, ...] = ()  # one per server, none without early stopping
+    away: WaitForServer | None = None  # waits while no server answers
     allow_mixed: bool = False
 
     @property
@@ -135,6 +137,8 @@ class ClientStack:
     def require_models(self, models: Sequence[str]) -> None:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
         require_same_models(self.servers, models, allow_mixed=self.allow_mixed)
+        if self.away is not None:
+            self.away.answered()
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray:
         """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good."""
@@ -164,6 +168,7 @@ class ClientSettings:
     max_reply_mb: float = MAX_REPLY_MB
     deadline_s: float | None = None
     max_retries: int = DEFAULT_MAX_RETRIES
+    wait_for_server_s: float = 0.0  # how long calls are held while no server answers
     cache: CacheMode = "off"
     cache_path: Path | str | None = None
     num_ctx: int | None = None
@@ -178,12 +183,14 @@ def build_client(
     backend: str = DEFAULT_BACKEND,
     is_refusal: Callable[[str], bool] | None = None,
     local: Sequence[HfModel] = (),
+    show: Callable[[str], None] = lambda line: None,
     **changes: Any,
 ) -> ClientStack:
     """Return the composed client for one server or several; `changes` are fields of `settings`.
 
     `local` models answer the requests that name them. With `is_refusal`, target replies that start with a refusal are
-    cut. A default `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
+    cut. `show` is called with a line while no server answers (`wait_for_server_s`). A default `cache_path` that cannot
+    be used costs a warning and the cache, a named one is a UsageError.
     """
     settings = replace(settings or ClientSettings(), **changes)
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
@@ -197,19 +204,24 @@ def build_client(
         max_reply_mb=settings.max_reply_mb,
     )
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
-    edges: Sequence[Backend] = early_stops or servers
-    inner: Backend = edges[0] if len(edges) == 1 else Pool(edges)
+    away, edge = _edge(early_stops or servers, servers, settings.wait_for_server_s, show)
     identity = Identity(servers, extra=f"{sorted(options.items())} early-stop={bool(early_stops)}")
     identity.add({model.name: model.digest for model in local})
-    return _wrapped(servers, early_stops, LocalModels(inner, local) if local else inner, identity, settings)
+    stack = _wrapped(servers, LocalModels(edge, local) if local else edge, identity, settings)
+    return replace(stack, early_stops=early_stops, away=away)
+
+
+def _edge(
+    backends: Sequence[Backend], servers: Sequence[ModelServer], wait_s: float, show: Callable[[str], None]
+) -> tuple[WaitForServer | None, Backend]:
+    """Return the layer that waits for a server, None when it is not wanted, and the outermost one."""
+    pool = backends[0] if len(backends) == 1 else Pool(backends)
+    away = WaitForServer(pool, servers, wait_s=wait_s, show=show) if wait_s else None
+    return away, away or pool
 
 
 def _wrapped(
-    servers: tuple[ModelServer, ...],
-    early_stops: tuple[EarlyStop, ...],
-    backend: Backend,
-    identity: Identity,
-    settings: ClientSettings,
+    servers: tuple[ModelServer, ...], backend: Backend, identity: Identity, settings: ClientSettings
 ) -> ClientStack:
     """Return the layers around a backend."""
     size = settings.batch_size
@@ -219,7 +231,6 @@ def _wrapped(
     shared, eval_shared = Coalesce(counted), Coalesce(eval_counted)
     return ClientStack(
         servers=servers,
-        early_stops=early_stops,
         backend=backend,
         limit=limit,
         retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),

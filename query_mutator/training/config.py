@@ -12,6 +12,7 @@ from ppo.config import PPOConfig
 from query_mutator.cli.common import check_values
 from query_mutator.cli.flags import parse_flags
 from query_mutator.iqn.config import BanditFlags, CollectorFlags, IQNFlags
+from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
@@ -140,6 +141,8 @@ class CallFlags:
     """Seconds after the first attempt at a call in which a retry may start; by default only --max-retries limits."""
     max_retries: int = 4
     """Retries after transient failures; a timeout is retried once."""
+    wait_for_server_s: Annotated[float, arg(aliases=["--wait-for-server"])] = DEFAULT_WAIT_S
+    """Seconds to wait for a server that stopped answering, as in a restart, before calls count as failed; 0: none."""
     cache: Literal["off", "eval", "all"] = "eval"
     """Calls whose replies are cached on disk: none, those of evaluation, or all."""
     cache_path: str | None = None
@@ -178,7 +181,7 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
         )
         check_values(self, "mutator_max_tokens target_max_tokens", low=1)
         check_values(self, "encoder_max_tokens", low=8)
-        check_values(self, "max_policy_lag max_retries eval_interval step_cost temperature", low=0)
+        check_values(self, "max_policy_lag max_retries eval_interval step_cost temperature wait_for_server_s", low=0)
         check_values(self, "running_speed latency_ms latency_sigma", low=0)
         check_values(self, "timeout_s deadline_s num_ctx", above=0)
         check_values(self, "max_reply_mb", low=0.001, high=2000)

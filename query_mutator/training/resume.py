@@ -16,7 +16,8 @@ from query_mutator.training.config import TrainConfig
 FREE = frozenset(
     {
         *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "allow_mixed", "keep_alive"),
-        *("timeout_s", "max_reply_mb", "deadline_s", "max_retries", "max_failure_rate", "cache", "cache_path"),
+        *("timeout_s", "max_reply_mb", "deadline_s", "max_retries", "wait_for_server_s", "max_failure_rate"),
+        *("cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
         *("num_collectors", "max_pending_updates", "plugin", "resume", "config", "dry_run"),

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
+from query_mutator.cli.console import show_status
 from query_mutator.data import Split, load_questions, python_docs, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError
+from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
@@ -43,6 +45,7 @@ class SystemSettings(ClientSettings):
     target_model: str | None = None
     mutator_model: str | None = None
     early_stop: bool = False
+    wait_for_server_s: float = DEFAULT_WAIT_S
     encoder: str = "all-MiniLM-L6-v2"
     encoder_max_tokens: int | None = None
     device: str = "cpu"
@@ -122,6 +125,7 @@ class System:
             backend=DEFAULT_BACKEND if kind == EMBEDDED else kind,  # the embedded server has its routes
             is_refusal=is_refusal if settings.early_stop else None,
             local=local_models(settings.mutator_model, self._rewriter, deterministic=settings.deterministic),
+            show=show_status,
         )
 
     def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:

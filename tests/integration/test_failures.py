@@ -95,14 +95,15 @@ def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
     assert read_checkpoint(run).actions
 
 
+@pytest.mark.parametrize("wait_s", ["0", "0.5"])
 def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
-    flags: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wait_s: str, flags: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = serve(0.0, latency_ms=2)
     end = threading.Thread(target=lambda: (wait_for(lambda: server.stats()["calls"] > 100), server.close()))
     end.start()
     argv = [*flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
-    assert exit_code(main, argv, prog="train") == 3
+    assert exit_code(main, [*argv, "--wait-for-server", wait_s], prog="train") == 3
     end.join()
     assert "connect" in capsys.readouterr().err
 
