@@ -30,7 +30,7 @@ from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, 
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
-from query_mutator.files import write_json
+from query_mutator.files import write_checked_json
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
@@ -275,7 +275,7 @@ class Trainer:
             policy = self.learner.frozen
             with _server_worked_before():
                 report = compare(self.evaluator, self.system, self.task, self.split.test, policy, seed=config.seed)
-        write_json(self.run_dir.summary_path, self._summary(report, wall_s))
+        write_checked_json(self.run_dir.summary_path, self._summary(report, wall_s))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
         curve_title = f"{target}, seed {config.seed}"
         draw_learning_curve(self.run_dir.metrics_path, self.run_dir.curve_path, title=curve_title)
@@ -369,7 +369,9 @@ class Trainer:
                 best_success=self.best_success,
                 env_episodes=tuple(env.total_episodes for env in self.env_list),
                 transcripts_bytes=self.run_dir.transcripts.size_bytes,
+                transcripts_crc=self.run_dir.transcripts.crc,
                 metrics_bytes=self.run_dir.metrics.rows.size_bytes,
+                metrics_crc=self.run_dir.metrics.rows.crc,
             ),
             envs=None if self.config.max_policy_lag else self.envs.state_dict(),
         )

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import orjson
 
 from query_mutator.errors import DiskError, UsageError
 
 __all__ = [
-    "JsonLines", "atomic_folder", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite",
-    "read_json_lines", "sync_folder", "write_json", "write_text",
+    "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice", "disk_errors",
+    "encode", "finite", "read_checked_json", "read_json_lines", "scan_json_lines", "sync_folder", "verified",
+    "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHA256 = "file_sha256"  # the entry of a checked JSON file
+_CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
+_CRC_BYTES = len(_CRC) + 10
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST)
 
 
@@ -136,6 +143,42 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
+def write_checked_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write an object as `write_json` does, with the sha256 of its content as the last entry."""
+    body = json.loads(json.dumps(finite(data)))
+    write_json(path, {**body, _SHA256: _content_sha256(body)})
+
+
+def read_checked_json(path: str | Path) -> dict[str, Any]:
+    """Return the object in a JSON file; UsageError for a damaged one. A file without a checksum is not verified."""
+    try:
+        body = decode(Path(path).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error}); it is damaged: restore it, or remove it") from None
+    if not isinstance(body, dict):
+        raise UsageError(f"{path}: a JSON {type(body).__name__} where an object is expected")
+    return dict(verified(path, body))
+
+
+def verified(path: str | Path, data: Any) -> Any:
+    """Return the data of a JSON file without its checksum, if it has one; UsageError when they do not match."""
+    if not isinstance(data, dict) or _SHA256 not in data:
+        return data
+    body = {name: value for name, value in data.items() if name != _SHA256}
+    if data[_SHA256] != _content_sha256(body):
+        raise UsageError(
+            f"{path}: its content does not match its checksum, it was damaged or edited; restore it, or accept it "
+            f"as it is by removing its entry {_SHA256!r}"
+        )
+    return body
+
+
+def _content_sha256(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 # --- JSON as bytes ---------------------------------------------------------------------------------------------------
 
 
@@ -164,22 +207,35 @@ def decode(text: bytes) -> Any:
 class JsonLines:
     """Append rows to a file, one JSON object per line. `cut_at` first truncates the file to that many bytes.
 
-    Thread-safe. Raises DiskError when the file cannot be written.
+    The last entry of a row, `crc`, is the CRC-32 of the row before that entry, continued from the row above: it also
+    finds rows that were exchanged, removed or repeated. Opening a file verifies the rows that stay, and drops a last
+    line that was cut off. Thread-safe. Raises DiskError when the file cannot be written, UsageError for damaged rows.
     """
 
     def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
         self.path = path
-        self._lock = threading.Lock()  # guards the file, which buffers a row until it is flushed
+        self._lock = threading.Lock()  # guards the checksum, and the file, which buffers a row until it is flushed
+        self.crc = end = 0  # the checksum of the last row depends on all rows
+        if path.exists():
+            for row in scan_json_lines(path, end=cut_at):
+                self.crc, end = row.crc, row.end
         with disk_errors(path):
             self._file = path.open("ab")
-            if cut_at is not None:  # never beyond the end: that would pad the file with zeros
-                self._file.truncate(min(cut_at, path.stat().st_size))
+            self._file.truncate(end)
+            if end and not _ends_a_line(path):
+                self._file.write(b"\n")
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write rows and flush them to the operating system."""
+        bodies = [encode(row)[:-1] for row in rows]
         with disk_errors(self.path), self._lock:
-            self._file.write(b"".join([encode(row) + b"\n" for row in rows]))
+            crc, lines = self.crc, []
+            for body in bodies:
+                crc = zlib.crc32(body, crc)
+                lines.append(b'%b%b%08x"}\n' % (body, _CRC, crc))
+            self._file.write(b"".join(lines))
             self._file.flush()
+            self.crc = crc
 
     @property
     def size_bytes(self) -> int:
@@ -197,13 +253,80 @@ class JsonLines:
             self._file.close()
 
 
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+class JsonRow(NamedTuple):
+    """A row of a JSON-lines file, the offset behind its line, and its checksum (0 before the first one)."""
+
+    value: dict[str, Any]
+    end: int
+    crc: int
+
+
 def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file in order; skip a torn last line, raise a UsageError `file:line: ...` for any other."""
-    text = Path(path).read_text(encoding="utf-8")
-    lines = text.removesuffix("\n").split("\n") if text else []  # splitlines would split at U+2028 within a text
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            if number < len(lines):
-                raise UsageError(f"{path}:{number}: not JSON ({error})") from None
+    """Yield the rows of a file in order, as `scan_json_lines` does."""
+    return (row.value for row in scan_json_lines(path))
+
+
+def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[JsonRow]:
+    """Yield the rows of a file in order, those of the first `end` bytes; skip a last line that was cut off.
+
+    Raises a UsageError `file:line: ...` for damage of any other kind. Rows of older versions and of other programs have
+    no checksum.
+    """
+    at, number, crc = 0, 0, None
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if end is not None and at >= end:
+                    break
+                try:
+                    value, crc = _parse_line(line, crc)
+                except ValueError as error:
+                    if _is_cut_off(line, is_last=not file.peek(1)):
+                        break
+                    raise UsageError(f"{path}:{number}: {error}") from None
+                at += len(line)
+                yield JsonRow(value, at, crc or 0)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    if end is not None and at != end:
+        raise UsageError(f"{path}:{number}: damaged, its whole lines take {at:,} bytes and not {end:,}")
+
+
+def check_json_lines(path: Path, *, end: int, crc: int | None) -> None:
+    """Raise a UsageError unless the first `end` bytes of a file are whole rows, the last with the checksum `crc`."""
+    last = None
+    for last in scan_json_lines(path, end=end):  # noqa: B007
+        pass
+    if crc is not None and crc != (last.crc if last else 0):
+        raise UsageError(f"{path}: its first {end:,} bytes are not the rows that were written there")
+
+
+def _parse_line(line: bytes, before: int | None) -> tuple[dict[str, Any], int | None]:
+    """Return the row of a line and its checksum, if rows have one; `before` is that of the line above."""
+    body = line.removesuffix(b"\n")
+    has_crc = body[-_CRC_BYTES:-10] == _CRC
+    if before is not None and not has_crc:
+        raise ValueError("damaged, it has no checksum")
+    crc = zlib.crc32(body[:-_CRC_BYTES], before or 0) if has_crc else None
+    if crc is not None and body[-10:-2] != b"%08x" % crc:
+        raise ValueError("damaged, it does not match its checksum")
+    try:
+        value = decode(body)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if crc is not None:
+        del value["crc"]
+    return value, crc
+
+
+def _is_cut_off(line: bytes, *, is_last: bool) -> bool:
+    """Return whether a process or the machine stopped while it wrote this line; some file systems leave zeros."""
+    if not line.strip(b"\0\n"):
+        return is_last
+    return not line.endswith(b"\n") and not re.search(rb',"crc":"[0-9a-f]{8}"}.?\Z', line, re.DOTALL)

@@ -14,7 +14,7 @@ import yaml
 
 from query_mutator.analysis.series import Series
 from query_mutator.errors import UsageError
-from query_mutator.files import read_json_lines
+from query_mutator.files import read_json_lines, verified
 
 __all__ = ["TABLES", "flat", "number_or_text", "read_mapping", "read_table"]
 
@@ -104,6 +104,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    data = verified(path, data)
     if not isinstance(data, dict):
         raise UsageError(f"{path}: a {type(data).__name__} where an object with names is expected")
     return data

@@ -36,6 +36,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from query_mutator import __version__
 from query_mutator.errors import UsageError
+from query_mutator.files import verified
 from query_mutator.registry import nearest
 
 __all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "read_base", "written"]
@@ -125,6 +126,7 @@ def read_base(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}; --config takes a JSON file of flags") from None
     except ValueError as error:
         raise UsageError(f"{path}: not JSON ({error}); --config takes a JSON object of flags") from None
+    data = verified(path, data)
     if isinstance(data, dict) and isinstance(data.get("flags"), dict):
         data = data["flags"]
     if not isinstance(data, dict):

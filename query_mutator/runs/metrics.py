@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from query_mutator.files import JsonLines, disk_errors
 
-__all__ = ["METRICS", "EventWriter", "Metric", "MetricsWriter"]
+__all__ = ["METRICS", "METRICS_FILE", "EventWriter", "Metric", "MetricsWriter"]
+
+METRICS_FILE = "metrics.jsonl"
 
 Direction = Literal["up", "down", "-"]
 
@@ -49,7 +51,7 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, *, cut_at: int | None = None, first_step: int = 0) -> None:
-        self.rows = JsonLines(folder / "metrics.jsonl", cut_at=cut_at)
+        self.rows = JsonLines(folder / METRICS_FILE, cut_at=cut_at)
         self._events = EventWriter(folder / "tensorboard", first_step=first_step)
 
     def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:

@@ -12,16 +12,16 @@ learning_curve.png
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from query_mutator.files import JsonLines, disk_errors, write_json
+from query_mutator.errors import CheckpointError
+from query_mutator.files import JsonLines, disk_errors, read_checked_json, write_checked_json
 from query_mutator.runs.metrics import MetricsWriter
 from query_mutator.types import StepRecord
 
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 LATEST = "latest"
 SUMMARY = "summary.json"
+T = TypeVar("T")
+
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 
 
@@ -80,11 +82,11 @@ class RunDir:
         """Write config.json; a resumed run adds an entry under `resumed`."""
         before: dict[str, Any] = {}
         if self.config_path.exists():
-            before = json.loads(self.config_path.read_text(encoding="utf-8"))
+            before = read_checked_json(self.config_path)
         started, resumed = before.get("started", _now()), before.get("resumed", [])
         if resumed_at:
             resumed.append({"at_step": resumed_at, "command_line": config.get("command_line"), "time": _now()})
-        write_json(self.config_path, {**config, "started": started, "resumed": resumed})
+        write_checked_json(self.config_path, {**config, "started": started, "resumed": resumed})
 
     def sync(self) -> None:
         """Sync all rows to disk."""
@@ -105,6 +107,24 @@ def checkpoints_in(run: Path) -> list[Path]:
         if (match := _CHECKPOINT.fullmatch(path.name))
     ]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_checkpoint(run: Path, read: Callable[[Path], T]) -> T:
+    """Return what `read` makes of the newest checkpoint that it can read, and warn of those it cannot.
+
+    Raises a CheckpointError where there is none.
+    """
+    candidates = checkpoints_in(run)
+    if not candidates and ((run / "checkpoints").is_dir() or (run / "config.json").exists()):
+        raise CheckpointError(f"{run} was stopped before its first checkpoint, there is nothing to resume; start again")
+    if not candidates:
+        raise CheckpointError(f"{run}: no checkpoint in it; give a run folder such as runs/latest, or a .pt")
+    for candidate in candidates[:-1]:
+        try:
+            return read(candidate)
+        except CheckpointError as error:
+            logger.warning("%s; using the previous one", error)
+    return read(candidates[-1])
 
 
 def steps_of(checkpoint: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from query_mutator import operators
 from query_mutator.errors import UsageError
-from query_mutator.files import read_json_lines
+from query_mutator.files import read_checked_json, read_json_lines
 from query_mutator.plugins import load_plugins
 from query_mutator.rewards.weighted import WeightedReward
 
@@ -113,10 +112,7 @@ def read_steps(run: str) -> list[dict[str, Any]]:
 def reward_of(run: str) -> WeightedReward:
     """Return the reward the run was made with, from its config.json, which names plugins too; else the default one."""
     config = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
-    try:
-        flags = json.loads(config.read_text(encoding="utf-8"))["flags"]
-    except (OSError, ValueError, KeyError):
-        flags = {}
+    flags = read_checked_json(config).get("flags") or {} if config.exists() else {}
     load_plugins(flags.get("plugin") or ())
     return WeightedReward.parse(flags["reward"]) if flags.get("reward") else WeightedReward()
 

@@ -12,7 +12,7 @@ from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import disk_errors, write_json
 from query_mutator.llm.hf import PROMPT_FILE
-from query_mutator.runs.run_dir import checkpoints_in
+from query_mutator.runs.run_dir import checkpoints_in, newest_checkpoint
 
 if TYPE_CHECKING:
     from query_mutator.sft.config import SftFlags
@@ -122,12 +122,11 @@ def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int, keep:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a `.pt`, or in the newest of an output folder; CheckpointError for anything else."""
-    if path.is_dir():
-        found = checkpoints_in(path)
-        if not found:
-            raise CheckpointError(f"{path}: no checkpoint in it; give an output folder of `qm train sft`, or a .pt")
-        path = found[0]
+    """Return the state in a `.pt`, or in the newest readable one of an output folder; CheckpointError without one."""
+    return newest_checkpoint(path, _read) if path.is_dir() else _read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         state = load_checkpoint(path, entry="format")
     except ValueError as error:

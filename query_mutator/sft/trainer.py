@@ -15,8 +15,8 @@ from query_mutator.batching.generation.rows import tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import disk_errors, write_json
-from query_mutator.runs.metrics import MetricsWriter
+from query_mutator.files import check_json_lines, disk_errors, write_checked_json
+from query_mutator.runs.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.sft import build, model
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.stepper import Stepper, StepResult, cosine_lr
@@ -160,6 +160,7 @@ class SftTrainer:
             "max_tokens": self.stepper.max_tokens,
             "tokenizer_hash": self.tokenizer_hash,
             "metrics_bytes": self._metrics.rows.size_bytes if self._metrics else 0,
+            "metrics_crc": self._metrics.rows.crc if self._metrics else 0,
         }
         model.write_checkpoint(self.output, state, step=self.steps_done, keep=self.flags.keep_checkpoints)
 
@@ -179,7 +180,7 @@ class SftTrainer:
         if self.ranks.is_main:
             about = {"prompt": self.prompt, "steps": self.steps_done}
             model.save_model(self.model, self.tokenizer, folder, about=about)
-            write_json(self.output / "summary.json", report)
+            write_checked_json(self.output / "summary.json", report)
         return report
 
     def close(self) -> None:
@@ -199,6 +200,9 @@ class SftTrainer:
     def _resume(self, resumed: Path) -> int:
         """Restore the state in a checkpoint; return the length of its metrics file."""
         state = model.read_checkpoint(resumed)
+        if self._is_in_place and self.ranks.is_main:
+            metrics = self.output / METRICS_FILE
+            check_json_lines(metrics, end=state["metrics_bytes"], crc=state.get("metrics_crc"))
         if state["tokenizer_hash"] != self.tokenizer_hash:
             raise CheckpointError(f"{resumed} was made with another tokenizer; give that one with --tokenizer")
         self.source.load_state_dict(state["source"])
@@ -212,16 +216,23 @@ class SftTrainer:
             torch.cuda.set_rng_state_all(state["cuda_rng"])
         return int(state["metrics_bytes"])
 
+    @property
+    def _is_in_place(self) -> bool:
+        """Return whether the run resumes in the folder of the checkpoint."""
+        if self.flags.resume is None:
+            return False
+        resumed = Path(self.flags.resume)
+        folder = resumed if resumed.is_dir() else resumed.parent.parent
+        return folder.resolve() == self.output.resolve()
+
     def _open(self, metrics_bytes: int | None) -> None:
         """Create the output folder with config.json, and show a bar; a run resumed in place truncates its metrics."""
-        resumed = Path(self.flags.resume or "")
-        folder = resumed if resumed.is_dir() else resumed.parent.parent
-        in_place = metrics_bytes is not None and folder.resolve() == self.output.resolve()
+        in_place = self._is_in_place
         kept = {name: value for name, value in asdict(self.flags).items() if name not in _OF_ONE_COMMAND}
         flags = {name: value for name, value in kept.items() if value is not None}
         with disk_errors(self.output):
             self.output.mkdir(parents=True, exist_ok=True)
-        write_json(self.output / "config.json", {"flags": flags})
+        write_checked_json(self.output / "config.json", {"flags": flags})
         self._metrics = MetricsWriter(
             self.output, cut_at=metrics_bytes if in_place else None, first_step=self.steps_done if in_place else 0
         )

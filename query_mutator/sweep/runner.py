@@ -8,7 +8,6 @@ DIR/trials/NAME/              what the trial wrote, with command.txt, stdout.txt
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -23,7 +22,7 @@ from typing import Any, Literal
 
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.errors import UsageError
-from query_mutator.files import JsonLines, read_json_lines, write_json, write_text
+from query_mutator.files import JsonLines, read_checked_json, read_json_lines, write_checked_json, write_text
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting, Trial, command_of
 
@@ -54,8 +53,8 @@ class SweepFolder:
         self.path, self.rows_path = path, path / "trials.jsonl"
         file, about = path / "sweep.json", {"command": command}
         if not file.exists():
-            write_json(file, about)
-        elif (before := json.loads(file.read_text(encoding="utf-8"))) != about:
+            write_checked_json(file, about)
+        elif (before := read_checked_json(file)) != about:
             raise UsageError(f"{path} holds a sweep of another command ({before.get('command')}); choose another --out")
 
     def folder_of(self, trial: Trial) -> Path:

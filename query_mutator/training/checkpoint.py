@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -13,10 +12,8 @@ from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
 from query_mutator.plugins import load_plugins, warn_of_changes
-from query_mutator.runs.run_dir import checkpoints_in
+from query_mutator.runs.run_dir import newest_checkpoint, steps_of
 from query_mutator.training.system import System, SystemSettings, TaskSettings
-
-logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 
@@ -33,7 +30,9 @@ class Progress:
     best_success: float = 0.0  # of the periodic evaluations
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
     transcripts_bytes: int = 0
+    transcripts_crc: int | None = None  # None: written by an older version
     metrics_bytes: int = 0
+    metrics_crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +154,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
-    if path.is_file():
-        return Checkpoint.read(path)
-    candidates = checkpoints_in(path)
-    if not candidates:
-        raise CheckpointError(f"{path}: no checkpoint in it; give a run folder such as runs/latest, or a .pt")
-    for candidate in candidates[:-1]:
-        try:
-            return Checkpoint.read(candidate)
-        except CheckpointError as error:
-            logger.warning("%s; using the previous one", error)
-    return Checkpoint.read(candidates[-1])
+    return Checkpoint.read(path) if path.is_file() else newest_checkpoint(path, _of_its_name)
+
+
+def _of_its_name(path: Path) -> Checkpoint:
+    checkpoint = Checkpoint.read(path)
+    if (steps := checkpoint.progress.env_steps) != steps_of(path):
+        raise CheckpointError(f"{path} holds the state after {steps} steps; it was renamed or exchanged")
+    return checkpoint
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -3,18 +3,19 @@
     journal/step_<n>.jsonl     entries after the update at which the run had taken n environment steps
 
 A line is a call (its site, the sha256 of the request, the outcome, failures included), the action of a step, or the
-embedding of a text made by a server. Each is appended with one write, so it survives the death of the process; a torn
-last line (a power cut) is skipped. A resumed run starts from a checkpoint's environments and takes every action and
-outcome it finds in the journal.
+embedding of a text made by a server. The first line has `since` (n) and `after`, the checksum of the file before, so
+that files cannot be exchanged or end early without being noticed. Each line is appended with one write, so it survives
+the death of the process; a torn last line (a power cut) is skipped. A resumed run starts from a checkpoint's
+environments and takes every action and outcome it finds in the journal up to the first damaged line.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
+import threading
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.flow import CallOutcome, CallSite
-from query_mutator.files import decode, disk_errors, encode
+from query_mutator.errors import UsageError
+from query_mutator.files import JsonLines, disk_errors, scan_json_lines
 from query_mutator.llm.coalesce import request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -50,14 +52,10 @@ class Journal:
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, CallOutcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
         self.vectors: dict[str, FloatArray] = {}  # embeddings [D] found here, by their texts
+        self._lock = threading.Lock()  # guards which file is written
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
-            steps = self._steps()
-            known = [step for step in steps if step >= since] if since in steps else []
-            for step in known:
-                for entry in _read(self._segment(step)):
-                    self._remember(entry)
-            self._file = self._open(known[-1] if known else since)
+            self._rows: JsonLines | None = self._read(since)
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -111,30 +109,26 @@ class Journal:
             "elapsed_s": outcome.elapsed_s,
             "outcome": _to_json(outcome.completion),
         }
-        self._append(encode(entry) + b"\n")
+        self._append(entry)
 
     def write_actions(self, actions: Sequence[tuple[int, int, int]]) -> None:
         """Append environment, step and action of steps that start; none after a cancelled call."""
         if not self._is_ending:
-            self._append(
-                "".join(
-                    f'{{"env": {env}, "step": {step}, "action": {action}}}\n' for env, step, action in actions
-                ).encode()
-            )
+            self._append(*({"env": env, "step": step, "action": action} for env, step, action in actions))
 
     def write_vectors(self, texts: Sequence[str], rows: FloatArray) -> None:
         """Append the embeddings [n, D] of texts."""
         pairs = zip(texts, np.ascontiguousarray(rows, dtype="<f4"), strict=True)
-        lines = [encode({"text": text, "vector": b64encode(row.tobytes()).decode()}) for text, row in pairs]
-        self._append(b"".join(line + b"\n" for line in lines))
+        self._append(*({"text": text, "vector": b64encode(row.tobytes()).decode()} for text, row in pairs))
 
     def start(self, env_steps: int) -> None:
-        """Start the file of the next update, after syncing the present one to disk."""
-        with disk_errors(self._folder):
-            os.fsync(self._file)
-            following = self._open(env_steps)
-            os.dup2(following, self._file, inheritable=False)  # atomic: no writer has to wait
-            os.close(following)
+        """Start the file of the next update, and sync the present one to disk."""
+        with self._lock:
+            if (before := self._rows) is None:
+                return
+            self._rows = self._open(env_steps, after=before.crc)
+        before.sync()
+        before.close()
 
     def drop_before(self, env_steps: int) -> None:
         """Remove the entries from before the oldest checkpoint that may be resumed."""
@@ -145,9 +139,10 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        with self._lock:
+            rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
 
     def _steps(self) -> list[int]:
         found = (_SEGMENT.fullmatch(path.name) for path in self._folder.iterdir())
@@ -156,16 +151,55 @@ class Journal:
     def _segment(self, step: int) -> Path:
         return self._folder / f"step_{step}.jsonl"
 
-    def _open(self, step: int) -> int:
-        return os.open(self._segment(step), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def _open(self, step: int, *, after: int = 0, cut_at: int | None = None) -> JsonLines:
+        rows = JsonLines(self._segment(step), cut_at=cut_at)
+        if not rows.size_bytes:
+            rows.append({"since": step, "after": after})
+        return rows
 
-    def _append(self, left: bytes) -> None:
+    def _append(self, *entries: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._rows is not None:  # None: the run is ending, no result will be used
+                self._rows.append(*entries)
+
+    def _read(self, since: int) -> JsonLines:
+        """Take the entries from `since` on up to the first damaged line; return the file to continue, cut off there.
+
+        Entries after a gap belong to another course of the run; their files are removed once all is read.
+        """
+        later = [step for step in self._steps() if step >= since]
+        current, before, crc, end = since, 0, 0, None
+        is_whole = later[:1] == [since]
+        if later and not is_whole:
+            logger.warning("%s: no such file; calls from there on are repeated", self._segment(since))
+        while later and is_whole:
+            current, before = later.pop(0), crc
+            end, crc, is_whole = self._take(current, after=before if current > since else None)
+        for step in later:
+            self._segment(step).unlink()
+        return self._open(current, after=before, cut_at=end)
+
+    def _take(self, step: int, *, after: int | None) -> tuple[int, int, bool]:
+        """Take the entries of a file up to the first damaged line; return where they end, their checksum, if all."""
+        path = self._segment(step)
+        end = crc = 0
         try:
-            while left and self._file >= 0:  # below 0: the run is ending, no result will be used
-                left = left[os.write(self._file, left) :]
-        except OSError as error:
-            with disk_errors(self._folder):
-                raise error from None
+            for row in scan_json_lines(path):
+                if "since" not in row.value:
+                    self._remember(row.value)
+                elif row.value["since"] != step or after not in (None, row.value["after"]):
+                    raise UsageError(f"{path}:1: damaged, it does not follow the file before")
+                end, crc = row.end, row.crc
+        except UsageError as error:
+            reason = str(error)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{path}: not an entry of a journal ({error!r})"
+        else:
+            reason = f"{path}: torn after {end} bytes"
+        is_whole = end == path.stat().st_size
+        if not is_whole:
+            logger.warning("%s; calls from there on are repeated", reason)
+        return end, crc, is_whole
 
     def _remember(self, entry: dict[str, Any]) -> None:
         if "vector" in entry:
@@ -191,20 +225,3 @@ def _from_json(row: dict[str, Any]) -> Completion:
     if values.get("error") is not None:
         values["error"] = ErrorInfo(**values["error"])
     return Completion(**values)
-
-
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a file's entries and truncate it after the last whole one, so that appending starts a line."""
-    whole = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                entry = decode(line) if line.endswith(b"\n") else None
-            except ValueError:
-                entry = None
-            if entry is None:
-                logger.warning("%s: torn after %d bytes; calls from there on are repeated", path, whole)
-                break
-            whole += len(line)
-            yield entry
-    os.truncate(path, whole)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.files import check_json_lines, read_checked_json
+from query_mutator.runs.metrics import METRICS_FILE
 from query_mutator.runs.run_dir import SUMMARY
 from query_mutator.training.checkpoint import Checkpoint
 from query_mutator.training.config import TrainConfig
@@ -32,6 +34,8 @@ def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     checkpoint file starts a new folder, with any flags.
     """
     in_folder = Path(config.resume or "").is_dir()
+    if in_folder:
+        check_files(Path(config.resume or ""), checkpoint)
     if in_folder and (found := differences(config, checkpoint.flags)):
         raise CheckpointError(
             f"{config.resume} was started with other settings ({'; '.join(found)}); leave them out, "
@@ -45,6 +49,20 @@ def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     if in_folder and config.use_linear_lr_decay:
         longer = f"give a larger --num-env-steps and, as the step size has fallen to 0, --resume {checkpoint.path}"
     raise UsageError(f"{checkpoint.path} has taken its {steps} steps; {longer}")
+
+
+def check_files(run: Path, checkpoint: Checkpoint) -> None:
+    """Raise a CheckpointError unless the files of a run folder hold what they held when its checkpoint was written."""
+    done = checkpoint.progress
+    try:
+        check_json_lines(run / "transcripts.jsonl", end=done.transcripts_bytes, crc=done.transcripts_crc)
+        check_json_lines(run / METRICS_FILE, end=done.metrics_bytes, crc=done.metrics_crc)
+        if (run / "config.json").exists():
+            read_checked_json(run / "config.json")
+    except UsageError as error:
+        raise CheckpointError(
+            f"{error}; restore the file, or start a new folder from the checkpoint with --resume {checkpoint.path}"
+        ) from None
 
 
 def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:

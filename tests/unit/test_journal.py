@@ -127,3 +127,57 @@ def test_settled_actions_are_those_taken_before(folder: Path) -> None:
     assert journal.settle([(3, 7), (3, 8)], np.array([0, 1])).tolist() == [2, 1]
     journal.close()
     assert Journal(folder).settle([(3, 7), (3, 8)], np.array([5, 5])).tolist() == [2, 1]
+
+
+def three_files(folder: Path) -> None:
+    journal = written(folder)
+    for step in (8, 16):
+        journal.start(step)
+        journal.write_actions([(0, step, 1), (0, step + 1, 2)])
+    journal.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "lines", "end", "files", "torn", "removed"])
+def test_nothing_behind_damage_is_taken_and_the_place_is_named(
+    folder: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    three_files(folder)
+    path, last = folder / "step_8.jsonl", folder / "step_16.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    head, one, two = lines
+    damaged = {
+        "flip": [head, one.replace(b'"action":1', b'"action":0'), two],
+        "lines": [head, two, one],
+        "end": [head, one],
+        "files": last.read_bytes().splitlines(keepends=True),
+        "torn": [head, one, two[:-4]],
+    }
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(damaged[damage]))
+    journal = Journal(folder)
+    assert journal.action(3, 7) == 2
+    assert journal.action(0, 8) == (1 if damage in ("end", "torn") else None)
+    assert [journal.action(0, step) for step in (9, 16, 17)] == [None] * 3
+    assert ("step_16.jsonl:1: damaged" if damage in ("end", "removed") else "step_8.jsonl") in caplog.text
+    assert "calls from there on are repeated" in caplog.text
+    journal.write_actions([(0, 20, 2)])
+    journal.close()
+    caplog.clear()
+    again = Journal(folder)
+    assert again.action(0, 20) == 2
+    assert not caplog.text
+    again.close()
+
+
+def test_entries_of_an_older_version_are_taken_up_to_one_that_is_none(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    rows = ['{"env": 0, "step": 1, "action": 2}', '{"enw": 0, "step": 2, "action": 2}', '{"env": 0, "step": 3}']
+    (folder / "step_0.jsonl").write_text("\n".join(rows) + "\n")
+    journal = Journal(folder)
+    assert (journal.action(0, 1), journal.action(0, 2), journal.action(0, 3)) == (2, None, None)
+    assert "not an entry of a journal" in caplog.text
+    journal.close()

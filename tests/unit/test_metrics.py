@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -30,7 +29,8 @@ def test_row_has_step_clock_and_numbers(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write({"eval/success": 0.25, "llm/calls": 12}, step=512, wall_s=1.23456)
     writer.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+    (row,) = read_json_lines(tmp_path / "metrics.jsonl")
+    assert row == {
         "step": 512,
         "wall_s": 1.235,
         "eval/success": 0.25,
