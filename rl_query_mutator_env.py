@@ -10,24 +10,28 @@
 `QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
 `gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
 Both run the same generators (`reset_flow`, `step_flow`), so they give the same data.
+
+Every info has the same keys (`QueryMutationEnv._info`): arrays, and texts in `_text`, which torchrl's reader skips.
 """
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, SupportsInt
+from typing import Any, SupportsIndex
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from query_mutator.env.episode import Attempt, Episode
 from query_mutator.env.flow import Call, CallJournal, CallSite, Encode, Flow, Prepare
-from query_mutator.env.infos import infos_of
+from query_mutator.env.infos import as_arrays, infos_of
 from query_mutator.env.observation import StepFeatures, TextFeatures
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
 from query_mutator.env.task import SUBMIT, UNDO, Task
@@ -63,7 +67,7 @@ register()
 class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     """One environment; `reset` and `step` make calls one by one in the calling thread."""
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium has it
 
     def __init__(
         self,
@@ -103,13 +107,42 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Draw a question (or take `options["question"]`, an index) and return the observation [O] and info."""
-        result: tuple[FloatArray, dict[str, Any]] = self._run(self.reset_flow(seed=seed, options=options))
-        return result
+        obs, info = self._run(self.reset_flow(seed=seed, options=options))
+        return obs, as_arrays(info)
 
-    def step(self, action: SupportsInt) -> StepResult:
-        """Take one action and return observation [O], reward, terminated, truncated, info."""
-        result: StepResult = self._run(self.step_flow(int(action)))
-        return result
+    def step(self, action: SupportsIndex) -> StepResult:
+        """Take one action and return observation [O], reward, terminated, truncated, info.
+
+        Raises ResetNeeded outside an episode, InvalidAction for an action that does not exist.
+        """
+        obs, reward, terminated, truncated, info = self._run(self.step_flow(self.check_action(action)))
+        return obs, reward, terminated, truncated, as_arrays(info)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return which actions [A] are allowed, as sb3-contrib's MaskablePPO wants it; the others have no effect."""
+        if self.episode is None:
+            raise ResetNeeded("call reset() before action_masks()")
+        return np.array(self.episode.action_mask(), dtype=np.bool_)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the episode is over, so that only a reset may follow."""
+        return self.episode is not None and self.episode.ended
+
+    def check_action(self, action: SupportsIndex) -> int:
+        """Return the action as an int; ResetNeeded outside an episode, InvalidAction if it does not exist."""
+        if self.episode is None:
+            raise ResetNeeded("call reset() before step()")
+        if self.has_ended:
+            raise ResetNeeded("the episode has ended; call reset() before the next step()")
+        last = len(self.task.actions) - 1
+        try:
+            number = operator.index(action)
+        except TypeError:
+            number = -1
+        if not 0 <= number <= last:
+            raise InvalidAction(f"action {action} must be a whole number from 0 to {last} ({self.task.actions[-1]})")
+        return number
 
     def render(self) -> str:
         """Return the episode so far as text."""
@@ -155,11 +188,13 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         super().reset(seed=seed)
         if seed is not None:
             self._order = []
-        fixed = (options or {}).get("question")
+        if self.episode is not None:
+            self.episode.ended = True  # also if no question can be answered
+        fixed = self._fixed_question(options)
         error: ErrorInfo | None = None
         tries = 0
         for _ in range(1 if fixed is not None else RESET_QUESTIONS):
-            index = int(fixed) if fixed is not None else self._draw()
+            index = fixed if fixed is not None else self._draw()
             for _ in range(RESET_TRIES_PER_QUESTION):
                 tries += 1
                 request = self.task.calls.target(self.task.questions[index].text)
@@ -167,14 +202,12 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 error = completion.error or (yield from self._begin(index, completion.text, tries))
                 self.last_error = error
                 if error is None:
-                    assert self.episode is not None
-                    score = self.episode.first.reward.score
-                    return self._observe(), {"question_id": self.task.questions[index].id, "baseline_score": score}
+                    return self._observe(), self._info(valid=True)
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 
     def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step; return gymnasium's five."""
-        assert self.episode is not None, "call reset() before step()"
+        """Yield the calls of one step, whose action was checked; return gymnasium's five."""
+        assert self.episode is not None
         episode, name = self.episode, self.task.actions[action]
         before = self._submitted().reward.score
         cost, error = 0.0, None
@@ -190,6 +223,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode.steps += 1
         reward = 0.0 if error else self._submitted().reward.score - before - cost
         return self._end_step(name, reward, error, terminated=name == SUBMIT)
+
+    def _fixed_question(self, options: Mapping[str, Any] | None) -> int | None:
+        """Return `options["question"]`; ValueError unless the task has a question of this index."""
+        fixed, count = (options or {}).get("question"), len(self.task.questions)
+        if fixed is None:
+            return None
+        if not 0 <= operator.index(fixed) < count:
+            raise ValueError(f"options['question']={fixed} must be from 0 to {count - 1}")
+        return operator.index(fixed)
 
     def _draw(self) -> int:
         if not self._order:
@@ -225,8 +267,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _rewrite(self, action: int) -> Flow:
         """Have the mutator rewrite and the target answer; return the error of a call that failed for good."""
         assert self.episode is not None
-        episode, operator = self.episode, self.task.operators[action]
-        prompt = operator.render(episode.current.text, context=self.task.context(episode.index))
+        episode, rewriter = self.episode, self.task.operators[action]
+        prompt = rewriter.render(episode.current.text, context=self.task.context(episode.index))
         mutated = yield from self._ask(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
         episode.calls += 1
         text = clean_rewrite(mutated.text) or episode.current.text
@@ -340,30 +382,37 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 
     def _end_step(self, name: str, reward: float, error: ErrorInfo | None, *, terminated: bool) -> StepResult:
         assert self.episode is not None
-        episode, submitted = self.episode, self._submitted()
+        episode = self.episode
         episode.total_reward += reward
         truncated = not terminated and episode.steps >= self.task.max_episode_steps
-        info: dict[str, Any] = {"valid": error is None, "score": submitted.reward.score}
-        if terminated or truncated:
-            info |= self._summary()
+        episode.ended = terminated or truncated
         self._record(name, reward, error)
         self.total_steps += 1
-        self.total_episodes += terminated or truncated
+        self.total_episodes += episode.ended
         self.invalid_steps += error is not None
-        return self._observe(), reward, terminated, truncated, info
+        return self._observe(), reward, terminated, truncated, self._info(valid=error is None)
 
-    def _summary(self) -> dict[str, Any]:
+    def _info(self, *, valid: bool) -> dict[str, Any]:
+        """Return the info of the present state: of what would be submitted now, and of the episode so far."""
         assert self.episode is not None
         episode, submitted = self.episode, self._submitted()
         return {
-            "episode": {"r": episode.total_reward, "l": episode.steps},
-            "question_id": self.task.questions[episode.index].id,
-            "answer": submitted.answer,
-            "rewrite": submitted.text,
+            "valid": valid,
+            "score": submitted.reward.score,
+            "baseline_score": episode.first.reward.score,
             "success": submitted.reward.parts.get("right", 0.0),
             "baseline_success": episode.first.reward.parts.get("right", 0.0),
             "refused": is_refusal(submitted.answer),
             "calls": episode.calls,
+            "episode_return": episode.total_reward,
+            "episode_length": episode.steps,
+            "question": episode.index,
+            "action_mask": np.array(episode.action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
+            "_text": {
+                "question_id": self._question().id,
+                "rewrite": submitted.text,
+                "answer": submitted.answer,
+            },
         }
 
     def _record(self, name: str, reward: float, error: ErrorInfo | None) -> None:
@@ -399,11 +448,17 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):
     """N environments, each of which goes rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
 
-    `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`).
+    `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`). An environment whose
+    episode ended is reset in the same step, in the next one, or (DISABLED) by `reset(options={"reset_mask": ...})`.
     """
 
     def __init__(
-        self, envs: Iterable[QueryMutationEnv], batch_size: int | None = 8, *, journal: CallJournal | None = None
+        self,
+        envs: Iterable[QueryMutationEnv],
+        batch_size: int | None = 8,
+        *,
+        journal: CallJournal | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
         self.envs = list(envs)
         if not self.envs:
@@ -411,14 +466,15 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         super().__init__()
         first = self.envs[0]
         self.num_envs = len(self.envs)
-        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
-        self.autoreset_mode = AutoresetMode.SAME_STEP
+        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._observations = np.zeros(self.observation_space.shape or (), dtype=np.float32)  # [N, O]
         self._scheduler = _scheduler(first, batch_size, journal)
+        self._in_flight: set[int] = set()  # environments whose step or reset was not returned yet
 
     @property
     def batch_size(self) -> int:
@@ -429,12 +485,13 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Reset all environments, or those in `options["reset_mask"]` [N]; env i gets `seed + i`."""
+        self._check_idle("reset")
         mask = _reset_mask(options, self.num_envs)
         seeds = _seeds(seed, self.num_envs)
         passed_on = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
         for index in np.flatnonzero(mask).tolist():
-            self._scheduler.start(index, self.envs[index].reset_flow(seed=seeds[index], options=passed_on))
-        results = dict(self._scheduler.finished() for _ in range(int(mask.sum())))
+            self._start(index, self.envs[index].reset_flow(seed=seeds[index], options=passed_on))
+        results = dict(self._finished() for _ in range(int(mask.sum())))
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for index in np.flatnonzero(mask).tolist():
             self._observations[index], infos[index] = results[index]
@@ -443,28 +500,37 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step all environments with `actions` [N]; one that ends is reset in the same step (`final_obs`)."""
+        """Step all environments with `actions` [N]; under SAME_STEP `final_obs` is the last one of an episode."""
+        self._check_idle("step")
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
         every = range(self.num_envs)
         self.send(actions, every)
-        results = dict(self._scheduler.finished() for _ in every)
-        return self._gather(results, every)  # type: ignore[arg-type]
+        results: dict[int, StepResult] = dict(self._finished() for _ in every)
+        return self._gather(results, every)
 
-    def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
-        """Start a step in each of `env_ids`; it runs while the caller continues."""
-        for action, index in zip(actions, env_ids, strict=True):
-            env = self.envs[index]
-            self._scheduler.start(int(index), _step_and_reset(env, int(action)), done=env.total_steps)
+    def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
+        """Start a step in each of `env_ids`; it runs while the caller continues. All are checked before one starts."""
+        flows: dict[int, Flow] = {}
+        for action, env_id in zip(actions, env_ids, strict=True):
+            index = operator.index(env_id)
+            if index in self._in_flight or index in flows:
+                raise AlreadyPendingCallError(
+                    f"environment {index} is in the middle of a step; recv() it first", "send"
+                )
+            flows[index] = self._step_flow(self.envs[index], action)
+        for index, flow in flows.items():
+            self._start(index, flow)
 
-    def places(self, env_ids: Iterable[SupportsInt]) -> list[tuple[int, int]]:
+    def places(self, env_ids: Iterable[SupportsIndex]) -> list[tuple[int, int]]:
         """Return each environment's number in the run and the steps it has taken."""
-        return [(env.env_id, env.total_steps) for env in (self.envs[int(index)] for index in env_ids)]
+        return [(env.env_id, env.total_steps) for env in (self.envs[index] for index in env_ids)]
 
     def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
         """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
+        self._check_idle("send_reset")
         for index, env_seed in enumerate(_seeds(seed, self.num_envs)):
-            self._scheduler.start(index, _reset(self.envs[index], env_seed))
+            self._start(index, _reset(self.envs[index], env_seed))
 
     def recv(
         self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None
@@ -479,10 +545,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
         while self._scheduler.in_progress and len(results) != max_envs:
             waits = deadline_s if len(results) < min_envs else 0.0
             try:
-                index, result = self._scheduler.finished(deadline_s=waits)
+                index, result = self._finished(deadline_s=waits)
             except TimeoutError:
                 break
-            results[index] = result  # type: ignore[index]
+            results[index] = result
         ids = sorted(results)
         obs, rewards, terminations, truncations, infos = self._gather(results, ids)
         return obs, rewards, terminations, truncations, {**infos, "env_id": np.array(ids, dtype=np.int64)}
@@ -505,6 +571,61 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
 
     batch_reset = reset
     batch_step = step
+
+    def _start(self, index: int, flow: Flow) -> None:
+        self._in_flight.add(index)
+        self._scheduler.start(index, flow, done=self.envs[index].total_steps)
+
+    def _finished(self, *, deadline_s: float | None = None) -> tuple[int, Any]:
+        index, result = self._scheduler.finished(deadline_s=deadline_s)
+        assert isinstance(index, int)
+        self._in_flight.discard(index)
+        return index, result
+
+    def _check_idle(self, name: str) -> None:
+        """Raise AlreadyPendingCallError while steps are in flight: their results would be taken for others."""
+        if self._in_flight:
+            raise AlreadyPendingCallError(
+                f"{name}() while {len(self._in_flight)} environments are in the middle of a step; recv() them first, "
+                "or after an error close() this environment and make another",
+                name,
+            )
+
+    def _step_flow(self, env: QueryMutationEnv, action: SupportsIndex) -> Flow:
+        """Return the flow of a step as the autoreset mode has it; ResetNeeded or InvalidAction before it starts."""
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP and env.has_ended:
+            return _reset_as_step(env)
+        number = env.check_action(action)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return _step_and_reset(env, number)
+        return env.step_flow(number)
+
+    # --- gymnasium's access to single environments -----------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return what the method `name` of each environment returns, or each environment's attribute of this name."""
+        found = [env.get_wrapper_attr(name) for env in self.envs]
+        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return the attribute `name` of each environment."""
+        return tuple(env.get_wrapper_attr(name) for env in self.envs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each environment: one of a list or tuple of N values each, or the same in all."""
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"{len(each)} values for {self.num_envs} environments")
+        for env, value in zip(self.envs, each, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def render(self) -> tuple[str, ...]:
+        """Return the episodes so far as text."""
+        return tuple(env.render() for env in self.envs)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return which actions [N, A] are allowed."""
+        return np.stack([env.action_masks() for env in self.envs])
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the states of all environments; none may be in the middle of a step."""
@@ -539,6 +660,20 @@ def _reset(env: QueryMutationEnv, seed: int | None) -> Flow:
     """Yield the calls of a reset; return it in the form of a step."""
     obs, info = yield from env.reset_flow(seed=seed)
     return obs, 0.0, False, False, {"reset": True, **info}
+
+
+def _reset_as_step(env: QueryMutationEnv) -> Flow:
+    """Yield the calls of the reset that takes the place of a step under NEXT_STEP."""
+    obs, info = yield from env.reset_flow()
+    return obs, 0.0, False, False, info
+
+
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    known = {name: one for one in AutoresetMode for name in (one.name, one.value)}
+    if isinstance(mode, AutoresetMode):
+        return mode
+    check_known("autoreset mode", mode, known)
+    return known[mode]
 
 
 def _scheduler(env: QueryMutationEnv, batch_size: int | None, journal: CallJournal | None) -> Scheduler:
@@ -605,8 +740,13 @@ def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) 
     )
 
 
-def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
-    """Return N environments that share one task and one pool of `batch_size` workers."""
+def make_vector_env(
+    num_envs: int, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP, **kwargs: Any
+) -> BatchedQueryMutationEnv:
+    """Return N environments that share one task and one pool of `batch_size` workers; see `make_env` for `kwargs`."""
+    autoreset_mode = _autoreset_mode(autoreset_mode)
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be at least 1")
     first = make_env(**kwargs)
     more = [
         QueryMutationEnv(
@@ -618,7 +758,8 @@ def make_vector_env(num_envs: int, **kwargs: Any) -> BatchedQueryMutationEnv:
         )
         for index in range(1, num_envs)
     ]
-    return BatchedQueryMutationEnv([first, *more], batch_size=_sort_keywords(kwargs)[0].batch_size)
+    batch_size = _sort_keywords(kwargs)[0].batch_size
+    return BatchedQueryMutationEnv([first, *more], batch_size, autoreset_mode=autoreset_mode)
 
 
 def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:

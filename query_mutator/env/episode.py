@@ -78,6 +78,7 @@ class Episode:
     steps: int = 0
     calls: int = 1
     total_reward: float = 0.0
+    ended: bool = False  # terminated or truncated
     names: list[str] = field(default_factory=list)  # actions taken
 
     def action_mask(self) -> list[bool]:
@@ -99,6 +100,7 @@ class Episode:
             "steps": self.steps,
             "calls": self.calls,
             "total_reward": self.total_reward,
+            "ended": self.ended,
             "names": list(self.names),
         }
 
@@ -117,5 +119,6 @@ class Episode:
             steps=state["steps"],
             calls=state["calls"],
             total_reward=state["total_reward"],
+            ended=state.get("ended", False),  # not in files of earlier versions
             names=list(state["names"]),
         )

@@ -240,6 +240,9 @@ class PooledScheduler:
                 self._in_progress -= 1
                 self._done.append((running.key, stop.value))
                 return
+            except BaseException:
+                self._in_progress -= 1
+                raise
             if isinstance(need, Call):
                 running.tries = _Tries(need, self._retry_policy, self._journal)
                 self._call(running)

@@ -186,9 +186,9 @@ def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> 
         calls=info["calls"],
         target_calls=len(episode.known),
         actions=tuple(episode.names),
-        rewrite=info["rewrite"],
+        rewrite=info["_text"]["rewrite"],
         rewrites=tuple(rewrites),
-        answer=info["answer"],
+        answer=info["_text"]["answer"],
     )
 
 

@@ -57,8 +57,8 @@ class RunLog:
             final = infos["final_info"]
             self._episodes += [
                 {
-                    "charts/episodic_return": float(final["episode"]["r"][env]),
-                    "charts/episodic_length": float(final["episode"]["l"][env]),
+                    "charts/episodic_return": float(final["episode_return"][env]),
+                    "charts/episodic_length": float(final["episode_length"][env]),
                     "charts/success": float(final["success"][env]),
                     "charts/baseline_success": float(final["baseline_success"][env]),
                 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, SupportsInt
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ class AsyncVectorEnv(Protocol):
     def reset(self, *, seed: int | None = None) -> tuple[FloatArray, dict[str, Any]]:
         """Reset all environments."""
 
-    def send(self, actions: Iterable[SupportsInt], env_ids: Iterable[int]) -> None:
+    def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
         """Start a step in each of `env_ids`."""
 
     def send_reset(self, *, seed: int | None = None) -> None:
@@ -40,7 +40,7 @@ class AsyncVectorEnv(Protocol):
     def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> Received:
         """Wait for finished steps; `infos["env_id"]` has their environments."""
 
-    def places(self, env_ids: Iterable[SupportsInt]) -> list[tuple[int, int]]:
+    def places(self, env_ids: Iterable[SupportsIndex]) -> list[tuple[int, int]]:
         """Return each environment's number in the run and the steps it has taken."""
 
     def state_dict(self) -> list[dict[str, Any]]:

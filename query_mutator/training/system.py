@@ -1,6 +1,6 @@
 """Start what a run needs: server, client, encoder; then its questions and task.
 
-Used by the command lines and by `gymnasium.make("QueryMutation-v0")`.
+Used by the command lines and by `gymnasium.make("rl_query_mutator_env:QueryMutation-v0")`.
 """
 
 from __future__ import annotations

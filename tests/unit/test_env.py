@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -170,8 +171,8 @@ def test_single_environment_passes_gymnasiums_checker(env: QueryMutationEnv) -> 
 def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
     runs = []
     for _ in range(2):
-        drawn = [env.reset(seed=5)[1]["question_id"]]
-        drawn += [env.reset()[1]["question_id"] for _ in range(6)]
+        drawn = [env.reset(seed=5)[1]["_text"]["question_id"]]
+        drawn += [env.reset()[1]["_text"]["question_id"] for _ in range(6)]
         runs.append(drawn)
     assert runs[0] == runs[1]
     assert sorted(runs[0][:5]) == ["q0", "q1", "q2", "q3", "q4"]
@@ -181,16 +182,13 @@ def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
 
 
 @pytest.fixture
-def batched(tiny_task: MakeTask, tiny_client: Client) -> Iterator[Callable[[int | None], BatchedQueryMutationEnv]]:
+def batched(tiny_task: MakeTask, tiny_client: Client) -> Iterator[Callable[..., BatchedQueryMutationEnv]]:
     made: list[BatchedQueryMutationEnv] = []
 
-    def make(batch_size: int | None) -> BatchedQueryMutationEnv:
+    def make(batch_size: int | None, **settings: Any) -> BatchedQueryMutationEnv:
         task = tiny_task()
-        made.append(
-            BatchedQueryMutationEnv(
-                [QueryMutationEnv(task, client=tiny_client, env_id=i) for i in range(5)], batch_size
-            )
-        )
+        envs = [QueryMutationEnv(task, client=tiny_client, env_id=i) for i in range(5)]
+        made.append(BatchedQueryMutationEnv(envs, batch_size, **settings))
         return made[-1]
 
     yield make
@@ -219,21 +217,114 @@ def assert_same(one: Any, two: Any) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 16])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_batched_equals_gymnasiums_sync_vector_env(
+    mode: AutoresetMode,
     batch_size: int | None,
-    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    batched: Callable[..., BatchedQueryMutationEnv],
     tiny_task: MakeTask,
     tiny_client: Client,
 ) -> None:
     task = tiny_task()
-    single = SyncVectorEnv(
-        [lambda: QueryMutationEnv(task, client=tiny_client) for _ in range(5)], autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    assert_same(play(batched(batch_size)), play(single))
+    single = SyncVectorEnv([lambda: QueryMutationEnv(task, client=tiny_client) for _ in range(5)], autoreset_mode=mode)
+    assert_same(play(batched(batch_size, autoreset_mode=mode)), play(single))
+
+
+def test_without_autoreset_an_ended_environment_waits_for_its_reset(
+    batched: Callable[..., BatchedQueryMutationEnv],
+) -> None:
+    env = batched(4, autoreset_mode="DISABLED")
+    env.reset(seed=1)
+    _, _, terminations, _, infos = env.step(np.array([SUBMIT, UNDO, UNDO, UNDO, SUBMIT]))
+    assert terminations.tolist() == [True, False, False, False, True]
+    assert infos["episode_length"].tolist() == [1] * 5
+    with pytest.raises(ResetNeeded, match="the episode has ended"):
+        env.step(np.full(5, UNDO))
+    assert [one.total_steps for one in env.envs] == [1] * 5  # none of the five took a step
+    env.reset(options={"reset_mask": terminations})
+    assert env.step(np.full(5, UNDO))[4]["episode_length"].tolist() == [1, 2, 2, 2, 1]
+
+
+def test_unknown_autoreset_mode_lists_the_known_ones(batched: Callable[..., BatchedQueryMutationEnv]) -> None:
+    with pytest.raises(ValueError, match="SAME_STEP"):
+        batched(2, autoreset_mode="same")
+
+
+@pytest.mark.parametrize("action", [5, -1, 1.0, "submit", None])
+def test_action_that_does_not_exist_is_an_error_and_takes_no_step(
+    action: Any, env: QueryMutationEnv, batched: Callable[..., BatchedQueryMutationEnv]
+) -> None:
+    env.reset(seed=0)
+    with pytest.raises(InvalidAction, match=re.escape(f"action {action} must be a whole number from 0 to 4 (submit)")):
+        env.step(action)
+    many = batched(4)
+    many.reset(seed=0)
+    with pytest.raises(InvalidAction, match="from 0 to 4"):
+        many.step([UNDO, UNDO, action, UNDO, UNDO])  # type: ignore[arg-type]
+    assert [one.total_steps for one in [env, *many.envs]] == [0] * 6
+    many.step(np.full(5, UNDO))
+
+
+def test_step_outside_an_episode_is_an_error(env: QueryMutationEnv) -> None:
+    with pytest.raises(ResetNeeded, match=r"call reset\(\) before step"):
+        env.step(UNDO)
+    env.reset(seed=0)
+    env.step(SUBMIT)
+    with pytest.raises(ResetNeeded, match="the episode has ended"):
+        env.step(UNDO)
+    copy = QueryMutationEnv(env.task, client=env.client)
+    copy.load_state_dict(env.state_dict())
+    with pytest.raises(ResetNeeded, match="the episode has ended"):
+        copy.step(UNDO)
+
+
+def test_question_that_does_not_exist_is_an_error(env: QueryMutationEnv) -> None:
+    for index in (-1, len(QUESTIONS)):
+        with pytest.raises(ValueError, match="must be from 0 to 4"):
+            env.reset(options={"question": index})
+
+
+def test_every_info_has_the_same_arrays(env: QueryMutationEnv) -> None:
+    infos = [env.reset(seed=0, options=KILL)[1], *(env.step(action)[4] for action in (NEUTRAL, UNDO, SUBMIT))]
+    assert {tuple(info) for info in infos} == {tuple(infos[0])}
+    for info in infos:
+        assert {key for key, value in info.items() if not isinstance(value, np.ndarray)} == {"_text"}
+    assert infos[0]["action_mask"].tolist() == [1, 1, 1, 0, 1]
+    assert env.action_space.sample(mask=infos[0]["action_mask"]) != UNDO
+    assert env.action_masks().tolist() == infos[-1]["action_mask"].astype(bool).tolist()
+    assert infos[-1]["episode_return"] == pytest.approx(infos[-1]["score"] - infos[-1]["baseline_score"] - 0.01)
+    assert infos[-1]["_text"]["answer"] == "`os.kill` is what you want."
+
+
+def test_results_of_steps_in_flight_are_not_taken_for_others(batched: Callable[..., BatchedQueryMutationEnv]) -> None:
+    env = batched(4)
+    env.reset(seed=0)
+    env.send([UNDO, UNDO], [1, 3])
+    for call in (lambda: env.step(np.full(5, UNDO)), env.reset, lambda: env.send([UNDO], [3]), env.send_reset):
+        with pytest.raises(AlreadyPendingCallError, match="in the middle of a step"):
+            call()
+    assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]
+    env.step(np.full(5, UNDO))
+
+
+def test_batched_environment_gives_access_to_its_environments(
+    batched: Callable[..., BatchedQueryMutationEnv],
+) -> None:
+    env = batched(4)
+    env.reset(seed=0)
+    assert env.get_attr("env_id") == (0, 1, 2, 3, 4)
+    assert env.call("render") == env.render()
+    assert np.array_equal(np.stack(env.call("action_masks")), env.action_masks())
+    env.set_attr("env_id", [5, 6, 7, 8, 9])
+    env.set_attr("render_mode", "ansi")
+    assert env.get_attr("env_id") == (5, 6, 7, 8, 9)
+    assert env.call("render_mode") == ("ansi",) * 5
+    with pytest.raises(ValueError, match="2 values for 5"):
+        env.set_attr("env_id", (1, 2))
 
 
 def test_batched_environment_keeps_gymnasiums_vector_contract(
-    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
     env = batched(4)
     assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.SAME_STEP
@@ -245,13 +336,13 @@ def test_batched_environment_keeps_gymnasiums_vector_contract(
     assert rewards.shape == terminations.shape == truncations.shape == (5,)
     assert terminations.all()
     assert infos["_final_obs"].all()
-    assert infos["final_info"]["episode"]["l"].tolist() == [1] * 5
+    assert infos["final_info"]["episode_length"].tolist() == [1] * 5
     env.close()
     env.close()
 
 
 def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
-    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
     env = batched(4)
     before, _ = env.reset(seed=1)
@@ -259,13 +350,13 @@ def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
     after, infos = env.reset(options=options)
     assert "reset_mask" in options
     assert np.array_equal(before[1:4], after[1:4])
-    assert infos["_question_id"].tolist() == [True, False, False, False, True]
+    assert infos["_question"].tolist() == [True, False, False, False, True]
     with pytest.raises(ValueError, match="reset_mask"):
         env.reset(options={"reset_mask": np.zeros(5, dtype=bool)})
 
 
 def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
-    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
     with pytest.raises(ValueError, match="batch_size=0"):
         batched(0)
@@ -273,17 +364,6 @@ def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
     env.reset(seed=0)
     with pytest.raises(ValueError, match="3 actions for 5"):
         env.step(np.zeros(3, dtype=np.int64))
-
-
-def test_registered_environment_is_made_by_gymnasium() -> None:
-    env = gym.make("QueryMutation-v0", backend="embedded", encoder="hash")
-    obs, _ = env.reset(seed=0)
-    assert env.observation_space.contains(obs)
-    vector = gym.make_vec("QueryMutation-v0", num_envs=3, backend="embedded", encoder="hash", batch_size=2)
-    assert isinstance(vector, BatchedQueryMutationEnv)
-    assert vector.reset(seed=0)[0].shape[0] == 3
-    vector.close()
-    env.close()
 
 
 def collect_alone(env: BatchedQueryMutationEnv, quota: int) -> list[list[Any]]:
@@ -302,7 +382,7 @@ def collect_alone(env: BatchedQueryMutationEnv, quota: int) -> list[list[Any]]:
 
 
 def test_environments_that_go_on_alone_see_what_they_would_see_in_lock_step(
-    batched: Callable[[int | None], BatchedQueryMutationEnv],
+    batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
     alone = [collect_alone(batched(batch_size), quota=6) for batch_size in (None, 1, 4)]
     lock_step = batched(4)
@@ -317,7 +397,7 @@ def test_environments_that_go_on_alone_see_what_they_would_see_in_lock_step(
         assert_same(steps, expected)
 
 
-def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[[int | None], BatchedQueryMutationEnv]) -> None:
+def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[..., BatchedQueryMutationEnv]) -> None:
     env = batched(2)
     env.reset(seed=0)
     assert env.recv(timeout_s=0.0)[4]["env_id"].tolist() == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import InvalidAction
 from numpy.typing import NDArray
 
 from query_mutator.env.steps import FloatArray, Steps
@@ -134,7 +135,7 @@ def test_errors_of_a_collector_are_raised(make_envs: MakeEnvs) -> None:
     recorder = Recorder(groups.groups[0].single_action_space.n)
     loop = loop_of(groups, recorder)
     recorder.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
-    with pytest.raises(IndexError):
+    with pytest.raises(InvalidAction):
         loop.collect()
     loop.close()
 
