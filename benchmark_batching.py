@@ -33,6 +33,7 @@ from query_mutator import operators
 from query_mutator.cli.common import check_values, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
 from query_mutator.cli.flags import JsonTo, parse_flags
+from query_mutator.cli.outputs import FIGURE, OutputFlags
 from query_mutator.data.bundled import python_docs
 from query_mutator.embedded.models import Echo
 from query_mutator.encoder import resolve_encoder
@@ -57,7 +58,7 @@ NO_RETRIES = RetryPolicy(max_retries=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig:
+class BenchmarkConfig(OutputFlags):
     """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
 
     Without a server the embedded one is started in its own process; it answers with fixed words after a fixed time,
@@ -84,7 +85,7 @@ class BenchmarkConfig:
     """Queries of each measurement; each takes two calls."""
     repeats: int = 3
     """Measurements of each row, in turns; the table has their medians."""
-    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"])] = None
+    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
     """Write the speed-up against the batch size as a PNG to this file."""
     json: JsonTo = None
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""

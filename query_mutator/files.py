@@ -36,7 +36,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
-_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST)
+_CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST}
+_CLOSED |= {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 # --- errors of the disk ----------------------------------------------------------------------------------------------
@@ -73,9 +74,14 @@ def disk_errors(path: object) -> Iterator[None]:
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when the block ends without an error: a reader sees the old file or the new one.
 
-    The content and the rename are synced to disk. Raises DiskError when the file cannot be written.
+    The content and the rename are synced to disk; a device or pipe, such as /dev/stdout, is written to as it is. Raises
+    DiskError when the file cannot be written.
     """
     target = Path(path)
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        with disk_errors(target), target.open("wb") as device:
+            yield device
+        return
     # Not `.name` alone: two processes may write the same file at once.
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     with disk_errors(target):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
 from query_mutator.cli.flags import JsonTo
+from query_mutator.cli.outputs import FIGURE, Output, OutputFlags, holding
 
 __all__ = ["AnalyzeFlags", "ExtractFlags", "RunFlags"]
+
+_PAGE = Output(holding(b"Sources of the numbers", b"Experiment Overview"))  # headings of both pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +33,17 @@ class RunFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractFlags(RunFlags):
+class ExtractFlags(RunFlags, OutputFlags):
     """Write every point of the chosen tags as CSV: run, tag, step, seconds since the run's start, value."""
 
     tag: tuple[str, ...] = ()
     """Tags, * matches anything; by default the tags are listed."""
-    csv: str | None = None
+    csv: Annotated[str | None, Output(holding(b"run,tag,step,time_s,value"))] = None
     """File to write to; by default standard output."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeFlags(RunFlags):
+class AnalyzeFlags(RunFlags, OutputFlags):
     """Compare runs of any trainer, by step and by time, with confidence intervals and tests."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -76,15 +79,15 @@ class AnalyzeFlags(RunFlags):
     """Title of the experiment page."""
     json: JsonTo = None
     """Write everything as JSON to FILE; without FILE, or with -, print it in place of the tables."""
-    csv: str | None = None
+    csv: Annotated[str | None, Output(holding(b"metric,task,role,group,run,tag,"))] = None
     """File for every number with run, tag and x."""
-    markdown: str | None = None
+    markdown: Annotated[str | None, _PAGE] = None
     """File for the report as Markdown."""
-    rst: str | None = None
+    rst: Annotated[str | None, _PAGE] = None
     """File for the report as reStructuredText."""
-    html: str | None = None
+    html: Annotated[str | None, _PAGE] = None
     """File for the report as one HTML page with curves."""
-    figure: str | None = None
+    figure: Annotated[str | None, FIGURE] = None
     """File for the curves, .png or .svg."""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from query_mutator.analysis.curves import Reading
 from query_mutator.analysis.results import Analysis, MetricResult, at_checkpoints, checkpoints
+from query_mutator.cli.outputs import marked
 from query_mutator.files import finite
 
 __all__ = ["as_csv", "as_json"]
@@ -47,7 +48,7 @@ def as_json(analysis: Analysis) -> str:
         "findings": [asdict(row) for row in analysis.findings],
         "remarks": list(analysis.remarks),
     }
-    return json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite(marked(data)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:

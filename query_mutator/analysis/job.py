@@ -93,7 +93,7 @@ def _words(flags: AnalyzeFlags) -> Iterator[str]:
     """Yield the flags that differ from their defaults, without those that name outputs."""
     for field in fields(flags):
         value, name = getattr(flags, field.name), field.name.replace("_", "-")
-        if field.name == "runs" or field.name in _FILES or value == field.default:
+        if field.name in ("runs", "force") or field.name in _FILES or value == field.default:
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"

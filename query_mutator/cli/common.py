@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from query_mutator.cli.console import progress
 from query_mutator.cli.flags import JsonTo
-from query_mutator.files import encode, write_json
+from query_mutator.cli.outputs import OutputFlags, write_report
+from query_mutator.files import encode
 
 __all__ = ["JsonFlags", "check_values", "parse_edges", "rows_of", "show", "with_bar"]
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonFlags:
+class JsonFlags(OutputFlags):
     """Base of the flags of every command that reports something."""
 
     json: JsonTo = None
@@ -38,7 +39,7 @@ def show(flags: HasJson, data: Mapping[str, Any], text: str) -> None:
     """Print a result as `text`, or with `--json -` as one JSON object; `--json FILE` also writes the object."""
     print(encode(data).decode() if flags.json == "-" else text)
     if flags.json not in (None, "-"):
-        write_json(flags.json, data)
+        write_report(flags.json, data)
 
 
 def rows_of(pairs: Mapping[str, object]) -> str:

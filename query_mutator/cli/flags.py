@@ -35,6 +35,7 @@ from tyro.conf import OmitArgPrefixes, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from query_mutator import __version__
+from query_mutator.cli.outputs import REPORT, Output, check_outputs
 from query_mutator.errors import UsageError
 from query_mutator.files import verified
 from query_mutator.registry import nearest
@@ -56,6 +57,7 @@ JsonTo = Annotated[
         is_instance=lambda value: value is None or isinstance(value, str),
         str_from_instance=lambda value: [str(value)],
     ),
+    REPORT,
 ]
 
 
@@ -67,6 +69,7 @@ class Flag:
     type: Any  # the annotation without tyro's metadata
     names: tuple[str, ...]  # "--batch-size" and its aliases; none for a positional
     takes_file: bool  # whether it is a JsonTo
+    output: Output | None  # how an output of it is recognized; None: no output
 
     @property
     def is_tuple(self) -> bool:
@@ -96,7 +99,7 @@ def parse_flags(
 ) -> C:
     """Return `cls` made of `argv` over the file of its --config, if it has one, over `base`.
 
-    Raises UsageError for invalid input, SystemExit(0) after --help.
+    Raises UsageError for invalid input and for outputs that may not be written, SystemExit(0) after --help.
     """
     flags = flags_of(cls)
     given = {_name(word) for word in _before_dashes(argv)}
@@ -115,7 +118,10 @@ def parse_flags(
         raise UsageError(f"{base_name}: {message}" if is_from_base else message)
 
     with events.on_parse_error(fail):
-        return tyro.cli(cls, args=words, prog=prog)
+        parsed = tyro.cli(cls, args=words, prog=prog)
+    outputs = {flag.field: (flag.names[0], flag.output) for flag in flags.values() if flag.output is not None}
+    check_outputs(parsed, outputs)
+    return parsed
 
 
 def read_base(path: str | Path) -> dict[str, Any]:
@@ -145,6 +151,7 @@ def _flag(name: str, hint: Any) -> Flag:
         type=plain,
         names=() if is_positional else (f"--{own}", *aliases),
         takes_file=any(isinstance(item, PrimitiveConstructorSpec) for item in metadata),
+        output=next((item for item in reversed(metadata) if isinstance(item, Output)), None),
     )
 
 

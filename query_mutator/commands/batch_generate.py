@@ -15,9 +15,11 @@ from query_mutator.batching import (
     load_batch_plan,
     tokenizer_fingerprint,
 )
+from query_mutator.batching.generation.token_store import is_batch_store
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import progress
+from query_mutator.cli.outputs import Output
 from query_mutator.errors import UsageError
 
 
@@ -31,7 +33,9 @@ class GenerateFlags(JsonFlags):
     """JSONL file that the plan was built for."""
     tokenizer: Annotated[str, arg(aliases=["-t"])]
     """Tokenizer that the plan was built with: a folder, a hub id, or bytes."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
+    output: Annotated[
+        str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_store, is_folder=True, resumes=True)
+    ]
     """Folder of the batches."""
     mask_prompt: bool = True
     """Learn answers only; --no-mask-prompt learns the questions too."""

@@ -18,8 +18,10 @@ from query_mutator.batching import (
     compute_dataset_fingerprint,
     save_batch_plan,
 )
+from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.batching.records import settings_errors
 from query_mutator.cli.common import JsonFlags, check_values, parse_edges, rows_of, show
+from query_mutator.cli.outputs import Output
 
 if TYPE_CHECKING:
     from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
@@ -31,7 +33,7 @@ class BuildFlags(JsonFlags):
 
     lengths: Annotated[str, arg(aliases=["-l"])]
     """Length cache, as `qm data lengths build` writes it."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_plan, is_folder=True)]
     """Folder of the plan; NAME.jsonl holds its epochs as text."""
     epochs: Annotated[int, arg(aliases=["-e"])] = 1
     """Epochs to plan, each in its own order."""

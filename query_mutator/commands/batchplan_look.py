@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,15 +17,23 @@ from query_mutator.batching import (
     save_batch_plan,
     verify_batch_plan,
 )
+from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.cli.common import JsonFlags, check_values, show
+from query_mutator.cli.outputs import Output
 from query_mutator.commands.batchplan_build import plan_report, plan_text
 from query_mutator.errors import UsageError
+from query_mutator.files import atomic_folder
 
 if TYPE_CHECKING:
     from query_mutator.batching import BatchPlan, MicrobatchSpec
 
 MISMATCH = 1  # exit code of `verify`
 IDS_SHOWN = 8
+
+
+def _are_shards(path: Path) -> bool:
+    """Return whether a folder holds the parts of ranks and nothing else."""
+    return all(re.fullmatch(r"rank_\d+", part.name) and is_batch_plan(part) for part in path.iterdir())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +78,7 @@ class ShardFlags(JsonFlags):
     """Folder of the whole plan."""
     world_size: Annotated[int, arg(aliases=["-w"])]
     """Number of ranks."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(_are_shards, is_folder=True)]
     """Folder of the parts."""
     equal_steps: bool = False
     """Give every rank the same number of steps, each of one bucket and nearly equal cost."""
@@ -134,9 +143,10 @@ def shard_plan(flags: ShardFlags) -> None:
             f"{flags.world_size} ranks cannot share an epoch of {fewest} microbatches; use fewer ranks, a smaller "
             "--token-budget, or --equal-steps"
         )
-    for rank in range(flags.world_size):
-        part = plan.shard(rank, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
-        save_batch_plan(part, Path(flags.output) / f"rank_{rank}")
+    with atomic_folder(flags.output) as folder:  # whole, so that no rank of an earlier world size stays
+        for rank in range(flags.world_size):
+            part = plan.shard(rank, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
+            save_batch_plan(part, folder / f"rank_{rank}")
     report = report_shards(plan, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
     data = {"output": flags.output, "epochs": {str(number): one.model_dump() for number, one in report.items()}}
     lines = [f"{flags.output}: rank_0 to rank_{flags.world_size - 1}"]

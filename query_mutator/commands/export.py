@@ -8,6 +8,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.outputs import Output, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.sft.distill import ExportRules, choose, read_steps, reward_of, training_rows
@@ -21,7 +22,7 @@ class ExportFlags(ExportRules, JsonFlags):
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'"baseline_score":'))]
     """JSONL file to write: question, the rewrite that won, its score and how it was made."""
 
 

@@ -24,6 +24,7 @@ from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, check_values, rows_of, show
 from query_mutator.cli.console import progress
+from query_mutator.cli.outputs import Output, readable
 
 TRANSPORTS = tuple(one.value for one in GymTransport)
 OUTPUT_MODES = tuple(one.value for one in GymOutputMode)
@@ -59,7 +60,9 @@ class GymRunFlags(JsonFlags):
     """Hardest episode, from 0 to 1."""
     max_samples: int | None = None
     """Number of samples after which to stop."""
-    output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"])] = None
+    output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"]), Output(readable(ReplayBuffer.load))] = (
+        None
+    )
     """File to save the samples to: .json as text, anything else binary."""
     seed: int = 42
     """Seed of the episodes."""

@@ -17,9 +17,10 @@ from ppo.__main__ import evaluate, make_envs, report
 from query_mutator.cli.common import JsonFlags
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.outputs import Output, holding, write_report
 from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
-from query_mutator.files import disk_errors, encode, write_json
+from query_mutator.files import disk_errors, encode
 from query_mutator.iqn.config import IQNConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Args(IQNConfig, JsonFlags):
     """Threads of torch; networks this small are fastest with one."""
     eval_episodes: int = 100
     """Episodes in which the trained policy is evaluated, greedily."""
-    save: Annotated[str | None, arg(aliases=["--out"])] = None
+    save: Annotated[str | None, arg(aliases=["--out"]), Output(holding(b"/data.pkl"))] = None
     """Checkpoint to write after training."""
 
 
@@ -90,7 +91,7 @@ def run(args: Args) -> dict[str, Any]:
     if args.json == "-":
         print(encode(result).decode())
     elif args.json:
-        write_json(args.json, result)
+        write_report(args.json, result)
     return result
 
 

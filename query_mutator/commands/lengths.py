@@ -12,6 +12,7 @@ from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerpr
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
+from query_mutator.cli.outputs import Output, readable
 from query_mutator.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
@@ -25,7 +26,7 @@ class LengthsBuildFlags(JsonFlags):
     """JSONL file with text, messages, instruction and response, or input_ids in every row."""
     tokenizer: Annotated[str, arg(aliases=["-t"])]
     """Tokenizer: a folder, a hub id, or bytes."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"])]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(readable(LengthCache.load_sync))]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
     """Count rows without tokens instead of stopping at the first."""

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 from query_mutator.cli.common import JsonFlags, check_values, show
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.cli.flags import JsonTo
+from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, greedy
@@ -96,12 +97,12 @@ class EvalFlags(PolicyFlags, JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewriteFlags(PolicyFlags):
+class RewriteFlags(PolicyFlags, OutputFlags):
     """Rewrite a question as the trained policy would, and show the answer."""
 
     question: Positional[str]
     """The question; - reads one per line from standard input."""
-    json: JsonTo = None
+    json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
 
 

@@ -10,9 +10,10 @@ from tyro.conf import arg
 
 from query_mutator.cli.common import check_values
 from query_mutator.cli.console import note, table
+from query_mutator.cli.outputs import Output, OutputFlags, readable
 from query_mutator.commands.size import ModelFlags
 from query_mutator.errors import UsageError
-from query_mutator.sizing.cards import MIB, fit_calibration, vram_bytes, write_calibration
+from query_mutator.sizing.cards import MIB, fit_calibration, read_calibration, vram_bytes, write_calibration
 from query_mutator.sizing.lerobot import logged_memory
 from query_mutator.sizing.real_steps import RealStep, bisect, fits_memory, knee_line, measure, pick_device
 
@@ -64,7 +65,7 @@ class SizeVerifyFlags(RealFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeCalibrateFlags(ModelFlags):
+class SizeCalibrateFlags(ModelFlags, OutputFlags):
     """Fit what a card takes in addition to the estimate, from memory of real runs, for --calibration of `qm size`."""
 
     measured: tuple[str, ...] = ()
@@ -77,7 +78,7 @@ class SizeCalibrateFlags(ModelFlags):
     """The figures are those of nvidia-smi, the context included."""
     variant: str | None = None
     """How the measured runs trained: bf16, checkpointing, accumulate:4, joined by +."""
-    out: str = "calibration.json"
+    out: Annotated[str, Output(readable(read_calibration))] = "calibration.json"
     """File to write."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from query_mutator.cli.console import note
+from query_mutator.cli.outputs import write_report
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.files import encode, write_json
+from query_mutator.files import encode
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.job import Sweep
 from query_mutator.sweep.picture import draw_sweep
@@ -27,7 +28,7 @@ def sweep(flags: SweepFlags) -> None:
     print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))
     json_path = folder / "results.json" if flags.json in (None, "-") else Path(flags.json)
     picture = Path(flags.picture or folder / "heatmap.png")
-    write_json(json_path, results)
+    write_report(json_path, results)
     draw_sweep(found.results, found.optimum, picture, title=found.says[0], metric=found.reading)
     note(str(json_path), str(picture))
     if found.failed:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
 from query_mutator.cli.common import JsonFlags, check_values, parse_edges
+from query_mutator.cli.outputs import Output, holding
 
 __all__ = ["SftFlags"]
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a folder holds a run."""
+    config = path / "config.json"
+    return config.is_file() and holding(b'"flags":')(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +41,9 @@ class SftFlags(JsonFlags):
     """JSONL file to learn from; not with --online."""
     eval_data: Annotated[str | None, arg(name="eval-dataset", aliases=["--eval-data"])] = None
     """JSONL file to measure the loss on."""
-    output: Annotated[str, arg(name="out", aliases=["--output"])] = "runs/sft"
+    output: Annotated[str, arg(name="out", aliases=["--output"]), Output(_is_run, is_folder=True, resumes=True)] = (
+        "runs/sft"
+    )
     """Folder for checkpoints, metrics and the finished model."""
     tokenizer: str | None = None
     """Tokenizer; by default the model's own."""

@@ -25,7 +25,7 @@ __all__ = ["SftTrainer", "train"]
 
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
 MODEL_FOLDER = "model"
-_OF_ONE_COMMAND = ("resume", "config", "json")  # flags that a resumed run does not repeat
+_OF_ONE_COMMAND = ("resume", "config", "json", "force")  # flags that a resumed run does not repeat
 
 
 def train(flags: SftFlags) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class SftTrainer:
     def __init__(self, flags: SftFlags, device: torch.device, ranks: DistributedConfig) -> None:
         self.flags, self.ranks = flags, ranks
         self.output = Path(flags.output)
-        if not flags.resume and ranks.is_main and (self.output / MODEL_FOLDER).exists():
-            raise UsageError(f"{self.output} holds a finished run; choose another --out, or --resume it")
+        if not flags.resume and ranks.is_main and (self.output / "config.json").exists():
+            raise UsageError(f"{self.output} holds a run; choose another --out, or --resume it")
         torch.manual_seed(flags.seed)
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)

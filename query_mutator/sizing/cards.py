@@ -104,7 +104,7 @@ def write_calibration(path: str, calibration: Calibration) -> None:
     write_json(path, asdict(calibration))
 
 
-def read_calibration(path: str) -> Calibration:
+def read_calibration(path: str | Path) -> Calibration:
     """Return what `write_calibration` wrote; UsageError if the file holds something else."""
     try:
         return Calibration(**json.loads(Path(path).read_text(encoding="utf-8")))

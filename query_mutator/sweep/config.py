@@ -10,14 +10,19 @@ from tyro.conf import Positional, arg
 
 from query_mutator.analysis.spec import Reducer
 from query_mutator.cli.flags import JsonTo
+from query_mutator.cli.outputs import FIGURE, Output, OutputFlags
 
 __all__ = ["SweepFlags"]
 
 _LEAST = {"trials": 1, "seeds": 1, "seed_step": 1, "jobs": 1, "extend": 0, "confirm": 0}
 
 
+def _is_sweep(path: Path) -> bool:
+    return (path / "sweep.json").is_file()
+
+
 @dataclass(frozen=True, kw_only=True)
-class SweepFlags:
+class SweepFlags(OutputFlags):
     """Run a command over settings and seeds, and estimate which setting is best and how certain that is.
 
     Everything after a bare -- is the command. Each trial gets the flags of its setting and --seed; {name}, {seed} and
@@ -50,7 +55,9 @@ class SweepFlags:
     """Trials that run at the same time."""
     timeout_min: float | None = None
     """Minutes after which a trial is killed and counted as failed."""
-    dir: Annotated[str, arg(name="out", aliases=["--dir"])] = "sweeps/sweep"
+    dir: Annotated[str, arg(name="out", aliases=["--dir"]), Output(_is_sweep, is_folder=True, resumes=True)] = (
+        "sweeps/sweep"
+    )
     """Folder of the sweep; the trials write under it."""
     retry_failed: bool = False
     """Rerun trials that failed before."""
@@ -72,7 +79,7 @@ class SweepFlags:
     """Fresh seeds for the best setting, for a figure without the selection bias of choosing it."""
     json: JsonTo = None
     """File for the results, by default results.json in --out; without FILE, or with -, print them in place of text."""
-    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"])] = None
+    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
     """File for the heat map (.png or .svg); by default heatmap.png in --out."""
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ def test_the_simplest_way_to_a_right_answer(tmp_path: Path) -> None:
     write_rows(tmp_path / "transcripts.jsonl", steps)
     chosen = {}
     for flags in ((), ("--simplest",), ("--simplest", "--without", "filler,merge")):
-        assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", *flags) == 0
+        assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--force", *flags) == 0
         (row,) = read_json_lines(tmp_path / "rows.jsonl")
         chosen[len(flags)] = row["response"]
     assert chosen == {0: "sort this list", 1: "sort", 3: "sort this list"}

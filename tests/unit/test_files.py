@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from query_mutator.errors import DiskError
-from query_mutator.files import atomic_write, write_json
+from query_mutator.files import atomic_write, write_json, write_text
 
 
 def test_content_and_folder_are_synced_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +43,13 @@ def test_a_file_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file where a folder is needed")
     with pytest.raises(DiskError, match="cannot be written"):
         write_json(tmp_path / "a" / "b.json", {})
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(pipe.read_text)
+        write_text(pipe, "hello")
+        assert reader.result() == "hello"
+    assert pipe.is_fifo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def read_manifest(path: Path) -> Manifest:
     if manifest.version != VERSION:
         raise BatchFileError(f"{path} has version {manifest.version}, not {VERSION}; write the batches again")
     return manifest
+
+
+def is_batch_store(path: Path) -> bool:
+    """Return whether a folder holds batches of a plan, finished or not."""
+    for name in ("progress.json", "manifest.json"):
+        with suppress(BatchFileError):
+            return bool(read_manifest(path / name))
+    return False
 
 
 def intact_files(folder: Path, shards: Sequence[ShardEntry]) -> list[ShardEntry]:

@@ -6,6 +6,7 @@ A folder named NAME.jsonl has epochs as text, one microbatch with its ids per li
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,23 @@ from query_mutator.files import atomic_folder, atomic_write
 META_FILE = "meta.json"
 _UNITS_FILE = "units.safetensors"
 _UNITS_KIND = "batch plan units"
+_PLAN_FILES = re.compile(r"meta\.json|units\.safetensors|epoch_\d+\.(jsonl|safetensors)")
 _CUT_COLUMNS = ("unit", "sample", "start", "stop")
 
 
 def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
-    """Write a plan atomically, in place of an older plan."""
+    """Write a plan atomically, in place of an older plan; UsageError for a folder that holds anything else."""
     target = Path(path)
-    if target.exists() and not (target / META_FILE).exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not (target.is_dir() and (is_batch_plan(target) or not any(target.iterdir()))):
         raise UsageError(f"{target} exists and is not a plan; choose another folder")
     with atomic_folder(target) as folder:
         _write(plan, folder, text=is_text(target))
+
+
+def is_batch_plan(path: Path) -> bool:
+    """Return whether a folder holds the files of a plan and no other."""
+    names = {one.name for one in path.iterdir()} if path.is_dir() else set()
+    return META_FILE in names and all(_PLAN_FILES.fullmatch(name) for name in names)
 
 
 def _write(plan: BatchPlan, folder: Path, *, text: bool) -> None:

@@ -1,0 +1,189 @@
+"""Which files a command may write: one rule for every flag that names an output, checked before the command starts.
+
+    an input of the same command                  never written to, under whatever name: link, relative path, part of it
+    a file that this command does not write       never replaced
+    an earlier output of this command             replaced with --force; or resumed, by commands that can
+    a terminal, pipe or device, as /dev/stdout    written to as it is
+
+A flag is an output when its annotation holds an `Output`; every other flag whose value is a path that exists is an
+input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from query_mutator import __version__
+from query_mutator.errors import UsageError
+from query_mutator.files import write_json
+
+__all__ = [
+    "FIGURE",
+    "REPORT",
+    "Output",
+    "OutputFlags",
+    "check_outputs",
+    "holding",
+    "marked",
+    "readable",
+    "write_report",
+]
+
+WRITTEN_BY = "written_by"
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Output:
+    """Metadata of a flag that names an output.
+
+    `is_own` tells whether a file or folder is an earlier output of this kind; with `resumes` the command continues it.
+    """
+
+    is_own: Callable[[Path], bool]
+    is_folder: bool = False
+    resumes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Base of the flags of every command that writes files."""
+
+    force: bool = False
+    """Replace earlier outputs of this command; other files are never replaced."""
+
+
+def holding(*marks: bytes) -> Callable[[Path], bool]:
+    """Return whether a file has one of these texts in its first 64 KB: how reports of ours are recognized."""
+
+    def is_own(path: Path) -> bool:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        return any(mark in head for mark in marks)
+
+    return is_own
+
+
+def readable(load: Callable[[Path], object]) -> Callable[[Path], bool]:
+    """Return whether `load` reads a file or folder without a UsageError."""
+
+    def is_own(path: Path) -> bool:
+        try:
+            load(path)
+        except UsageError:
+            return False
+        return True
+
+    return is_own
+
+
+#: A JSON report of `write_report`.
+REPORT = Output(holding(f'"{WRITTEN_BY}": "query-mutator '.encode()))
+#: A picture of matplotlib, which names itself in PNG and SVG files.
+FIGURE = Output(holding(b"Matplotlib"))
+
+
+def write_report(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write a report as JSON that a later run of the command recognizes as its own."""
+    write_json(path, marked(data))
+
+
+def marked(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with the mark by which it is recognized."""
+    return {WRITTEN_BY: f"query-mutator {__version__}", **data}
+
+
+def check_outputs(flags: Any, outputs: Mapping[str, tuple[str, Output]]) -> None:
+    """Raise a UsageError for an output that may not be written; `outputs` has the flag and its Output by field."""
+    chosen = [
+        (flag, Path(value), output)
+        for field, (flag, output) in outputs.items()
+        if (value := getattr(flags, field)) not in (None, "", "-")
+    ]
+    others = {name: value for name, value in vars(flags).items() if name not in outputs}
+    inputs = [path for value in others.values() for path in _paths(value)]
+    for place, (flag, path, output) in enumerate(chosen):
+        try:
+            if _is_device(path):
+                continue
+            _check_apart(flag, path, output, inputs)
+            for other, other_path, _ in chosen[:place]:
+                if _is_same(path, other_path):
+                    raise UsageError(f"{flag} and {other} both name {path}; give two files")
+            _check_existing(flag, path, output, force=getattr(flags, "force", False))
+            _check_parent(flag, path)
+        except (OSError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{flag} {_short(path)}: {getattr(error, 'strerror', error)}; choose another") from None
+
+
+def _check_apart(flag: str, path: Path, output: Output, inputs: list[Path]) -> None:
+    """Raise for an output that is an input, or is a folder that holds one or lies in one."""
+    parents = list(path.resolve().parents)
+    for given in inputs:
+        if output.resumes and output.is_folder:
+            continue
+        inside = output.is_folder and given.is_dir() and any(_is_same(one, given) for one in parents)
+        holds = output.is_folder and any(_is_same(one, path) for one in given.resolve().parents)
+        if _is_same(path, given) or inside or holds:
+            how = "lies in" if inside else "holds" if holds else "is"
+            raise UsageError(f"{flag} {path} {how} the input {given}; choose another output")
+
+
+def _check_existing(flag: str, path: Path, output: Output, *, force: bool) -> None:
+    if not path.exists() and not path.is_symlink():
+        return
+    if path.is_dir() != output.is_folder or not os.access(path, os.R_OK):
+        kind = "folder" if path.is_dir() else "file"
+        raise UsageError(f"{flag} {path} is a {kind} that this command did not write; choose another")
+    if output.is_folder and not any(path.iterdir()):
+        return
+    if path.is_symlink() and not path.exists():
+        raise UsageError(f"{flag} {path} is a link to nothing; choose another")
+    if not output.is_own(path):
+        raise UsageError(f"{flag} {path} exists and was not written by this command; choose another")
+    if not (force or output.resumes):
+        raise UsageError(f"{flag} {path} exists; choose another, or replace it with --force")
+
+
+def _check_parent(flag: str, path: Path) -> None:
+    """Raise for an output whose folder is not one, or can neither be written nor made."""
+    parent = next(one for one in path.absolute().parents if one.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"{flag} {path} cannot be written ({parent} is not a writable folder); choose another")
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """Yield the paths that exist among the values of a flag; `hf:FOLDER` and the like name a path after the colon."""
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, (str, Path)) and str(item):
+            for text in {str(item), str(item).partition(":")[2]}:
+                with contextlib.suppress(OSError, ValueError):
+                    if text and os.path.lexists(text):
+                        yield Path(text)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Return whether two paths name one file: by the file itself, which sees hard links, else by the resolved path."""
+    with contextlib.suppress(OSError):
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def _is_device(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:100]}... ({len(text)} characters)"
