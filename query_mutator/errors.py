@@ -47,7 +47,11 @@ class EncoderError(UsageError):
 
 
 class BackendError(QueryMutatorError):
-    """A model server cannot serve this run."""
+    """A model server cannot serve this run; `kind` is that of the failed call (`types.ERROR_KINDS`), if one failed."""
+
+    def __init__(self, message: str, *, kind: str = "server") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ServerDownError(BackendError):

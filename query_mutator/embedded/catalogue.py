@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.embedded.models import EmbeddedModel
-from query_mutator.embedded.wire import ApiError, field, model_name
+from query_mutator.embedded.wire import ApiError, model_name
+from query_mutator.embedded.wire import field as payload_field
 from query_mutator.embedded.worker import BatchWorker
 
 if TYPE_CHECKING:
     from query_mutator.encoder import Encoder, FloatArray
 
-__all__ = ["CONTEXT_LENGTH", "EMBEDDING_MODEL", "Catalogue", "Entry"]
+__all__ = ["CONTEXT_LENGTH", "EMBEDDING_MODEL", "MAX_CONTEXT", "Catalogue", "Entry"]
 
 EMBEDDING_MODEL = "all-minilm"
-CONTEXT_LENGTH = 4096
+CONTEXT_LENGTH = 4096  # tokens, without `num_ctx`
+MAX_CONTEXT = 32768
 #: The `details` object of `/api/tags`, `/api/show` and `/api/ps`.
 DETAILS: Mapping[str, Any] = {
     "parent_model": "",
@@ -37,6 +39,8 @@ class Entry:
     name: str  # without tag
     digest: str
     modified_at: datetime
+    weights: str  # models with the same share a runner
+    parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
     dim: int = 0
     operators: Sequence[str] = ()  # that a mutator can carry out
     fixed_reply: str | None = None
@@ -50,6 +54,8 @@ class Entry:
             name=name.lower().removesuffix(":latest"),
             digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
             modified_at=datetime.now(UTC),
+            weights=getattr(model, "weights", name),
+            parameters=getattr(model, "parameters", {}),
             operators=getattr(model, "operators", ()),
             fixed_reply=getattr(model, "fixed_reply", None),
             replies=BatchWorker(model.reply_many, name=f"model-{name}"),
@@ -68,6 +74,7 @@ class Entry:
             name=EMBEDDING_MODEL,
             digest=_sha256(encoder.fingerprint),
             modified_at=datetime.now(UTC),
+            weights=EMBEDDING_MODEL,
             dim=encoder.dim,
             vectors=BatchWorker(encode_all, name=f"model-{EMBEDDING_MODEL}"),
         )
@@ -102,7 +109,7 @@ class Catalogue:
         entry = self.find(name)
         if entry.replies is None:
             raise ApiError(400, f'"{name}" does not support {verb}')
-        if verb == "chat" and field(payload, "tools", list):
+        if verb == "chat" and payload_field(payload, "tools", list):
             raise ApiError(400, f"{entry.tagged} does not support tools")
         return entry
 

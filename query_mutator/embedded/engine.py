@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from query_mutator.embedded.catalogue import Entry
+from query_mutator.embedded.context import Context, OllamaVersion
 from query_mutator.embedded.latency import Latency
 from query_mutator.embedded.models import PromptError
-from query_mutator.embedded.runners import Runners
+from query_mutator.embedded.runners import Runner, Runners
 from query_mutator.embedded.shaping import shape, tokens_of
 from query_mutator.embedded.stats import Stats
 from query_mutator.embedded.wire import ApiError
@@ -47,6 +48,8 @@ class Call:
     format: str | Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     keep_alive_s: float | None = None
+    truncate: bool = True
+    shift: bool = True
     fault: str | None = None
 
 
@@ -100,8 +103,9 @@ class Embeddings:
 class Engine:
     """Runs calls on the loaded models of one server."""
 
-    def __init__(self, runners: Runners, *, latency: Latency, stats: Stats) -> None:
+    def __init__(self, runners: Runners, *, latency: Latency, stats: Stats, behave_as: OllamaVersion) -> None:
         self._runners = runners
+        self._behave_as = behave_as
         self._latency = latency
         self._stats = stats
 
@@ -115,17 +119,19 @@ class Engine:
 
     async def complete(self, call: Call, write: Write | None = None) -> Reply:
         """Return the model's reply; with `write` its tokens are also streamed over the time the call takes."""
-        async with self._slot(call) as clock:
-            text = await self._text(call)
+        async with self._slot(call) as (clock, context):
+            prompt = context.prompt(call.prompt)
+            text = await self._text(call, prompt)
             if call.fault == "stall":
                 await _stall()
             if call.fault == "empty":
                 text = ""
+            max_tokens = context.reply_limit(prompt, call.max_tokens)
             try:
-                tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=call.max_tokens)
+                tokens, done_reason = shape(text, format=call.format, stop=call.stop, max_tokens=max_tokens)
             except PromptError as error:
                 raise ApiError(400, str(error)) from error
-            prompt_tokens = len(tokens_of(call.prompt))
+            prompt_tokens = len(tokens_of(prompt))
             left_s = self._latency.total_s(call.prompt) - (time.perf_counter_ns() - clock.began) / 1e9
             if write is not None:
                 await _stream(tokens, write, over_s=left_s, before=prompt_tokens * READ_SHARE)
@@ -152,7 +158,8 @@ class Engine:
         worker = call.entry.vectors
         if worker is None:
             raise ApiError(501, "this model does not support embeddings")
-        async with self._slot(call) as clock:
+        async with self._slot(call) as (clock, context):
+            written = [context.text(text) for text in written]
             if call.fault == "stall":
                 await _stall()
             rows = await _or_api_error(worker.submit(written))
@@ -168,7 +175,7 @@ class Engine:
         )
 
     @asynccontextmanager
-    async def _slot(self, call: Call) -> AsyncIterator[Clock]:
+    async def _slot(self, call: Call) -> AsyncIterator[tuple[Clock, Context]]:
         """Load the model and hold one of its slots; the clock is complete when the block has ended."""
         clock = Clock(time.perf_counter_ns())
         runner = await self._runners.enter(call.entry, call.options, keep_alive_s=call.keep_alive_s)
@@ -183,7 +190,7 @@ class Engine:
             self._stats.begin(waited_s=(clock.began - clock.loaded) / 1e9)
             finished = False
             try:
-                yield clock
+                yield clock, self._context(call, runner)
                 finished = True
             finally:
                 clock.ended = time.perf_counter_ns()
@@ -193,12 +200,16 @@ class Engine:
         finally:
             runner.leave()
 
-    async def _text(self, call: Call) -> str:
+    def _context(self, call: Call, runner: Runner) -> Context:
+        size = runner.options["num_ctx"]
+        return Context(tokens=size, version=self._behave_as, truncate=call.truncate, shift=call.shift)
+
+    async def _text(self, call: Call, prompt: str) -> str:
         if call.entry.fixed_reply is not None:
             return call.entry.fixed_reply
         worker = call.entry.replies
         assert worker is not None, "routes send only text models here"
-        return await _or_api_error(worker.submit(call.prompt))
+        return await _or_api_error(worker.submit(prompt))
 
 
 async def _stall() -> None:

@@ -31,7 +31,8 @@ class EmbeddedModel(Protocol):
     """A model that answers several prompts at once; a prompt is the text of the last user message.
 
     Optional attributes: `fixed_reply` (the reply to every prompt, sent without a worker thread), `digest` (what the
-    replies depend on, as a sha256), `operators` (names of the rewrite operators a mutator can carry out).
+    replies depend on, as a sha256), `operators` (names of the rewrite operators a mutator can carry out), `weights`
+    (models with the same share a runner), `parameters` (of the model's file, as {"num_ctx": 2048}).
     """
 
     name: str

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from query_mutator import __version__
-from query_mutator.embedded.catalogue import CONTEXT_LENGTH, DETAILS, Catalogue, Entry
+from query_mutator.embedded.catalogue import DETAILS, MAX_CONTEXT, Catalogue, Entry
 from query_mutator.embedded.engine import Call, Embeddings, Engine, Reply
 from query_mutator.embedded.http import TEXT_TYPE, Response
 from query_mutator.embedded.runners import Runners
@@ -87,7 +87,7 @@ class OllamaRoutes:
         entry = self._catalogue.find(model_name(exchange.payload))
         info: dict[str, Any] = {
             "general.architecture": "query-mutator",
-            "query-mutator.context_length": CONTEXT_LENGTH,
+            "query-mutator.context_length": MAX_CONTEXT,
         }
         if entry.dim:
             info["query-mutator.embedding_length"] = entry.dim
@@ -96,7 +96,7 @@ class OllamaRoutes:
         return json_response(
             {
                 "modelfile": f"# Part of Query Mutator's embedded server\nFROM {entry.tagged}\n",
-                "parameters": "",
+                "parameters": "\n".join(f"{name:<30} {value}" for name, value in entry.parameters.items()),
                 "template": "{{ .Prompt }}",
                 "details": DETAILS,
                 "model_info": info,
@@ -189,7 +189,8 @@ def _call(exchange: Exchange, entry: Entry, **work: Any) -> Call:
     options = field(exchange.payload, "options", dict, {})
     keep_alive_s = _keep_alive_s(exchange.payload.get("keep_alive"))
     limits = call_options(options)
-    return Call(entry=entry, options=options, keep_alive_s=keep_alive_s, fault=exchange.fault, **limits, **work)
+    fits = {name: field(exchange.payload, name, bool, True) for name in ("truncate", "shift")}
+    return Call(entry=entry, options=options, keep_alive_s=keep_alive_s, fault=exchange.fault, **limits, **fits, **work)
 
 
 def _as_message(text: str) -> dict[str, Any]:

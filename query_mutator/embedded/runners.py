@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from query_mutator.embedded.catalogue import CONTEXT_LENGTH, Entry
+from query_mutator.embedded.catalogue import CONTEXT_LENGTH, MAX_CONTEXT, Entry
 from query_mutator.embedded.stats import Stats
 from query_mutator.embedded.wire import DEFAULT_KEEP_ALIVE_S, ApiError
 
@@ -26,6 +26,7 @@ RUNNER_OPTIONS: Mapping[str, Any] = {
     "num_thread": 0,
     "use_mmap": None,
 }
+MIN_CONTEXT = 4  # tokens; Ollama raises a smaller num_ctx to it
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
@@ -82,7 +83,9 @@ class Runners:
 
         Raises ApiError 503 when a load is pending and its queue is full.
         """
-        wanted = {name: options.get(name, default) for name, default in RUNNER_OPTIONS.items()}
+        given = {**entry.parameters, **options}
+        wanted = {name: given.get(name, default) for name, default in RUNNER_OPTIONS.items()}
+        wanted["num_ctx"] = min(max(MIN_CONTEXT, int(wanted["num_ctx"] or CONTEXT_LENGTH)), MAX_CONTEXT)
         runner = None if self._load_lock.locked() else self._usable(entry, wanted)
         if runner is None:
             runner = await self._wait_for_load(entry, wanted)
@@ -99,7 +102,7 @@ class Runners:
 
     def unload(self, entry: Entry) -> None:
         """Unload the model as soon as no call uses it."""
-        runner = self._loaded.get(entry.name)
+        runner = self._loaded.get(entry.weights)
         if runner is not None:
             runner.keep_alive_s = 0.0
 
@@ -115,16 +118,16 @@ class Runners:
             self._stats.pending_loads -= 1
 
     def _usable(self, entry: Entry, wanted: dict[str, Any]) -> Runner | None:
-        runner = self._loaded.get(entry.name)
+        runner = self._loaded.get(entry.weights)
         return runner if runner is not None and not runner.expired and runner.fits(wanted) else None
 
     async def _load(self, entry: Entry, wanted: dict[str, Any]) -> Runner:
-        before = self._loaded.get(entry.name)
+        before = self._loaded.get(entry.weights)
         if before is not None and before.users:
             await before.idle.wait()
-        self._loaded.pop(entry.name, None)
+        self._loaded.pop(entry.weights, None)
         if self._load_s:
             await asyncio.sleep(self._load_s)
         self._stats.loads += 1
-        runner = self._loaded[entry.name] = Runner(entry, wanted, num_parallel=self._num_parallel)
+        runner = self._loaded[entry.weights] = Runner(entry, wanted, num_parallel=self._num_parallel)
         return runner

@@ -14,10 +14,11 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.catalogue import Catalogue, Entry
+from query_mutator.embedded.context import OllamaVersion
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.http import Clients
@@ -29,6 +30,7 @@ from query_mutator.embedded.routing import Router
 from query_mutator.embedded.runners import Runners
 from query_mutator.embedded.stats import Stats
 from query_mutator.errors import UsageError
+from query_mutator.registry import check_known
 
 if TYPE_CHECKING:
     from query_mutator.encoder import Encoder
@@ -64,6 +66,8 @@ class ServerSettings:
     """Web origins whose pages may call, besides those of this machine; * stands for any text."""
     request_timeout_s: float = 60.0
     """Seconds in which a request must arrive; a connection without one is closed after ten times as long."""
+    behave_as: OllamaVersion = "0.24"
+    """The Ollama to mimic where a prompt or reply does not fit the context: 0.9 cuts prompts without a word."""
 
     def __post_init__(self) -> None:
         for name in ("num_parallel", "max_queue"):
@@ -71,6 +75,7 @@ class ServerSettings:
                 raise UsageError(f"{name}={getattr(self, name)} is out of range; it must be at least 1")
         if not 0 < self.request_timeout_s < math.inf:
             raise UsageError(f"request_timeout_s={self.request_timeout_s} is out of range; it must be above 0")
+        check_known("Ollama version", self.behave_as, get_args(OllamaVersion))
 
     def latency(self) -> Latency:
         """Return the time a call takes in its slot."""
@@ -93,7 +98,7 @@ class EmbeddedServer:
             load_s=settings.load_ms / 1000,
             stats=stats,
         )
-        engine = Engine(runners, latency=settings.latency(), stats=stats)
+        engine = Engine(runners, latency=settings.latency(), stats=stats, behave_as=settings.behave_as)
         ollama, openai = OllamaRoutes(catalogue, runners, engine), OpenAIRoutes(catalogue, engine)
         self._loop = asyncio.new_event_loop()
         try:

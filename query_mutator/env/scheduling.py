@@ -350,6 +350,8 @@ def _cached(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
 def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:
     vectors = _encoded(encoder, [text for texts in groups for text in texts])
     if isinstance(vectors, ErrorInfo):
+        if vectors.kind == "prompt_too_long" and len(groups) > 1:  # the others fit
+            return [_encoded(encoder, texts) for texts in groups]
         return [vectors] * len(groups)
     stops = np.cumsum([len(texts) for texts in groups])
     return [vectors[stop - len(texts) : stop] for texts, stop in zip(groups, stops, strict=True)]
@@ -359,4 +361,4 @@ def _encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
     try:
         return encoder.encode(texts)
     except BackendError as error:  # raised only by an encoder on a server, after its retries
-        return ErrorInfo(kind="server", message=str(error))
+        return ErrorInfo(kind=error.kind, message=str(error))

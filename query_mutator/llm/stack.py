@@ -32,6 +32,8 @@ __all__ = ["CacheMode", "CallTotals", "ClientSettings", "ClientStack", "Counted"
 
 logger = logging.getLogger(__name__)
 
+_SHOWN_CHARS = 60
+
 CacheMode = Literal["off", "eval", "all"]
 
 
@@ -144,7 +146,10 @@ class ClientStack:
         """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good."""
         reply, _ = self.retry.call(lambda _: self._embed_once(model, texts), error_of=error_of, key=model)
         if isinstance(reply, ErrorInfo):
-            raise BackendError(f"{self.backend.url} gave no embeddings from {model!r} ({reply})")
+            about = _longest(texts) if reply.kind == "prompt_too_long" else ""
+            raise BackendError(
+                f"{self.backend.url} gave no embeddings from {model!r} ({about}{reply})", kind=reply.kind
+            )
         return reply
 
     def _embed_once(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
@@ -242,6 +247,11 @@ def _wrapped(
         store=store,
         allow_mixed=settings.allow_mixed,
     )
+
+
+def _longest(texts: Sequence[str]) -> str:
+    longest = max(texts, key=len)
+    return f"the longest of {len(texts)} texts has {len(longest)} characters: {longest[:_SHOWN_CHARS]!r}; "
 
 
 def _open_store(path: Path | str | None) -> ReplyStore | None:

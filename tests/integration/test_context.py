@@ -1,0 +1,183 @@
+"""Prompts and replies that do not fit the context, on servers that behave as Ollama 0.9 and as 0.24."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from query_mutator.commands.main import main
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.env.flow import Encode, Flow
+from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.stack import build_client
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from tests.conftest import Upper
+from tests.integration.embedded_http import chat, get, post
+
+LONG = "begin " + "word " * 300 + "end"
+
+
+class Talker:
+    """Writes 500 tokens whatever is asked."""
+
+    name = "talker"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return ["I talk. " + "on " * 496] * len(prompts)
+
+
+class OnUpper(Upper):
+    """A model whose file starts FROM upper."""
+
+    def __init__(self, name: str, **parameters: int) -> None:
+        super().__init__()
+        self.name, self.weights, self.parameters = name, "upper", parameters
+
+
+@pytest.fixture(scope="module", params=["0.9", "0.24"])
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    models = [Upper(), Talker(), OnUpper("short", num_ctx=128), OnUpper("plain")]
+    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=4, behave_as=request.param) as running:
+        running.version = request.param  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture
+def ollama(server: EmbeddedServer) -> Iterator[OllamaBackend]:
+    client = OllamaBackend(server.url, timeout_s=20.0, runner_options={"num_ctx": 128})
+    yield client
+    client.close()
+
+
+def test_without_truncate_and_shift_both_cut_the_prompt_and_go_past_the_context(server: EmbeddedServer) -> None:
+    reply = chat(server, LONG, options={"num_ctx": 128})
+    assert reply["prompt_eval_count"] == 128
+    assert reply["message"]["content"].endswith(" END")
+    assert "BEGIN" not in reply["message"]["content"]
+    slid = chat(server, "go", model="talker", options={"num_ctx": 128})
+    assert (slid["eval_count"], slid["done_reason"]) == (500, "stop")
+
+
+def test_what_truncate_and_shift_change_depends_on_the_version(server: EmbeddedServer) -> None:
+    wanted: dict[str, Any] = {"truncate": False, "shift": False, "options": {"num_ctx": 128}, "stream": False}
+    messages = [{"role": "user", "content": LONG}]
+    status, reply = post(server, "/api/chat", model="upper", messages=messages, **wanted)
+    ended = chat(server, "go", model="talker", **{name: wanted[name] for name in ("shift", "options")})
+    embedded, vector = post(
+        server, "/api/embed", model="all-minilm", input=LONG, truncate=False, options={"num_ctx": 8}
+    )
+    assert embedded == 400
+    if server.version == "0.9":  # type: ignore[attr-defined]
+        assert (status, reply["prompt_eval_count"], ended["eval_count"]) == (200, 128, 500)
+        assert vector["error"] == "input length exceeds maximum context length"
+    else:
+        assert (status, reply["error"]) == (400, "the input length exceeds the context length")
+        assert (ended["eval_count"], ended["done_reason"]) == (127, "length")
+        assert vector["error"] == "the input length exceeds the context length"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_prompt_beyond_the_context_is_a_failed_call_that_names_the_flag(
+    ollama: OllamaBackend, *, streamed: bool
+) -> None:
+    def ask(text: str) -> Completion:
+        request = ChatRequest.user(text, model="upper")
+        return ollama.complete_until(request, lambda text: len(text) > 20) if streamed else ollama.complete(request)
+
+    assert ask("fits").ok
+    reply = ask(LONG)
+    assert reply.error is not None
+    assert (reply.error.kind, reply.text) == ("prompt_too_long", "")
+    assert "--num-ctx" in reply.error.message
+    assert ask("fits " * 10).text.startswith("FITS FITS")
+
+
+def test_a_prompt_beyond_the_context_fails_whatever_the_context_comes_from(server: EmbeddedServer) -> None:
+    with start_server([Upper()], behave_as=server.version) as other:  # type: ignore[attr-defined]
+        for url, model, text in ((server.url, "short", LONG), (other.url, "upper", LONG * 14)):
+            ours = OllamaBackend(url)
+            errors = [ours.complete(ChatRequest.user(text, model=model)).error for _ in range(2)]
+            ours.close()
+            assert [error and error.kind for error in errors] == ["prompt_too_long"] * 2
+
+
+def test_a_reply_that_ends_at_a_limit_or_slides_is_marked(ollama: OllamaBackend) -> None:
+    def marked(text: str, **fields: Any) -> bool:
+        reply = ollama.complete(ChatRequest.user(text, **fields))
+        assert reply.ok
+        return reply.hit_limit
+
+    assert marked("one two three", model="upper", max_tokens=2)
+    assert not marked("one two three", model="upper", max_tokens=20)
+    assert marked("go", model="talker", max_tokens=1000)  # 0.24 ends it at the context, 0.9 slides past it
+
+
+def test_a_text_beyond_the_context_has_no_embedding(server: EmbeddedServer) -> None:
+    ours = OllamaBackend(server.url, runner_options={"num_ctx": 128})
+    error = ours.embed("all-minilm", ["fits", LONG])
+    ours.close()
+    assert isinstance(error, ErrorInfo)
+    assert error.kind == "prompt_too_long"
+    assert "--num-ctx" in error.message
+    stack = build_client(server.url, num_ctx=128)
+    with pytest.raises(BackendError, match=r"longest of 2 texts has 1509 characters: 'begin word word .*--num-ctx"):
+        stack.embed("all-minilm", ["fits", LONG])
+    stack.close()
+
+
+def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: EmbeddedServer) -> None:
+    def flow(text: str) -> Flow:
+        return (yield Encode((text,)))
+
+    stack = build_client(server.url, num_ctx=128)
+    encoder = resolve_encoder("ollama:all-minilm", embed=stack.embed)
+    scheduler = PooledScheduler(client=stack.client, encoder=encoder, retry_policy=DEFAULT_POLICY, batch_size=4)
+    for text in ("one", "two", LONG, "four"):
+        scheduler.start(text, flow(text))
+    found = dict(scheduler.finished() for _ in range(4))
+    scheduler.close()
+    stack.close()
+    assert [text for text, vectors in found.items() if isinstance(vectors, ErrorInfo)] == [LONG]
+    assert found[LONG].kind == "prompt_too_long"
+
+
+def test_models_on_the_same_weights_share_a_runner_under_the_first_name(server: EmbeddedServer) -> None:
+    loads = server.stats()["loads"]
+    chat(server, "a", options={"num_ctx": 256})
+    chat(server, "a", model="plain", options={"num_ctx": 256})
+    listed = [row["name"] for row in get(server, "/api/ps")["models"]]
+    assert server.stats()["loads"] <= loads + 1
+    assert "upper:latest" in listed
+    assert "plain:latest" not in listed
+    ours = OllamaBackend(server.url)
+    assert [ours.context(model) for model in ("upper", "plain", "short")] == [256, None, 128]
+    assert "context unknown; give --num-ctx" in ours.describe_options("plain")
+    ours.close()
+
+
+def test_size_calls_says_that_it_is_the_context_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server([Upper(), OnUpper("plain")], latency_ms=20) as server:
+        chat(server, "a")
+        assert main(["size", "calls", "--ollama-url", server.url, "--target-model", "plain", "--width", "2"]) == 0
+        assert "context unknown, and with it" in capsys.readouterr().out
+        assert main(["size", "calls", "--ollama-url", server.url, "--target-model", "upper", "--width", "2"]) == 0
+        assert "context unknown" not in capsys.readouterr().out
+
+
+def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: EmbeddedServer) -> None:
+    ours = OpenAIBackend(server.url)
+    assert ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=2)).hit_limit
+    assert not ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=9)).hit_limit
+    ours.close()
+
+
+def test_an_unknown_version_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.25.*0\.24"):
+        start_server([Upper()], behave_as="0.25")
