@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+from query_mutator import operators
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
-from query_mutator.llm.backends import AUTO, EMBEDDED, check_backend, choose_backend, open_servers
+from query_mutator.llm.backends import AUTO, EMBEDDED, EMBEDDED_VERSION, check_backend, choose_backend, open_servers
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import Probe, probe_server, reported_slots, slots_advice
 from query_mutator.plugins import load_plugins
+from query_mutator.training.system import default_mutator, missing_operators
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
@@ -38,7 +40,7 @@ class DoctorConfig:
     target_model: str | None = None
     """The model to inspect; by default the first one installed."""
     mutator_model: str | None = None
-    """The model that rewrites, if it is another."""
+    """The model that rewrites; by default the one that training takes."""
     batch_size: int = 8
     """Calls in flight at once in the planned runs."""
     num_ctx: int | None = None
@@ -77,18 +79,22 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[tuple[str, bo
     """Yield the findings about one server, each with whether a run could start; BackendError when nothing answers."""
     version = server.version()
     yield _line("server", f"{f'{server.title} {version}'.strip()} at {server.url}"), True
-    wanted = [name for name in (config.target_model, config.mutator_model) if name] or list(server.models() or ())[:1]
-    if not wanted:
+    target = config.target_model or next(iter(server.text_models() or ()), None)
+    if target is None:
         yield _line("models", f"none installed: {server.more_models}, or name one with --target-model"), False
         return
+    mutator = config.mutator_model or default_mutator(target, embedded=version.endswith(EMBEDDED_VERSION))
     present = []
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys((target, mutator)):
         try:
-            present.append(server.require_model(name))
+            present.append(server.require_text_model(name))
             yield _line("model", f"{present[-1]}: {server.describe_model(present[-1])}"), True
         except ModelMissingError as error:
             yield _line("model", str(error)), False
     if present:
+        reason = missing_operators(server, present[-1], [operator.name for operator in operators.select("")])
+        if reason is not None:
+            yield _line("model", reason), False
         yield from _calls(server, present[0], config)
 
 

@@ -19,14 +19,15 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.registry import Registry, check_known
 
 __all__ = [
-    "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "BackendChoice", "backend_for", "check_backend",
-    "choose_backend", "open_servers", "resolve_backend",
+    "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "EMBEDDED_VERSION", "BackendChoice", "backend_for",
+    "check_backend", "choose_backend", "open_servers", "resolve_backend",
 ]  # fmt: skip
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 
 AUTO, EMBEDDED = "auto", "embedded"  # what `--backend` takes in addition to the registered names
 DEFAULT_BACKEND = "ollama"  # what `auto` tries
+EMBEDDED_VERSION = "+embedded"  # the end of our own server's version
 
 BACKENDS: Registry[type[ModelServer]] = Registry("backend", group="query_mutator.backends")
 BACKENDS.add(DEFAULT_BACKEND, OllamaBackend)
@@ -126,7 +127,7 @@ def resolve_backend(
         kind=kind,
         urls=tuple(server.url for server in servers),
         reason=f"backend: {', '.join(found)}",
-        is_embedded=versions[0].endswith("+embedded"),
+        is_embedded=versions[0].endswith(EMBEDDED_VERSION),
     )
 
 
@@ -140,7 +141,7 @@ def _check(
             raise UsageError(_name_a_model(servers[0]))
         for server in servers:
             for model in models:
-                server.require_model(model)
+                server.require_text_model(model)
         return versions
     finally:
         for server in servers:
@@ -148,7 +149,7 @@ def _check(
 
 
 def _name_a_model(server: ModelServer) -> str:
-    models = server.models()
+    models = server.text_models()
     if models is not None and not models:
         return f"the server at {server.url} has no models: {server.more_models}, or give --backend embedded"
     known = f", one of: {', '.join(models)}" if models else ""

@@ -120,9 +120,29 @@ class ModelServer(Backend, Protocol):
         for known in (name, f"{name}:latest"):
             if known in offered:
                 return known
+        offered = self.text_models() or ()
         close = nearest(name, offered)
         hint = f"did you mean {close}? " if close else ""
         raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {', '.join(offered) or 'none'}")
+
+    def writes_text(self, model: str) -> bool | None:
+        """Return whether a model answers in words, unlike one that only makes embeddings; None when it is not known."""
+        return None
+
+    def require_text_model(self, name: str) -> str:
+        """Return the full name of a model that answers in words; ModelMissingError with the names of some that do."""
+        found = self.require_model(name)
+        if self.writes_text(found) is not False:
+            return found
+        others = ", ".join(self.text_models() or ()) or "none"
+        raise ModelMissingError(
+            f"{found} makes embeddings and no text; name a model that answers (installed: {others})"
+        )
+
+    def text_models(self) -> tuple[str, ...] | None:
+        """Return the names of the models without those that only make embeddings; None when there is no list."""
+        names = self.models()
+        return None if names is None else tuple(name for name in names if self.writes_text(name) is not False)
 
     def digest(self, model: str) -> str:
         """Return the digest of a model's weights, "" when the server does not report one; ModelMissingError."""

@@ -76,12 +76,18 @@ class OllamaBackend(HttpServer):
         installed = self.models()
         if with_tag(name) in installed:
             return with_tag(name)
+        installed = self.text_models() or ()
         close = nearest(with_tag(name), installed)
         hint = f", or did you mean {close}?" if close else ""
         known = ", ".join(installed) or "none"
         raise ModelMissingError(
             f"{self.url} has no model {name!r}: run `ollama pull {name}`{hint} (installed: {known})"
         )
+
+    def writes_text(self, model: str) -> bool | None:
+        """Return whether a model has the capability "completion"; None from servers that report none."""
+        capabilities = self._show(model).get("capabilities")
+        return "completion" in capabilities if isinstance(capabilities, list) and capabilities else None
 
     def digest(self, model: str) -> str:
         """Return the digest of an installed model's weights; ModelMissingError when it is not there."""

@@ -20,6 +20,7 @@ from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
+from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
@@ -53,6 +54,27 @@ class SystemSettings(ClientSettings):
     running_speed: float = 0.0
     latency_ms: float = 0.0
     latency_sigma: float = 0.0
+
+
+def default_mutator(target_model: str, *, embedded: bool) -> str:
+    """Return the model that rewrites unless one is named: the target itself, unless that is a search over documents.
+
+    `embedded` says whether our own server answers; other models may run on it.
+    """
+    is_search = embedded and target_model.removesuffix(":latest") == EMBEDDED_TARGET
+    return EMBEDDED_MUTATOR if is_search else target_model
+
+
+def missing_operators(server: ModelServer, mutator_model: str, names: Sequence[str]) -> str | None:
+    """Return why the mutator model cannot carry out all operators, or None."""
+    known = server.operators(mutator_model)
+    missing = [name for name in names if known is not None and name not in known]
+    if not missing:
+        return None
+    return (
+        f"{mutator_model} rewrites by rules and has none for {', '.join(missing)}; "
+        "use a language model as --mutator-model, or leave them out of --operators"
+    )
 
 
 class System:
@@ -112,7 +134,7 @@ class System:
         self._stack.callback(calls.close)
         self.retry_policy = RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)
         self.target_model = settings.target_model or EMBEDDED_TARGET
-        self.mutator_model = settings.mutator_model or (EMBEDDED_MUTATOR if self.embedded else self.target_model)
+        self.mutator_model = settings.mutator_model or default_mutator(self.target_model, embedded=self.embedded)
         calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
         if self.choice.kind != EMBEDDED:
             self.encoder = self._resolve_encoder(calls.embed)
@@ -162,13 +184,8 @@ class System:
         if is_local(self.mutator_model):
             return
         for server in self.calls.servers:
-            known = server.operators(self.mutator_model)
-            missing = [name for name in names if known is not None and name not in known]
-            if missing:
-                raise UsageError(
-                    f"{self.mutator_model} rewrites by rules and has none for {', '.join(missing)}; "
-                    "use a language model as --mutator-model, or leave them out of --operators"
-                )
+            if (reason := missing_operators(server, self.mutator_model, names)) is not None:
+                raise UsageError(reason)
 
     def close(self) -> None:
         """Close connections, server and encoder; idempotent."""

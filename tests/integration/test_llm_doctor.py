@@ -9,6 +9,8 @@ import pytest
 from query_mutator.commands.main import main
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import ServerDownError, UsageError
+from tests.conftest import Upper
+from tests.integration.embedded_http import TwoNumbers
 
 DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"
 
@@ -89,3 +91,31 @@ def test_a_hosted_model_that_is_not_offered_says_what_is(capsys: pytest.CaptureF
     with start_server({}) as server:
         lines = lines_of(capsys, ["--openai-url", server.url, "--target-model", "gpt", "--no-probe"], code=2)
     assert "it offers echo:latest" in lines["model"][0]
+
+
+def test_the_default_models_are_those_that_a_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server([Upper()], encoder=TwoNumbers()) as server:
+        own = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
+    assert [finding.split(":")[0] for finding in own["model"]] == ["upper"]
+    with start_server({"pydoc-assistant": Upper()}) as server:  # the mutator of a run is missing
+        assistant = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"], code=2)
+    assert "no model 'rule-rewriter'" in assistant["model"][1]
+
+
+def test_an_embedder_is_neither_suggested_nor_accepted_as_a_model_that_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with start_server([], encoder=TwoNumbers()) as server:
+        missing = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-mini", "--no-probe"], code=2)
+        embedder = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-minilm"], code=2)
+    assert missing["model"][0].endswith("run `ollama pull all-mini` (installed: echo:latest)")
+    assert "all-minilm:latest makes embeddings and no text" in embedder["model"][0]
+    assert "slots" not in embedder
+
+
+def test_a_mutator_without_a_rule_for_an_operator_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    rewriter = Upper()
+    rewriter.operators = ("spelling", "slang")  # type: ignore[attr-defined]
+    with start_server([rewriter]) as server:
+        lines = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"], code=2)
+    assert "upper:latest rewrites by rules and has none for terms" in lines["model"][1]

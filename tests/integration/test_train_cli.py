@@ -11,9 +11,20 @@ import pytest
 import torch
 
 from query_mutator.cli.console import exit_code
+from query_mutator.embedded.server import start_server
 from query_mutator.files import read_json_lines
 from query_mutator.runs.metrics import METRICS
+from tests.conftest import Librarian, Softener
 from train_query_mutator import main
+
+
+class Both(Librarian):
+    """One model that rewrites and answers."""
+
+    name = "both"
+
+    def reply(self, prompt: str) -> str:
+        return Softener().reply(prompt) if "<question>" in prompt else super().reply(prompt)
 
 
 def train(*flags: str) -> int:
@@ -91,6 +102,14 @@ def test_no_batching_makes_one_call_at_a_time(
     assert train(*tiny_flags, "--no-batching", "--no-evaluate") == 0
     assert "--no-batching: --batch-size is ignored" in capsys.readouterr().err
     assert len(rows(the_run(tmp_path), "transcripts")) == 64
+
+
+def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list[str], tmp_path: Path) -> None:
+    at = tiny_flags.index("--mutator-model")
+    with start_server([Both()], num_parallel=4) as server:
+        flags = [*tiny_flags[2:at], *tiny_flags[at + 2 :], "--ollama-url", server.url, "--target-model", "both"]
+        assert train(*flags, "--no-evaluate") == 0
+    assert json.loads((the_run(tmp_path) / "config.json").read_text())["backend"]["mutator_model"] == "both"
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(
