@@ -36,6 +36,7 @@ from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.curve import draw_learning_curve
 from query_mutator.report.table import assistant_name, result_table
+from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.runs.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.runs.run_log import RunLog
@@ -57,16 +58,16 @@ BoolArray = NDArray[np.bool_]
 
 ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
 
-_OF_ONE_COMMAND = ("resume", "config", "dry_run")  # flags that a checkpoint does not keep
+_OF_ONE_COMMAND = ("resume", "break_lock", "config", "dry_run")  # flags that a checkpoint does not keep
 
 
 def main(argv: Sequence[str]) -> int:
     """Train with the flags of `argv`; return the exit code."""
-    config, checkpoint = parse(argv)
-    if config.dry_run:
-        print(plan(config))
-        return 0
     with ExitStack() as stack:
+        config, checkpoint = parse(argv, stack)
+        if config.dry_run:
+            print(plan(config))
+            return 0
         trainer = stack.enter_context(build(config, checkpoint, stack))
         gc.freeze()  # loaded objects stay: collecting them again would stop the run for a tenth of a second
         trainer.begin()
@@ -84,12 +85,14 @@ def main(argv: Sequence[str]) -> int:
 # --- parse -----------------------------------------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str]) -> tuple[TrainConfig, Checkpoint | None]:
-    """Return the flags, and with --resume the checkpoint whose flags are the defaults."""
+def parse(argv: Sequence[str], stack: ExitStack) -> tuple[TrainConfig, Checkpoint | None]:
+    """Return the flags, and with --resume the checkpoint whose flags are the defaults; `stack` locks its folder."""
     config = parse_config(argv)
     if config.resume is None:
         return config, None
 
+    if Path(config.resume).is_dir() and not config.dry_run:
+        stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=checkpoint.flags, base_name=str(checkpoint.path))
     check_resumption(config, checkpoint)
@@ -121,7 +124,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     embed_questions(system.encoder, split.train)
     task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
     learner = make_learner(config, task, checkpoint)
-    run_dir = open_run_dir(config, checkpoint)
+    run_dir = open_run_dir(config, checkpoint, stack)
     stack.callback(run_dir.close)
     return Trainer(config, system, task_settings, task, split, learner, run_dir, checkpoint)
 
@@ -145,10 +148,12 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     torch.set_num_threads(1)
 
 
-def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None) -> RunDir:
-    """Return a new run folder, or the resumed one with its row files truncated to where its checkpoint was made."""
+def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
+    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was."""
     if checkpoint is None or not Path(config.resume or "").is_dir():
-        return RunDir.create(config.save_dir, config.name or config.algo)
+        run_dir = RunDir.create(config.save_dir, config.name or config.algo)
+        stack.enter_context(locked(run_dir.path))
+        return run_dir
     done = checkpoint.progress
     return RunDir(
         Path(config.resume or "").resolve(),

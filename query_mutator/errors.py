@@ -18,10 +18,18 @@ A single failed call is not in this tree: it is data (`types.ErrorInfo`), becaus
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_USAGE = 2
 EXIT_FAILURES = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST}
+_CLOSED |= {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class QueryMutatorError(Exception):
@@ -74,3 +82,27 @@ class TooManyFailuresError(QueryMutatorError):
     """More calls failed than the run allows."""
 
     exit_code = EXIT_FAILURES
+
+
+def disk_advice(error: OSError) -> str | None:
+    """Return what to do about a file that cannot be written, None for errors of another kind."""
+    place = f"{error.filename}: " if error.filename else ""
+    if error.errno in _FULL:
+        return f"{place}the disk is full ({error.strerror}); free some space, or choose another place to write to"
+    if error.errno in _CLOSED:
+        return f"{place}cannot be written ({error.strerror}); choose another place to write to"
+    return None
+
+
+@contextmanager
+def disk_errors(path: object) -> Iterator[None]:
+    """Turn the operating system's refusal to write `path` into a DiskError."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        advice = disk_advice(error)
+        if advice is None:
+            raise
+        raise DiskError(advice) from error

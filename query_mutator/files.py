@@ -7,7 +7,6 @@ surrogate, an integer beyond 64 bits) falls back to the standard library.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -24,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 import orjson
 
-from query_mutator.errors import DiskError, UsageError
+from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
     "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice", "disk_errors",
@@ -32,39 +31,9 @@ __all__ = [
     "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
-_CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST}
-_CLOSED |= {errno.ENAMETOOLONG, errno.ELOOP}
-
-
-# --- errors of the disk ----------------------------------------------------------------------------------------------
-
-
-def disk_advice(error: OSError) -> str | None:
-    """Return what to do about a file that cannot be written, None for errors of another kind."""
-    place = f"{error.filename}: " if error.filename else ""
-    if error.errno in _FULL:
-        return f"{place}the disk is full ({error.strerror}); free some space, or choose another place to write to"
-    if error.errno in _CLOSED:
-        return f"{place}cannot be written ({error.strerror}); choose another place to write to"
-    return None
-
-
-@contextmanager
-def disk_errors(path: object) -> Iterator[None]:
-    """Turn the operating system's refusal to write `path` into a DiskError."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        advice = disk_advice(error)
-        if advice is None:
-            raise
-        raise DiskError(advice) from error
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------

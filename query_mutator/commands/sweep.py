@@ -8,6 +8,7 @@ from query_mutator.cli.console import note
 from query_mutator.cli.outputs import write_report
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
+from query_mutator.runs.lock import locked
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.job import Sweep
 from query_mutator.sweep.picture import draw_sweep
@@ -22,6 +23,11 @@ def sweep(flags: SweepFlags) -> None:
         print(*job.commands(), sep="\n")
         note(f"{len(job.trials)} trials, {flags.jobs} at a time")
         return
+    with locked(Path(flags.dir), break_lock=flags.break_lock):
+        _run(job, flags)
+
+
+def _run(job: Sweep, flags: SweepFlags) -> None:
     found = job.run()
     folder = Path(flags.dir)
     results = found.as_json()

@@ -127,6 +127,8 @@ class SftFlags(JsonFlags):
     """Number of newest checkpoints to keep."""
     resume: str | None = None
     """Resume from an output folder or a checkpoint, with its flags unless others are given."""
+    break_lock: bool = False
+    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     config: str | None = None
     """JSON file of flags; the command line wins."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import check_json_lines, disk_errors, write_checked_json
+from query_mutator.runs.lock import locked
 from query_mutator.runs.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.sft import build, model
 from query_mutator.sft.config import SftFlags
@@ -25,22 +27,22 @@ __all__ = ["SftTrainer", "train"]
 
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
 MODEL_FOLDER = "model"
-_OF_ONE_COMMAND = ("resume", "config", "json", "force")  # flags that a resumed run does not repeat
+_OF_ONE_COMMAND = ("resume", "break_lock", "config", "json", "force")  # flags that a resumed run does not repeat
 
 
 def train(flags: SftFlags) -> dict[str, Any]:
     """Train as the flags say and return the report."""
     device = build.pick_device(flags, DistributedConfig.from_env().local_rank)
-    with build.joined_ranks(device) as ranks:
+    with build.joined_ranks(device) as ranks, ExitStack() as stack:
+        if ranks.is_main:
+            stack.enter_context(locked(Path(flags.output), break_lock=flags.break_lock))
         trainer = SftTrainer(flags, device, ranks)
-        try:
-            while trainer.steps_left and trainer.step():
-                trainer.log()
-                trainer.evaluate()
-                trainer.save()
-            return trainer.finish()
-        finally:
-            trainer.close()
+        stack.callback(trainer.close)
+        while trainer.steps_left and trainer.step():
+            trainer.log()
+            trainer.evaluate()
+            trainer.save()
+        return trainer.finish()
 
 
 @dataclass(slots=True)

@@ -61,6 +61,8 @@ class SweepFlags(OutputFlags):
     """Folder of the sweep; the trials write under it."""
     retry_failed: bool = False
     """Rerun trials that failed before."""
+    break_lock: bool = False
+    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     dry_run: bool = False
     """Print the commands and exit."""
     metric: str = "success"

@@ -53,6 +53,8 @@ class RunFlags:
     evaluation, failed for good."""
     resume: str | None = None
     """Resume in a run folder, repeating only calls that were in flight; or start a new folder from a .pt file."""
+    break_lock: bool = False
+    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     config: str | None = None
     """JSON file of flags; the command line takes precedence."""
     dry_run: bool = False

@@ -1,0 +1,134 @@
+"""A run folder belongs to one process, and damage in it is found before anything in it changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.files import read_json_lines
+from query_mutator.runs.lock import LOCK, locked
+from tests.attack.harness import Finished, run_cli, run_qm, unchanged
+from tests.integration.conftest import ROWS
+from train_query_mutator import main
+
+STEPS = 64
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of two updates with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("finished")
+    rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
+    (folder / "questions.jsonl").write_text("\n".join(rows))
+    flags = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
+    flags += ["--encoder", "hash", "--dataset", str(folder / "questions.jsonl"), "--embedding-dims", "4"]
+    flags += ["--operators", "spelling,neutral,filler", "--save-dir", str(folder), "--num-processes", "4"]
+    flags += ["--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", str(STEPS), "--save-interval", "1"]
+    flags += ["--no-evaluate", "--eval-interval", "0", "--no-use-linear-lr-decay", "--deterministic"]
+    assert main(flags) == 0
+    return (folder / "latest").resolve()
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(autouse=True)
+def no_lock_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.rglob(LOCK))
+
+
+def resume(run: Path, *flags: str) -> Finished:
+    return run_cli(main, ["--resume", run, "--num-env-steps", str(STEPS + 32), *flags], run.parent)
+
+
+def refused(run: Path, message: str) -> None:
+    """Check that a run is not resumed, that one line says why, and that none of its files changed."""
+    with unchanged(run) as files:
+        ended = resume(run)
+    assert ended.code == 2, ended
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+    assert "Traceback" not in ended.err
+    assert files.changed() == []
+
+
+def test_a_run_that_is_being_written_is_not_resumed(run: Path) -> None:
+    with locked(run):
+        refused(run, "is being written by process")
+    assert resume(run).code == 0
+
+
+def test_the_lock_of_another_host_is_broken_by_its_flag_alone(run: Path) -> None:
+    (run / LOCK).write_text("17\nnode-7\n")
+    refused(run, "is being written by pid 17 on node-7, which cannot be checked from here; if it has ended, take the")
+    assert resume(run, "--break-lock").code == 0
+
+
+@pytest.mark.parametrize("command", ["sweep", "sft"])
+def test_every_command_that_writes_a_run_folder_locks_it(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    argv = {
+        "sweep": ["sweep", "--grid", "lr=1", "--out", folder, "--", "true"],
+        "sft": ["train", "sft", "--model", "nowhere", "--dataset", "nowhere.jsonl", "--out", folder],
+    }[command]
+    with locked(folder):
+        ended = run_qm(argv, tmp_path)
+    assert ended.code == 2
+    assert f"{folder} is being written by process" in ended.err
+    assert not folder.exists()
+
+
+def test_a_dry_run_and_a_reader_do_not_need_the_lock(run: Path) -> None:
+    with locked(run):
+        assert resume(run, "--dry-run").code == 0
+        assert run_qm(["analyze", run, "--json"], run.parent).code == 0
+
+
+@pytest.mark.parametrize("name", ["transcripts.jsonl", "metrics.jsonl"])
+def test_damaged_rows_are_named_and_nothing_changes(run: Path, name: str) -> None:
+    path = run / name
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], lines[1].replace(b'"step":', b'"stap":', 1), *lines[2:]]))
+    refused(run, f"{path}:2: damaged, it does not match its checksum; restore the file, or start a new folder from")
+    path.write_bytes(b"".join(lines[:-1]))
+    refused(run, f"{path}:{len(lines) - 1}: damaged, its whole lines take")
+    path.write_bytes(b"".join(lines)[:-5])
+    refused(run, f"{path}:{len(lines)}: damaged, its whole lines take")
+    path.unlink()
+    refused(run, f"{path}: cannot be read")
+
+
+def test_exchanged_row_files_are_found(run: Path) -> None:
+    (run / "transcripts.jsonl").rename(run / "x")
+    (run / "metrics.jsonl").rename(run / "transcripts.jsonl")
+    (run / "x").rename(run / "metrics.jsonl")
+    refused(run, "transcripts.jsonl:2: damaged, its whole lines take")
+
+
+def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"started": "2', '"started": "3'))
+    refused(run, f"{path}: its content does not match its checksum")
+
+
+def test_an_exchanged_checkpoint_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    new, old = run / "checkpoints" / "step_64.pt", run / "checkpoints" / "step_32.pt"
+    new.write_bytes(old.read_bytes())
+    with caplog.at_level("WARNING"):
+        assert resume(run).code == 0
+    assert f"{new} holds the state after 32 steps; it was renamed or exchanged; using the previous one" in caplog.text
+    assert len(list(read_json_lines(run / "transcripts.jsonl"))) == STEPS + 32
+
+
+def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    refused(run, "was stopped before its first checkpoint, there is nothing to resume; start again")
