@@ -15,11 +15,11 @@ Each query is one rewrite and then one answer:
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -31,7 +31,7 @@ from tyro.conf import arg
 from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
 from query_mutator.cli.common import check_values, show
-from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli, table
+from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import JsonTo, parse_flags
 from query_mutator.cli.outputs import FIGURE, OutputFlags
 from query_mutator.data.bundled import python_docs
@@ -40,14 +40,16 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, check_backend, resolve_backend
+from query_mutator.llm.backends import DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.client import Client
+from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH, probe_server, reported_slots, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.report.speedup import BATCHED, HEADER, Measurement, Mode, Row, as_json, draw_speedup, recommend
+from query_mutator.report.benchmark_plan import BenchmarkPlan, Results, make_plan
+from query_mutator.report.speedup import HEADER, Measurement, Mode, as_json, draw_speedup, recommend
 from query_mutator.types import ChatRequest, Completion
 
 PROG = "benchmark_batching"
@@ -58,19 +60,13 @@ NO_RETRIES = RetryPolicy(max_retries=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(OutputFlags):
+class BenchmarkConfig(OutputFlags, ServerFlags):
     """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
 
     Without a server the embedded one is started in its own process; it answers with fixed words after a fixed time,
     which measures the scheduling and not a language model.
     """
 
-    backend: str = AUTO
-    """Which model server: auto takes Ollama when --ollama-url or --target-model is given, else the embedded server."""
-    ollama_url: str | None = None
-    """Address of the Ollama server; else OLLAMA_HOST, else http://127.0.0.1:11434."""
-    target_model: str | None = None
-    """The model that answers; needed with Ollama."""
     mutator_model: str | None = None
     """The model that carries out rewrites; by default the target model."""
     latency_ms: float | None = None
@@ -85,20 +81,23 @@ class BenchmarkConfig(OutputFlags):
     """Queries of each measurement; each takes two calls."""
     repeats: int = 3
     """Measurements of each row, in turns; the table has their medians."""
+    budget_s: float = 120.0
+    """Seconds for all measurements, once models are loaded; the plan that is printed first says what is left out."""
     picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
     """Write the speed-up against the batch size as a PNG to this file."""
     json: JsonTo = None
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(self, "num_queries repeats num_parallel", low=1)
         check_values(self, "latency_ms latency_sigma", low=0)
+        check_values(self, "budget_s", above=0)
         for path in (self.picture, self.json):
             if path not in (None, "-") and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
                 raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
         if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
             raise ValueError(f"--figure {self.picture} must end in .png")
-        check_backend(self.backend)
         self._check_sizes()
         self._check_server()
 
@@ -110,9 +109,7 @@ class BenchmarkConfig(OutputFlags):
     @property
     def is_embedded(self) -> bool:
         """Return whether to start the embedded server."""
-        return self.backend == EMBEDDED or (
-            self.backend == AUTO and self.ollama_url is None and self.target_model is None
-        )
+        return self.backend == EMBEDDED or not self.names_server
 
     @property
     def probe_width(self) -> int:
@@ -137,36 +134,48 @@ class BenchmarkConfig(OutputFlags):
 
     def _check_server(self) -> None:
         embedded_only = ("latency_ms", "latency_sigma", "num_parallel")
-        ollama_only = ("ollama_url", "target_model", "mutator_model")
-        wrong, kind = (ollama_only, "an Ollama") if self.is_embedded else (embedded_only, "the embedded")
-        given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) is not None]
+        running_only = ("ollama_url", "openai_url", "target_model", "mutator_model", "num_ctx")
+        wrong, kind = (running_only, "an Ollama server or another that runs already")
+        if not self.is_embedded:
+            wrong, kind = embedded_only, "the embedded server"
+        given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) not in (None, ())]
         if given:
-            used = "the embedded server" if self.is_embedded else "an Ollama server"
-            raise ValueError(f"{given[0]} is for {kind} server, and this run uses {used}; leave one of them out")
+            used = "the embedded server" if self.is_embedded else "a running one"
+            raise ValueError(f"{given[0]} is for {kind}, and this run uses {used}; leave one of them out")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print table and recommendation, write the requested files; return the exit code."""
+    """Plan, measure within the budget, print table and recommendation, write the requested files; return 0."""
     config = parse_flags(BenchmarkConfig, argv, prog=PROG)
     with connect(config) as system:
         note(system.about)
-        largest = max(config.sizes)
-        run_once(system, make_queries(largest), mode="async", batch_size=largest)  # load models, open connections
-        servers, target = system.stack.servers, system.calls.target_model
-        reported = reported_slots(servers, target)
-        slots = reported or probe_server(system.stack.limit, target, width=config.probe_width).slots
-        rows = measure(system, config, slots=slots)
-        advice = slots_advice(slots, largest, server=servers[0], is_reported=reported is not None)
-    recommended = recommend(rows, slots=slots)
-    shown = table(f"{config.num_queries} queries; {system.about}", HEADER, [row.cells() for row in rows])
-    text = "\n".join(filter(None, (shown, advice, str(recommended))))
-    show(config, as_json(rows, slots=slots, recommended=recommended), text)
+        results, plan = prepare(system, config)
+        note(str(plan))
+        try:
+            measure(system, plan, results, budget_s=config.budget_s)
+        except KeyboardInterrupt:
+            report(config, results, is_whole=False)
+            raise
+    report(config, results, is_whole=True)
+    return 0
+
+
+def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None:
+    """Print what was measured and write the requested files; without the picture if the run was interrupted."""
+    rows = results.rows()
+    if not rows:
+        raise BackendError(f"no call was answered within --budget-s {config.budget_s:g}; see qm doctor")
+    recommended = recommend(rows, slots=results.slots)
+    title = f"{results.num_queries} queries; {results.about}"
+    lines = [table(title, HEADER, [row.cells() for row in rows]), results.advice, results.remark]
+    lines += [str(recommended) if recommended else "no recommendation, as no asynchronous run was measured"]
+    data = as_json(rows, slots=results.slots, recommended=recommended)
+    show(config, data, "\n".join(filter(None, lines)))
     if config.json not in (None, "-"):
         print(config.json)
-    if config.picture is not None:
-        draw_speedup(rows, Path(config.picture), slots=slots, title=system.about)
+    if config.picture is not None and is_whole:
+        draw_speedup(rows, Path(config.picture), slots=results.slots, title=results.about)
         print(config.picture)
-    return 0
 
 
 # ---------------------------------------------------------------- the server and the calls
@@ -177,7 +186,16 @@ class Recorder:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was kept, and start the clock."""
         self.completions: list[Completion] = []
+        self._started = time.perf_counter()
+
+    def measurement(self) -> Measurement:
+        """Return the figures of the calls since `start`."""
+        return Measurement.of(self.completions, wall_s=time.perf_counter() - self._started)
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply, and keep it."""
@@ -216,14 +234,16 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
             about = "embedded server (no language model), {:g} ms a call, sigma {:g}, {} slots".format(*config.embedded)
         else:
             models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
-            choice = resolve_backend(config.backend, ollama_url=config.ollama_url, **models)
+            choice = resolve_backend(config.backend, **models, **config.urls)
             assert config.target_model is not None  # resolve_backend requires one
             backend, target, urls = choice.kind, config.target_model, choice.urls
             about = f"{choice.reason.removeprefix('backend: ')}, {target}"
         # one client for all rows, so that the connections of the warm-up are kept
-        stack = exits.enter_context(closing(build_client(urls, backend=backend, batch_size=config.probe_width)))
+        settings = config.client_settings(batch_size=config.probe_width)
+        stack = exits.enter_context(closing(build_client(urls, settings, backend=backend)))
         exits.enter_context(closing_on_interrupt(stack.close))
         calls = CallSettings(target_model=target, mutator_model=config.mutator_model or target)
+        stack.require_models(list(dict.fromkeys((calls.target_model, calls.mutator_model))))
         yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
 
 
@@ -304,41 +324,69 @@ def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
 # ---------------------------------------------------------------- measuring
 
 
-def measure(system: System, config: BenchmarkConfig, *, slots: int | None) -> list[Row]:
-    """Return all rows; repeats interleave the cases, so that a slow minute affects all of them."""
-    cases: list[tuple[Mode, int]] = [("sequential", 1), *((mode, size) for mode in BATCHED for size in config.sizes)]
-    queries = make_queries(config.num_queries)
-    found: dict[tuple[Mode, int], list[Measurement]] = {case: [] for case in cases}
-    with progress("measuring", len(cases) * config.repeats, unit="run") as bar:
-        for _ in range(config.repeats):
-            for mode, size in cases:
-                found[mode, size].append(run_once(system, queries, mode=mode, batch_size=size))
-                bar.update()
-    sequential_s = statistics.median(run.wall_s for run in found["sequential", 1])
-    return [
-        Row.of(runs, mode=mode, batch_size=size, slots=slots or size, sequential_s=sequential_s)
-        for (mode, size), runs in found.items()
-    ]
+def prepare(system: System, config: BenchmarkConfig) -> tuple[Results, BenchmarkPlan]:
+    """Load the models, open the connections, count slots, time one query; return empty results and the plan."""
+    model, largest = system.calls.target_model, max(config.sizes)
+    server, reported = system.stack.servers[0], reported_slots(system.stack.servers, model)
+    slots = probe_server(system.stack.limit, model, reported=reported, width=config.probe_width).slots
+    for _ in ("loads the mutator", "is timed"):
+        run = run_once(system, make_queries(1), mode="sequential", batch_size=1)
+    plan = make_plan(
+        config.sizes,
+        num_queries=config.num_queries,
+        repeats=config.repeats,
+        budget_s=config.budget_s,
+        query_s=run.wall_s,
+        slots=slots,
+    )
+    advice = slots_advice(slots, largest, server=server, is_reported=reported is not None)
+    results = Results(about=system.about, slots=slots, advice=advice, num_queries=plan.num_queries)
+    return results, plan
+
+
+def measure(system: System, plan: BenchmarkPlan, results: Results, *, budget_s: float) -> None:
+    """Add the planned runs to `results` until the budget ends, and print each; repeats interleave the cases.
+
+    So a slow minute affects all cases. An interrupted run is added as far as it got.
+    """
+    queries = make_queries(plan.num_queries)
+    with out_of_time(budget_s, system.stack.close) as is_over:
+        for case in [case for _ in range(plan.repeats) for case in plan.cases]:
+            mode, size = case
+            try:
+                run_once(system, queries, mode=mode, batch_size=size)
+            finally:
+                results.add(case, system.recorder.measurement())
+            note(results.line(case))
+            if is_over():
+                return
+            if not results.rows():
+                raise BackendError(f"all calls failed ({system.recorder.completions[-1].error}); see qm doctor")
 
 
 def run_once(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> Measurement:
-    """Return the measurement of one run; BackendError when one of its calls failed for good."""
-    system.recorder.completions = completions = []
-    started = time.perf_counter()
+    """Return the measurement of one run."""
+    system.recorder.start()
     run_mode(system, queries, mode=mode, batch_size=batch_size)
-    wall_s = time.perf_counter() - started
-    errors = [completion.error for completion in completions if completion.error is not None]
-    if errors:
-        raise BackendError(f"{len(errors)} of {len(completions)} calls failed ({errors[0]}); see qm doctor")
-    waits_s = [completion.latency_s for completion in completions]
-    return Measurement(
-        calls=len(completions),
-        wall_s=wall_s,
-        service_s=sum(completion.total_s - completion.queue_wait_s for completion in completions),
-        p50_s=statistics.median(waits_s),
-        p95_s=statistics.quantiles(waits_s, n=20, method="inclusive")[-1],
-        queue_wait_s=statistics.fmean(completion.queue_wait_s for completion in completions),
-    )
+    return system.recorder.measurement()
+
+
+@contextmanager
+def out_of_time(seconds: float, end: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Call `end` after some time unless the block is left before; yield a function that says whether it was called."""
+    is_over = threading.Event()
+
+    def stop() -> None:
+        is_over.set()
+        end()
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_over.is_set
+    finally:
+        timer.cancel()
 
 
 if __name__ == "__main__":

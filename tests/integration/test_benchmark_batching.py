@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ import pytest
 
 from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
 from query_mutator.cli.console import exit_code
+from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
+from query_mutator.report.benchmark_plan import BenchmarkPlan, make_plan
 from query_mutator.report.speedup import Measurement, Mode, Row, recommend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +50,7 @@ def asked_in_order(mode: Mode, batch_size: int, count: int) -> list[str]:
     """Return the prompts of one run in the order in which the server got them."""
     diary = Diary()
     with start_server([diary], num_parallel=8) as server:
-        config = BenchmarkConfig(ollama_url=server.url, target_model="diary", batch_sizes=str(batch_size))
+        config = BenchmarkConfig(ollama_url=(server.url,), target_model="diary", batch_sizes=str(batch_size))
         with connect(config) as system:
             run_mode(system, make_queries(count), mode=mode, batch_size=batch_size)
     return diary.prompts
@@ -69,7 +72,7 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
     for row in report["rows"]:
         assert list(row) == [
             "mode", "batch_size", "calls", "wall_s", "calls_per_s", "speedup", "efficiency", "p50_s", "p95_s",
-            "queue_wait_s",
+            "queue_wait_s", "failed",
         ]  # fmt: skip
         assert row["calls"] == 2 * 5
         assert row["calls_per_s"] == pytest.approx(row["calls"] / row["wall_s"])
@@ -121,18 +124,19 @@ def test_queries_differ_however_many() -> None:
 
 def test_efficiency_is_the_share_of_the_least_wall_time() -> None:
     run = Measurement(calls=8, wall_s=0.5, service_s=0.8, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
-    four = Row.of([run], mode="async", batch_size=4, slots=64, sequential_s=1.0)
+    four = Row.of([run], mode="async", batch_size=4, slots=64, sequential=8.0)
     assert four.efficiency == pytest.approx(0.8 / 4 / 0.5)
     assert (four.speedup, four.calls_per_s) == (2.0, 16.0)
-    assert Row.of([run], mode="async", batch_size=4, slots=2, sequential_s=1.0).efficiency == pytest.approx(0.8)
+    assert Row.of([run], mode="async", batch_size=4, slots=2, sequential=8.0).efficiency == pytest.approx(0.8)
 
 
 def test_recommended_is_the_smallest_batch_near_the_best() -> None:
     def row(size: int, wall_s: float) -> Row:
         run = Measurement(calls=100, wall_s=wall_s, service_s=10.0, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
-        return Row.of([run], mode="async", batch_size=size, slots=64, sequential_s=10.0)
+        return Row.of([run], mode="async", batch_size=size, slots=64, sequential=10.0)
 
     found = recommend([row(1, 10.0), row(4, 2.6), row(8, 1.3), row(16, 1.27)], slots=64)
+    assert found is not None
     assert (found.batch_size, found.num_processes) == (8, 16)
     assert found.why == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
 
@@ -150,6 +154,10 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the embedded server"),
         (["--mutator-model", "llama3.2"], "--mutator-model is for an Ollama server"),
         (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
+        (["--openai-url", "http://127.0.0.1:9", "--target-model", "x"], "nothing answers at"),
+        (["--openai-url", "h", "--ollama-url", "h", "--target-model", "x"], "name servers of two kinds"),
+        (["--backend", "embedded", "--num-ctx", "2048"], "--num-ctx is for an Ollama server"),
+        (["--budget-s", "0"], "budget_s=0.0 must be above 0"),
         (["--batch-size", "4"], "unknown flag --batch-size; did you mean --batch-sizes?"),
     ],
 )
@@ -158,6 +166,95 @@ def test_bad_input_is_one_line(flags: list[str], says: str, capsys: pytest.Captu
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_failed_calls_are_a_column_and_do_not_end_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    faults = FaultPlan(0.4, kinds=("empty", "500"), seed=3)
+    with start_server([Echo()], num_parallel=4, latency_ms=5, faults=faults) as server:
+        assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert sum(row["failed"] for row in rows) > 0
+    assert all(row["failed"] <= row["calls"] == 10 for row in rows)
+    assert all(row["calls_per_s"] == pytest.approx((10 - row["failed"]) / row["wall_s"]) for row in rows)
+    assert " failed" in capsys.readouterr().err
+
+
+def test_a_server_that_answers_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server([Echo()], faults=FaultPlan(1.0, kinds=("500",))) as server:
+        assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo") == 2
+    assert "all calls failed (server: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_same_server_over_the_openai_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    with start_server([Echo()], num_parallel=4, latency_ms=5) as server:
+        flags = ["--backend", "openai", "--openai-url", server.url, "--target-model", "echo", "--json", str(out)]
+        assert benchmark(*QUICK, *flags) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["failed"] for row in rows] == [0] * 7
+    assert rows[0]["efficiency"] is None  # these routes report no times
+
+
+def test_the_budget_ends_it_with_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    with start_server([Echo()], num_parallel=1, latency_ms=30) as server:
+        flags = ["--ollama-url", server.url, "--target-model", "echo", "--json", str(out), "--budget-s", "0.5"]
+        assert benchmark("--batch-sizes", "1,2,32", *flags) == 0
+    said = capsys.readouterr().err
+    assert "plan: " in said
+    assert "the budget leaves out 2 of 3 repeats" in said
+    rows = json.loads(out.read_text())["rows"]
+    assert rows[0]["mode"] == "sequential"
+    assert 2 <= rows[0]["calls"] < 128
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp_path: Path) -> None:
+    flags = ["--num-queries", "6", "--batch-sizes", "1,4", "--latency-ms", "100", "--json", str(tmp_path / "out.json")]
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmark_batching.py"), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("async, batch size 1"):
+            assert process.poll() is None
+        process.send_signal(number)
+        printed, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert [line.split()[:3] for line in printed.splitlines() if line.startswith(("sequential", "async"))][:2] == [
+        ["sequential", "1", "12"],
+        ["async", "1", "12"],
+    ]
+    assert "recommended: " in printed
+    assert said.splitlines()[-1].endswith(("interrupted", "terminated"))
+    assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["mode"] == "sequential"
+
+
+def test_everything_is_measured_if_the_budget_allows() -> None:
+    plan = make_plan([1, 8], num_queries=64, repeats=3, budget_s=120, query_s=0.1, slots=None)
+    assert (len(plan.cases), plan.num_queries, plan.repeats, plan.left_out) == (7, 64, 3, "")
+    assert plan.cases[:3] == (("sequential", 1), ("async", 1), ("async", 8))
+
+
+def test_the_plan_gives_up_repeats_then_queries_then_modes_then_sizes() -> None:
+    def planned(query_s: float, slots: int | None = None) -> BenchmarkPlan:
+        return make_plan([1, 2, 32], num_queries=64, repeats=3, budget_s=100, query_s=query_s, slots=slots)
+
+    fewer = planned(0.25)
+    assert (fewer.repeats, fewer.num_queries, len(fewer.cases)) == (1, 64, 10)
+    fewer = planned(0.4)
+    assert (fewer.repeats, len(fewer.cases)) == (1, 10)
+    assert 32 <= fewer.num_queries < 64
+    assert "2 of 3 repeats" in str(fewer)
+    fewer = planned(1.0)
+    assert {mode for mode, _ in fewer.cases} == {"sequential", "async"}
+    assert "the modes phase and pipelined" in str(fewer)
+    fewer = planned(5.0, slots=1)
+    assert max(size for _, size in fewer.cases) == 2
+    assert "the batch sizes 32" in str(fewer)
+    assert all(planned(query_s, 1).seconds <= 100 for query_s in (0.1, 0.5, 2.0, 5.0))
+    assert planned(1e6, 1).num_queries == 1  # the budget then ends it
 
 
 def test_help_needs_no_torch() -> None:
