@@ -14,7 +14,9 @@ Each query is one rewrite and then one answer:
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -48,7 +50,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.report.benchmark_plan import BenchmarkPlan, Results, make_plan
+from query_mutator.report.benchmark_plan import BenchmarkPlan, Case, Results, make_plan
 from query_mutator.report.speedup import HEADER, Measurement, Mode, as_json, draw_speedup, recommend
 from query_mutator.types import ChatRequest, Completion
 
@@ -182,16 +184,17 @@ def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None
 
 
 class Recorder:
-    """A client that keeps every completion of the inner client."""
+    """A client that keeps every completion of the inner client; out of time, it makes no further calls."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.start()
 
-    def start(self) -> None:
+    def start(self, seconds: float = math.inf) -> None:
         """Forget what was kept, and start the clock."""
         self.completions: list[Completion] = []
         self._started = time.perf_counter()
+        self._ends_at = self._started + seconds
 
     def measurement(self) -> Measurement:
         """Return the figures of the calls since `start`."""
@@ -199,6 +202,8 @@ class Recorder:
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply, and keep it."""
+        if time.perf_counter() >= self._ends_at:
+            return Completion.failed("cancelled", "out of time")
         completion = self._client.complete(request)
         self.completions.append(completion)  # atomic, so it needs no lock
         return completion
@@ -329,14 +334,13 @@ def prepare(system: System, config: BenchmarkConfig) -> tuple[Results, Benchmark
     model, largest = system.calls.target_model, max(config.sizes)
     server, reported = system.stack.servers[0], reported_slots(system.stack.servers, model)
     slots = probe_server(system.stack.limit, model, reported=reported, width=config.probe_width).slots
-    for _ in ("loads the mutator", "is timed"):
-        run = run_once(system, make_queries(1), mode="sequential", batch_size=1)
+    _, *timed = [run_once(system, [query]).wall_s for query in make_queries(3)]  # the first loads the mutator
     plan = make_plan(
         config.sizes,
         num_queries=config.num_queries,
         repeats=config.repeats,
         budget_s=config.budget_s,
-        query_s=run.wall_s,
+        query_s=statistics.fmean(timed),
         slots=slots,
     )
     advice = slots_advice(slots, largest, server=server, is_reported=reported is not None)
@@ -351,23 +355,24 @@ def measure(system: System, plan: BenchmarkPlan, results: Results, *, budget_s: 
     """
     queries = make_queries(plan.num_queries)
     with out_of_time(budget_s, system.stack.close) as is_over:
-        for case in [case for _ in range(plan.repeats) for case in plan.cases]:
-            mode, size = case
+        for case, seconds in plan.runs(ends_at=time.perf_counter() + budget_s):
             try:
-                run_once(system, queries, mode=mode, batch_size=size)
+                run_once(system, queries, case, seconds=seconds)
             finally:
                 results.add(case, system.recorder.measurement())
             note(results.line(case))
             if is_over():
                 return
-            if not results.rows():
+            if results.runs and not results.rows():
                 raise BackendError(f"all calls failed ({system.recorder.completions[-1].error}); see qm doctor")
 
 
-def run_once(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> Measurement:
-    """Return the measurement of one run."""
-    system.recorder.start()
-    run_mode(system, queries, mode=mode, batch_size=batch_size)
+def run_once(
+    system: System, queries: Sequence[str], case: Case = ("sequential", 1), *, seconds: float = math.inf
+) -> Measurement:
+    """Return the measurement of one run; no call starts after `seconds`."""
+    system.recorder.start(seconds)
+    run_mode(system, queries, mode=case[0], batch_size=case[1])
     return system.recorder.measurement()
 
 

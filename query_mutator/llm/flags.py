@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from query_mutator.llm.backends import AUTO, check_backend
+from query_mutator.llm.client import MAX_REPLY_MB
 from query_mutator.llm.stack import ClientSettings
 from query_mutator.plugins import load_plugins
 
@@ -38,10 +39,13 @@ class ServerFlags:
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
     """Seconds to wait for one reply, from connecting to its last byte."""
 
+    max_reply_mb: float = MAX_REPLY_MB
+    """Longest reply that is read, in MB; a longer one is a failed call."""
+
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend
         check_backend(self.backend)
-        for name in ("num_ctx", "timeout_s"):
+        for name in ("num_ctx", "timeout_s", "max_reply_mb"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value} must be above 0")
@@ -62,6 +66,7 @@ class ServerFlags:
             batch_size=batch_size,
             max_retries=0,
             timeout_s=self.timeout_s,
+            max_reply_mb=self.max_reply_mb,
             num_ctx=self.num_ctx,
             keep_alive=self.keep_alive,
             allow_mixed=self.allow_mixed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from query_mutator.report.speedup import BATCHED, Measurement, Mode, Row
@@ -19,10 +20,22 @@ class BenchmarkPlan:
     """Cases in the order in which they are measured, queries of each run, and how often all cases are measured."""
 
     cases: tuple[Case, ...]
+    case_s: tuple[float, ...]  # expected time of one run of each case
     num_queries: int
     repeats: int
-    seconds: float  # expected time of all runs
     left_out: str = ""  # what the budget leaves out, in words
+
+    @property
+    def seconds(self) -> float:
+        """Return the expected time of all runs."""
+        return self.repeats * sum(self.case_s)
+
+    def runs(self, *, ends_at: float) -> Iterator[tuple[Case, float]]:
+        """Yield the runs, each with its share of the time left until `ends_at` of `time.perf_counter()`."""
+        left_s = self.seconds
+        for case, case_s in self.repeats * list(zip(self.cases, self.case_s, strict=True)):
+            yield case, max(0.0, ends_at - time.perf_counter()) * case_s / left_s
+            left_s = max(left_s - case_s, case_s)
 
     def __str__(self) -> str:
         runs = len(self.cases) * self.repeats
@@ -42,15 +55,18 @@ def make_plan(
     needed = [_cases(sizes, ("async",))]
     needed.append([case for case in needed[0] if case[1] <= 4 * (slots or case[1])] or needed[0][:1])
 
+    def run_s(size: int, queries: int) -> float:
+        return queries * query_s / min(size, slots or size, queries)
+
     def seconds(cases: Sequence[Case], queries: int) -> float:
-        return sum(queries * query_s / min(size, slots or size, queries) for _, size in cases)
+        return sum(run_s(size, queries) for _, size in cases)
 
     def planned(cases: Sequence[Case], queries: int, times: int) -> BenchmarkPlan:
         return BenchmarkPlan(
             cases=tuple(cases),
+            case_s=tuple(run_s(size, queries) for _, size in cases),
             num_queries=queries,
             repeats=times,
-            seconds=times * seconds(cases, queries),
             left_out=_left_out(every, cases, queries=num_queries - queries, times=repeats - times, of=repeats),
         )
 
@@ -101,7 +117,7 @@ class Results:
             return
         self.runs.setdefault(case, []).append(run)
         if not is_whole:
-            self.remark = f"{case[0]}, batch size {case[1]}: only a part of its calls was made"
+            self.remark = "rows with fewer calls were cut at their share of the time; --budget-s gives them more"
 
     def rows(self) -> list[Row]:
         """Return the rows of the table, in the order of modes and sizes; none if no call was answered."""

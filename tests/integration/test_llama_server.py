@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from benchmark_batching import main as benchmark
+from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client
@@ -85,6 +88,16 @@ def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
     assert f"{server.slots} slots, " in size
     assert answers.format(16) in size
     assert ("batching cannot help" in doctor + size) == (server.slots == 1)
+
+
+def test_the_benchmark_has_the_same_slots_and_ends_within_its_budget(server: LlamaServer, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--openai-url", server.url, "--target-model", MODEL, "--batch-sizes", "1,4", "--json", str(out)]
+    assert exit_code(benchmark, [*flags, "--budget-s", "4"], prog="benchmark_batching") == 0
+    report = json.loads(out.read_text())
+    assert report["inferred_slots"] == server.slots
+    assert len(report["rows"]) == 7
+    assert report["recommended"]["batch_size"] in (1, 4)
 
 
 def test_a_reply_that_ends_at_the_token_limit_is_marked(server: LlamaServer) -> None:

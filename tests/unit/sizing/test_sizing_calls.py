@@ -8,7 +8,7 @@ import pytest
 
 from query_mutator.commands.main import main
 from query_mutator.embedded.models import Echo
-from query_mutator.embedded.server import start_server
+from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.sizing.collecting import cache_bytes, cache_line, size_calls
 
 
@@ -40,3 +40,12 @@ def test_a_server_with_three_slots(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found[1], found[2]) == ("3", "6")
     assert "OLLAMA_NUM_PARALLEL=6" in said
     assert "the memory of its caches is unknown" in said  # the embedded server has no such model
+
+
+def test_two_servers_share_the_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    def two_slots() -> EmbeddedServer:
+        return start_server([Echo()], num_parallel=2, latency_ms=100)
+
+    with two_slots() as one, two_slots() as other:
+        assert main(["size", "calls", "--ollama-url", one.url, other.url, "--width", "8"]) == 0
+    assert "--batch-size 4 --num-processes 8" in capsys.readouterr().out
