@@ -64,7 +64,7 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
     out, picture = tmp_path / "out.json", tmp_path / "speedup.png"
     assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out), "--picture", str(picture)) == 0
     report: dict[str, Any] = json.loads(out.read_text())
-    assert set(report) == {"rows", "inferred_slots", "recommended"}
+    assert set(report) == {"written_by", "rows", "inferred_slots", "recommended"}
     assert set(report["recommended"]) == {"batch_size", "num_processes", "why"}
     assert {(row["mode"], row["batch_size"]) for row in report["rows"]} == {
         ("sequential", 1), ("phase", 1), ("phase", 4), ("pipelined", 1), ("pipelined", 4), ("async", 1), ("async", 4),

@@ -154,7 +154,7 @@ def test_qm_eval_counts_and_continues(
     report = json.loads(out.read_text())
     assert report["methods"]["policy"]["unscored"] == {"empty": 1}
     assert {row["kind"] for row in report["unscored"]} == {"empty"}
-    assert exit_code(qm_main, [*argv, "--max-failure-rate", "0"], prog="qm") == 3
+    assert exit_code(qm_main, [*argv, "--force", "--max-failure-rate", "0"], prog="qm") == 3
     assert "empty ×1" in capsys.readouterr().out  # the table was printed all the same
 
 
