@@ -109,7 +109,7 @@ class Coalesce:
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make, or None when an equal request is in flight; `deliver` gets the completion."""
         if not is_repeatable(request):
-            return lambda: deliver(self._client.complete(request))
+            return join(self._client, request, deliver)
         key = (request_key(request), request.attempt)  # a retry never shares a first attempt, nor the reverse
         with self._lock:
             if key in self._waiting:
@@ -124,15 +124,27 @@ class Coalesce:
         self._client.close()
 
     def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
-        completion = Completion.failed("cancelled", "the shared call was cancelled")
+        """Make the call and deliver its completion to all who wait for it."""
+
+        def share(completion: Completion) -> None:
+            try:
+                deliver(completion)  # first, so that a cache has the reply before the next equal request arrives
+            finally:
+                self._share(key, completion)
+
         try:
-            completion = self._client.complete(request)
-            deliver(completion)  # first, so that a cache has the reply before the next equal request arrives
-        finally:
-            with self._lock:
-                followers = self._waiting.pop(key)
-            for follower in followers:
-                follower(_shared(completion))
+            work = join(self._client, request, share)
+            if work is not None:
+                work()
+        except BaseException:
+            self._share(key, Completion.failed("cancelled", "the shared call was cancelled"))
+            raise
+
+    def _share(self, key: _Key, completion: Completion) -> None:
+        with self._lock:
+            followers = self._waiting.pop(key, ())
+        for follower in followers:
+            follower(_shared(completion))
 
 
 def _shared(completion: Completion) -> Completion:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 
 from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Deliver, Work
 from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["AdaptiveLimit", "Limit", "next_limit"]
@@ -40,7 +41,23 @@ class Limit:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply as soon as there is room for the call."""
         with self:
-            return self._client.complete(request)
+            return self._ask(request)
+
+    def join(self, request: ChatRequest, deliver: Deliver) -> Work:
+        """Return the call to make; it keeps its place until `deliver`, which journals the reply, has returned.
+
+        So no more replies than `limit` are ever received and not recorded.
+        """
+
+        def work() -> None:
+            with self:
+                deliver(self._ask(request))
+
+        return work
+
+    def _ask(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply; for limits that learn from it."""
+        return self._client.complete(request)
 
     def __enter__(self) -> None:
         """Take one place among the calls in flight; embeddings do so directly."""
@@ -93,11 +110,9 @@ class AdaptiveLimit(Limit):
         self._was_full = False
         self._start_window()
 
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply as soon as there is room for the call, and learn from its times."""
-        with self:
-            window = self._window
-            completion = self._client.complete(request)
+    def _ask(self, request: ChatRequest) -> Completion:
+        window = self._window
+        completion = super()._ask(request)
         self._learn(completion, window)
         return completion
 

@@ -20,7 +20,7 @@ from query_mutator.llm.away import WaitForServer
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
 from query_mutator.llm.client import MAX_REPLY_MB, Backend, Client, FloatArray, ModelServer
-from query_mutator.llm.coalesce import Coalesce
+from query_mutator.llm.coalesce import Coalesce, Deliver, Work, join
 from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.hf import HfModel, LocalModels
 from query_mutator.llm.limit import AdaptiveLimit, Limit
@@ -89,6 +89,15 @@ class Counted:
         completion = self._client.complete(request)
         self.add(completion)
         return completion
+
+    def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
+        """Return the call to make; `deliver` gets the completion once it is counted."""
+
+        def count(completion: Completion) -> None:
+            self.add(completion)
+            deliver(completion)
+
+        return join(self._client, request, count)
 
     def add(self, completion: Completion) -> None:
         """Count a call that was made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,16 @@ ROWS = [
 ]
 
 
+def write_dataset(path: Path, rows: Sequence[tuple[str, str]]) -> Path:
+    """Write questions and their answers; return the path."""
+    lines = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(rows)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    path = tmp_path / "questions.jsonl"
-    rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
-    path.write_text("\n".join(rows), encoding="utf-8")
-    return path
+    return write_dataset(tmp_path / "questions.jsonl", ROWS)
 
 
 @pytest.fixture(scope="session")
