@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
@@ -215,9 +215,9 @@ def _encoder(model: str | None, url: str) -> Encoder:
     """Return the encoder, loaded once; one on a server opens a connection per call and keeps none."""
     from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
 
-    def embed(name: str, texts: Sequence[str]) -> FloatArray:
+    def embed(name: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
         with closing(build_client(url, batch_size=1)) as stack:
-            return stack.embed(name, texts)
+            return stack.embed(name, texts, keep)
 
     return resolve_encoder(model or DEFAULT_ENCODER, embed=embed)
 

@@ -24,6 +24,7 @@ from query_mutator import operators
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli
 from query_mutator.data import Split
 from query_mutator.encoder import CachedEncoder, Encoder
+from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray
 from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
@@ -463,10 +464,10 @@ def batch_envs(
 
 def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
     """Journal embeddings made by a server before they are used, and load those of the journal."""
-    if isinstance(encoder, CachedEncoder) and encoder.is_remote:
+    if isinstance(encoder, CachedEncoder) and isinstance(encoder.inner, RemoteEncoder):
         if journal.vectors:
             encoder.put(list(journal.vectors), np.stack(list(journal.vectors.values())))
-        encoder.on_encoded = journal.write_vectors
+        encoder.inner.on_encoded = journal.write_vectors
 
 
 def envs_seed(seed: int, *, updates_done: int) -> int:

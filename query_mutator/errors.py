@@ -8,7 +8,6 @@
     │   └── BatchFileError               a truncated, edited or mixed-up file (batching/files.py)
     ├── BackendError                     a server that cannot serve this run at all        exit code 2
     │   ├── ServerDownError              nothing answers at the address
-    │   ├── ServerBusyError              the server asks to come back later, as while it loads a model
     │   └── ModelMissingError            the server answers, the model is not there
     ├── DiskError                        a file of the run could not be written            exit code 2
     └── TooManyFailuresError             calls failed more often than allowed              exit code 3
@@ -64,10 +63,6 @@ class BackendError(QueryMutatorError):
 
 class ServerDownError(BackendError):
     """Nothing answers at the server's address."""
-
-
-class ServerBusyError(BackendError):
-    """The server answers that it cannot serve now."""
 
 
 class ModelMissingError(BackendError):

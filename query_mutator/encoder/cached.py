@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -31,8 +31,6 @@ class CachedEncoder:
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
         self._in_flight: dict[str, Future[FloatArray]] = {}
         self._lock = threading.Lock()
-        #: Callback for new texts and their rows [n, dim], called before they are used.
-        self.on_encoded: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
 
     @property
     def is_remote(self) -> bool:
@@ -95,9 +93,7 @@ class CachedEncoder:
     def _encode_new(self, texts: Sequence[str]) -> dict[str, FloatArray]:
         """Encode texts that this caller has claimed, and resolve the futures that others wait for."""
         try:
-            rows = self.inner.encode(texts)
-            self.on_encoded(texts, rows)
-            added = self.put(texts, rows)
+            added = self.put(texts, self.inner.encode(texts))
         except BaseException as error:
             for text in texts:
                 self._pop_future(text).set_exception(error)

@@ -12,19 +12,22 @@ from query_mutator.errors import EncoderError
 
 __all__ = ["Embed", "RemoteEncoder"]
 
-Embed = Callable[[str, Sequence[str]], FloatArray]  # (model, texts) -> rows [n, dim]
+#: (model, texts, keep) -> rows [n, dim]; calls `keep` with the rows while the call still counts as in flight
+Embed = Callable[[str, Sequence[str], Callable[[FloatArray], None]], FloatArray]
 
 PROBE = "What does this encoder make of a plain sentence?"
 
 
 class RemoteEncoder:
-    """Normalizes the embeddings of a model server; `embed(model, texts)` makes the call."""
+    """Normalizes the embeddings of a model server; `embed(model, texts, keep)` makes the call."""
 
     def __init__(self, model: str, embed: Embed) -> None:
         self.name = f"ollama:{model}"
         self.source = f"model {model} on the Ollama server"
         self._model = model
         self._embed = embed
+        #: Callback for texts and their unit rows [n, dim], called before they are used.
+        self.on_encoded: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
         probe = self._encode([PROBE])
         self.dim = int(probe.shape[1])
         # A server may serve other weights under the same name: the vector of one sentence tells them apart.
@@ -38,7 +41,17 @@ class RemoteEncoder:
         return self._encode(texts) if texts else np.empty((0, self.dim), np.float32)
 
     def _encode(self, texts: Sequence[str]) -> FloatArray:
-        rows = np.asarray(self._embed(self._model, [text or " " for text in texts]), np.float32)  # servers reject ""
+        kept: list[FloatArray] = []
+
+        def keep(rows: FloatArray) -> None:
+            kept.append(self._unit(rows, texts))
+            self.on_encoded(texts, kept[-1])
+
+        self._embed(self._model, [text or " " for text in texts], keep)  # servers reject ""
+        return kept[-1]
+
+    def _unit(self, rows: FloatArray, texts: Sequence[str]) -> FloatArray:
+        rows = np.asarray(rows, np.float32)
         if rows.ndim != 2 or len(rows) != len(texts) or rows.shape[1] == 0:
             raise EncoderError(f"model {self._model!r} gave no embeddings; choose another, such as ollama:all-minilm")
         return unit_rows(rows)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from query_mutator.errors import BackendError, ServerBusyError, ServerDownError
+from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.client import Backend, FloatArray, ModelServer
 from query_mutator.llm.pool import error_of
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -152,8 +152,6 @@ def _answers(server: ModelServer, *, loading: bool) -> bool:
         server.version(timeout_s=ANSWER_S)
     except ServerDownError:
         return False
-    except ServerBusyError:  # llama-server while it loads its model
-        return loading
-    except BackendError:
-        return True
+    except BackendError as error:
+        return loading or error.kind != "busy"  # llama-server while it loads its model
     return True

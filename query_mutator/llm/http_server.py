@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from query_mutator.errors import BackendError, ServerBusyError, ServerDownError
+from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import MAX_REPLY_MB, FloatArray, ModelServer
 from query_mutator.llm.transport import Json, Transport
@@ -165,8 +165,8 @@ class HttpServer(ModelServer):
         if error.kind in ("connect", "timeout"):
             raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({error.message})")
         what = f"{self.url} answers {path} with an error ({error})"
-        kind = ServerBusyError if error.kind == "busy" else BackendError
-        raise kind(f"{what}; check that it is the address of {self.title}{self.hint(error)}")
+        advice = f"check that it is the address of {self.title}{self.hint(error)}"
+        raise BackendError(f"{what}; {advice}", kind=error.kind)
 
     def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
         reply = self._transport.post(path, body, retry_count=retry_count)

@@ -151,9 +151,14 @@ class ClientStack:
         if self.away is not None:
             self.away.answered()
 
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray:
-        """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good."""
-        reply, _ = self.retry.call(lambda _: self._embed_once(model, texts), error_of=error_of, key=model)
+    def embed(
+        self, model: str, texts: Sequence[str], keep: Callable[[FloatArray], None] = lambda rows: None
+    ) -> FloatArray:
+        """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good.
+
+        `keep` is called with them before the call gives up its place among those in flight.
+        """
+        reply, _ = self.retry.call(lambda _: self._embed_once(model, texts, keep), error_of=error_of, key=model)
         if isinstance(reply, ErrorInfo):
             about = _longest(texts) if reply.kind == "prompt_too_long" else ""
             raise BackendError(
@@ -161,9 +166,14 @@ class ClientStack:
             )
         return reply
 
-    def _embed_once(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+    def _embed_once(
+        self, model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]
+    ) -> FloatArray | ErrorInfo:
         with self.limit:
-            return self.backend.embed(model, texts)
+            reply = self.backend.embed(model, texts)
+            if not isinstance(reply, ErrorInfo):
+                keep(reply)
+            return reply
 
     def close(self) -> None:
         """Cancel calls in flight and close connections and cache; idempotent."""

@@ -16,7 +16,7 @@ import re
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.errors import UsageError
 from query_mutator.files import JsonLines, disk_errors, scan_json_lines
-from query_mutator.llm.coalesce import request_key
+from query_mutator.llm.coalesce import is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
@@ -51,11 +51,15 @@ class Journal:
         self._is_ending = False
         self._outcomes: dict[tuple[int, int, str, int], tuple[str, CallOutcome]] = {}
         self._actions: dict[tuple[int, int], int] = {}
+        #: by sha256 of the request and attempt; None once the run is past its kill
+        self._replies: dict[tuple[str, int], Completion] | None = {}
         self.vectors: dict[str, FloatArray] = {}  # embeddings [D] found here, by their texts
         self._lock = threading.Lock()  # guards which file is written
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             self._rows: JsonLines | None = self._read(since)
+        if not self._replies:
+            self._replies = None
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -75,17 +79,26 @@ class Journal:
 
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> CallOutcome | None:
         """Return the recorded outcome of a call, None when there is none or it answered another request."""
-        if not self._outcomes:
-            return None
         sha256, outcome = self._outcomes.pop((site.env, site.step, site.phase, attempt), (None, None))
         if outcome is None:
-            return None
+            return self._shared(attempt, request)
         if sha256 != request_key(request):
             logger.warning("%s: %s was another request then; the call is repeated", self._folder, site)
             return None
         if outcome.completion.attempts:  # 0: a shared or remembered reply
             self._on_replay(outcome.completion)
         return outcome
+
+    def _shared(self, attempt: int, request: ChatRequest) -> CallOutcome | None:
+        """Return the reply to an equal request of another step, None when there is none.
+
+        Before the kill the two shared one call, which had no time to be written for both. Made one after the other in
+        the resumed run, they would be two.
+        """
+        if self._replies is None or not is_repeatable(request):
+            return None
+        reply = self._replies.get((request_key(request), attempt))
+        return None if reply is None else CallOutcome(replace(reply, attempts=0), 0.0)
 
     def holds(self, site: CallSite, attempt: int) -> bool:
         """Return whether an attempt at a call is recorded."""
@@ -99,6 +112,7 @@ class Journal:
         if outcome.completion.error is not None and outcome.completion.error.kind == "cancelled":
             self._is_ending = True
             return
+        self._keep_reply(request_key(request), attempt, outcome.completion)
         entry = {
             "env": site.env,
             "step": site.step,
@@ -127,6 +141,7 @@ class Journal:
             if (before := self._rows) is None:
                 return
             self._rows = self._open(env_steps, after=before.crc)
+        self._replies = None
         before.sync()
         before.close()
 
@@ -211,6 +226,11 @@ class Journal:
             return
         outcome = CallOutcome(_from_json(entry["outcome"]), entry["elapsed_s"])
         self._outcomes[env, step, entry["phase"], entry["attempt"]] = (entry["request"], outcome)
+        self._keep_reply(entry["request"], entry["attempt"], outcome.completion)
+
+    def _keep_reply(self, sha256: str, attempt: int, completion: Completion) -> None:
+        if self._replies is not None and completion.ok:
+            self._replies[sha256, attempt] = completion
 
 
 def _to_json(completion: Completion) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Used by the command lines and by `gymnasium.make("rl_query_mutator_env:QueryMuta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
 from query_mutator.data import Split, load_questions, python_docs, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
+from query_mutator.encoder.remote import Embed
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import UsageError
@@ -150,7 +151,7 @@ class System:
             show=show_status,
         )
 
-    def _resolve_encoder(self, embed: Callable[[str, Sequence[str]], Any] | None) -> Encoder:
+    def _resolve_encoder(self, embed: Embed | None) -> Encoder:
         settings = self.settings
         encoder = resolve_encoder(
             settings.encoder,

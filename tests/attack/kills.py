@@ -59,16 +59,17 @@ def killed_run(
         given = [*argv, *_places(killed)]
         while done < kills:
             before = _received(server)
-            moment = before + rng.randrange(1, max(2, 2 * total // kills))
+            moment = before + rng.randrange(1, max(2, 3 * total // (2 * kills)))
             if not kill_when(start(given, killed), lambda: _received(server) >= moment):  # noqa: B023
-                break
+                break  # it has ended
             done += 1
             missing = _received(server) - total - known_calls(killed)
             lost.append(missing - know)
             know = missing
             if (killed / "latest").exists():
                 given = ["--resume", str(killed / "latest"), *_places(killed)[2:]]
-        train(given, killed)
+        else:
+            train(given, killed)
         runs = [(path / "latest").resolve() for path in (whole, killed)]
         first, second = map(weights, runs)
         return Killed(

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -370,9 +370,11 @@ def test_broken_weights_are_one_line(folder: Path, tmp_path: Path) -> None:
 def test_rows_of_a_server_are_normalized_and_cached() -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def embed(model: str, texts: Sequence[str]) -> FloatArray:
+    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
         asked.append((model, list(texts)))
-        return np.array([[3.0, 4.0]] * len(texts), np.float32)
+        rows = np.array([[3.0, 4.0]] * len(texts), np.float32)
+        keep(rows)
+        return rows
 
     encoder = resolve_encoder("ollama:nomic-embed-text", embed=embed)
     del asked[:]
@@ -383,8 +385,12 @@ def test_rows_of_a_server_are_normalized_and_cached() -> None:
 
 
 def test_a_model_without_embeddings_is_an_encoder_error() -> None:
+    def no_rows(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
+        keep(np.empty((1, 0), np.float32))
+        raise AssertionError("unreachable")
+
     with pytest.raises(EncoderError, match="gave no embeddings"):
-        resolve_encoder("ollama:llama3", embed=lambda model, texts: np.empty((1, 0), np.float32))
+        resolve_encoder("ollama:llama3", embed=no_rows)
 
 
 # words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,4 +181,29 @@ def test_entries_of_an_older_version_are_taken_up_to_one_that_is_none(
     journal = Journal(folder)
     assert (journal.action(0, 1), journal.action(0, 2), journal.action(0, 3)) == (2, None, None)
     assert "not an entry of a journal" in caplog.text
+    journal.close()
+
+
+def test_an_equal_request_of_another_step_shares_the_reply_until_the_run_is_past_its_kill(folder: Path) -> None:
+    written(folder).close()
+    paid: list[Completion] = []
+    journal = Journal(folder, on_replay=paid.append)
+    twin = CallSite(5, 1, "answer", 0)
+    found = journal.find(twin, 2, REQUEST)
+    assert found is not None
+    assert (found.completion.text, found.completion.attempts, found.elapsed_s) == (ANSWER.completion.text, 0, 0.0)
+    assert journal.find(twin, 1, REQUEST) is None  # that attempt failed
+    assert journal.find(twin, 2, replace(REQUEST, temperature=0.7)) is None  # a random reply is not shared
+    later = ChatRequest.user("in flight at the kill", model="m")
+    journal.write(CallSite(6, 1, "answer", 0), 1, later, ANSWER)
+    assert journal.find(CallSite(7, 1, "answer", 0), 1, later) is not None
+    assert paid == []
+    journal.start(32)
+    assert journal.find(twin, 2, REQUEST) is None
+    journal.close()
+
+
+def test_a_run_that_was_not_killed_shares_nothing(folder: Path) -> None:
+    journal = written(folder)
+    assert journal.find(CallSite(5, 1, "answer", 0), 2, REQUEST) is None
     journal.close()

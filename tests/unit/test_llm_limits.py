@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.limit import Limit
+from query_mutator.llm.stack import Counted
 from query_mutator.types import ChatRequest, Completion
 
 REQUEST = ChatRequest.user("why?", model="m")
@@ -81,3 +83,24 @@ def test_a_limit_below_one_is_refused() -> None:
 
 def test_repr_prints_the_nesting() -> None:
     assert repr(Limit(Gate(), limit=1)) == "Limit(Gate())"
+
+
+def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
+    gate, journaled = Gate(), threading.Event()
+    gate.open.set()
+    client = Coalesce(Counted(Limit(gate, limit=1)))
+    deliveries: list[Completion] = []
+
+    def deliver(completion: Completion) -> None:
+        journaled.wait(10)
+        deliveries.append(completion)
+
+    with ThreadPoolExecutor(2) as pool:
+        for text in ("one", "two"):
+            work = client.join(ChatRequest.user(text, model="m"), deliver)
+            assert work is not None
+            pool.submit(work)
+        assert gate.entered.acquire(timeout=10)
+        assert not gate.entered.acquire(timeout=0.05)  # the second call waits for the first one's journal entry
+        journaled.set()
+    assert len(deliveries) == 2
