@@ -27,10 +27,11 @@ from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
     "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice", "disk_errors",
-    "encode", "finite", "read_checked_json", "read_json_lines", "scan_json_lines", "sync_folder", "verified",
-    "write_checked_json", "write_json", "write_text",
+    "encode", "finite", "parse_json", "read_checked_json", "read_json_lines", "scan_json_lines", "sync_folder",
+    "verified", "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
+MAX_DEPTH = 100  # levels of JSON that a user's file may have; Python's own parser ends at about 1,000
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
@@ -174,6 +175,48 @@ def decode(text: bytes) -> Any:
             return json.loads(text.decode())
         except RecursionError:
             raise ValueError("JSON is nested too deeply") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of JSON that a user wrote; ValueError for anything that could not be written back as UTF-8 JSON.
+
+    That is, besides text that is not JSON: NaN, infinite numbers, lone surrogates, and more than MAX_DEPTH levels.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite_number)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a lone surrogate (\\ud800 to \\udfff), which is not a character") from None
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number; write null")
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
+        level = [one for items in inner for one in items]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------

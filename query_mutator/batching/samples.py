@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from query_mutator.batching.files import BatchFileError, json_bytes, reading, sha256_of
-from query_mutator.batching.generation.rows import parse_row
+from query_mutator.batching.generation.rows import JsonlIndex, parse_row
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
@@ -247,12 +247,19 @@ class DatasetFingerprint(Record):
 def compute_dataset_fingerprint(
     path: str | Path, tokenizer_hash: str, sample_limit: int | None = None
 ) -> DatasetFingerprint:
-    """Hash the rows of a JSONL file by content: blank lines, spaces and the order of keys do not matter."""
+    """Hash the rows of a JSONL file by content: blank lines, spaces and the order of keys do not matter.
+
+    A line that is not a JSON object counts as it is, because commands may skip such rows.
+    """
     digest, count = hashlib.sha256(), 0
-    for _, _, row in _json_rows(path):
+    for _, line in JsonlIndex(path).rows():
         if count == sample_limit:
             break
-        digest.update(json_bytes(row) + b"\n")
+        try:
+            row = json_bytes(parse_row(line, str(path)))
+        except DatasetError:
+            row = line.strip()
+        digest.update(row + b"\n")
         count += 1
     content = digest.hexdigest()
     full = sha256_of([json_bytes([content, tokenizer_hash, count, sample_limit])])

@@ -14,9 +14,11 @@ from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import OutputFlags, write_report
 from query_mutator.files import encode
 
-__all__ = ["JsonFlags", "check_values", "parse_edges", "rows_of", "show", "with_bar"]
+__all__ = ["JsonFlags", "check_values", "longest_allowed", "parse_edges", "rows_of", "show", "with_bar"]
 
 T = TypeVar("T")
+
+OVERFLOW_MAX = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,13 @@ def parse_edges(text: str, *, flag: str = "--bucket-edges") -> tuple[int, ...]:
     if not edges or edges[0] < 1 or any(left >= right for left, right in pairwise(edges)):
         raise ValueError(f"{flag} {text!r} must be increasing whole numbers, as in 128,256,512")
     return edges
+
+
+def longest_allowed(overflow_max: int | None, edges: tuple[int, ...]) -> int:
+    """Return the longest length allowed, by default 2048 or the last edge; ValueError for one below the last edge."""
+    if overflow_max is not None and overflow_max < edges[-1]:
+        raise ValueError(f"--overflow-max {overflow_max} is below the last of --bucket-edges, {edges[-1]}; raise it")
+    return max(OVERFLOW_MAX, edges[-1]) if overflow_max is None else overflow_max
 
 
 def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *, unit: str = "row") -> T:

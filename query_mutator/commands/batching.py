@@ -15,7 +15,7 @@ from query_mutator.batching import (
     suggest_bucket_edges,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_values, parse_edges, show
+from query_mutator.cli.common import JsonFlags, check_values, longest_allowed, parse_edges, show
 from query_mutator.cli.flags import JsonTo
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ class AnalyzeFlags(CacheFlags):
 
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
-    overflow_max: int = 2048
-    """Longest length allowed."""
+    overflow_max: int | None = None
+    """Longest length allowed; by default 2048, or the last edge if that is longer."""
     token_budget: int | None = None
     """Tokens of a batch; by default eight of the longest rows."""
     json: Annotated[JsonTo, arg(aliases=["--out", "--output", "-o"])] = None
     """Write the report as JSON to FILE; without FILE, or with -, print it in place of text."""
 
     def __post_init__(self) -> None:
-        parse_edges(self.bucket_edges)
+        longest_allowed(self.overflow_max, parse_edges(self.bucket_edges))
         check_values(self, "token_budget", low=1)
 
 
@@ -94,7 +94,7 @@ def analyze_buckets(flags: AnalyzeFlags) -> None:
     """Print the efficiency report."""
     edges = parse_edges(flags.bucket_edges)
     with settings_errors():
-        spec = BucketSpec(edges=edges, overflow_max=max(flags.overflow_max, edges[-1]))
+        spec = BucketSpec(edges=edges, overflow_max=longest_allowed(flags.overflow_max, edges))
     report = create_efficiency_report(flags.load(), spec, token_budget=flags.token_budget)
     show(flags, report.model_dump(mode="json"), report.to_ascii())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from tyro.conf import arg
 from query_mutator.batching import (
     BatchingConfig,
     BatchPlanBuilder,
+    JsonlSamples,
     LengthCache,
     OverlongPolicy,
     PackingConfig,
@@ -20,8 +22,9 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_values, parse_edges, rows_of, show
+from query_mutator.cli.common import JsonFlags, check_values, longest_allowed, parse_edges, rows_of, show
 from query_mutator.cli.outputs import Output
+from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
     from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
@@ -41,8 +44,9 @@ class BuildFlags(JsonFlags):
     """Most tokens of a batch, padding included."""
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
-    overflow_max: int = 2048
-    """Longest length allowed; samples between the last edge and this length form one more bucket."""
+    overflow_max: int | None = None
+    """Longest length allowed, by default 2048 or the last edge if that is longer; samples between the last edge and
+    this length form one more bucket."""
     predictable: Annotated[bool, arg(aliases=["-p"])] = False
     """Few fixed shapes: every batch is padded to its bucket."""
     seed: Annotated[int, arg(aliases=["-s"])] = 42
@@ -71,7 +75,7 @@ class BuildFlags(JsonFlags):
     """Which samples share a row."""
 
     def __post_init__(self) -> None:
-        parse_edges(self.bucket_edges)
+        longest_allowed(self.overflow_max, parse_edges(self.bucket_edges))
         check_values(self, "epochs token_budget pack_max_len", low=1)
         if self.dataset is not None and self.dataset_hash:
             raise ValueError("--dataset and --dataset-hash say the same; give one of them")
@@ -82,7 +86,7 @@ def build_plan(flags: BuildFlags) -> None:
     cache = LengthCache.load_sync(flags.lengths)
     with settings_errors():
         config, packing = batching_config(flags), packing_config(flags)
-    builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache.tokenizer_hash), cache.tokenizer_hash, packing)
+    builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache), cache.tokenizer_hash, packing)
     plan = builder.build_lazy(flags.epochs)
     save_batch_plan(plan, flags.output)
     report = plan_report(plan)
@@ -96,7 +100,7 @@ def batching_config(flags: BuildFlags) -> BatchingConfig:
     return make(
         token_budget=flags.token_budget,
         bucket_edges=edges,
-        overflow_max=max(flags.overflow_max, edges[-1]),
+        overflow_max=longest_allowed(flags.overflow_max, edges),
         seed=flags.seed,
         drop_last=flags.drop_last,
         interleave_buckets=flags.interleave,
@@ -116,10 +120,28 @@ def packing_config(flags: BuildFlags) -> PackingConfig | None:
     )
 
 
-def _dataset_hash(flags: BuildFlags, tokenizer_hash: str) -> str:
-    if flags.dataset is None:
-        return flags.dataset_hash
-    return compute_dataset_fingerprint(flags.dataset, tokenizer_hash).fingerprint
+def _dataset_hash(flags: BuildFlags, cache: LengthCache) -> str:
+    """Return the hash that the plan records; UsageError for a data set that the lengths are not of."""
+    if flags.dataset is None and not flags.dataset_hash:
+        return cache.dataset_hash
+    given = flags.dataset_hash
+    if flags.dataset is not None:
+        given = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
+        if not cache.dataset_hash:  # a cache of an older version, or of another tool
+            _check_ids(flags.dataset, cache)
+    if cache.dataset_hash not in ("", given):
+        raise UsageError(
+            f"{flags.lengths} has the lengths of data set {cache.dataset_hash}, "
+            f"{flags.dataset or '--dataset-hash'} is {given}; build the lengths again"
+        )
+    return given
+
+
+def _check_ids(dataset: str, cache: LengthCache) -> None:
+    with closing(JsonlSamples(dataset, None, skip_bad=True)) as samples:
+        missing = cache.validate_sync(samples)[1]
+    if missing:
+        raise UsageError(f"{dataset} has no row {min(missing)!r}, of which {cache.path} has the length; build it again")
 
 
 def plan_report(plan: BatchPlan) -> dict[str, Any]:

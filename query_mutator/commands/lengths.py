@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from tyro.conf import arg
 
-from query_mutator.batching import JsonlSamples, LengthCache, tokenizer_fingerprint
+from query_mutator.batching import JsonlSamples, LengthCache, compute_dataset_fingerprint, tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
@@ -52,6 +52,7 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
     if not lengths:
         raise UsageError(f"{flags.dataset}: no row has any tokens; check its columns")
     with LengthCache.create(flags.output, tokenizer_fingerprint(tokenizer)) as cache:
+        cache.dataset_hash = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
         cache.add_many_sync(list(lengths), list(lengths.values()))
     report = {
         "output": flags.output,

@@ -118,13 +118,12 @@ def _batching(flags: SftFlags) -> BatchingConfig:
     """Return how batches are formed without --batchplan."""
     edges = parse_edges(flags.bucket_edges) if flags.bucket_edges else (flags.row_length,)
     make = BatchingConfig.predictable if flags.bucket_edges else BatchingConfig.throughput
-    longest = max(flags.row_length, edges[-1])
     with settings_errors():
         return make(
-            token_budget=flags.token_budget or flags.batch_size * longest,
+            token_budget=flags.token_budget or flags.batch_size * flags.row_length,
             max_samples=None if flags.token_budget else flags.batch_size,
             bucket_edges=edges,
-            overflow_max=longest,
+            overflow_max=flags.row_length,
             seed=flags.seed,
             overlong=OverlongPolicy(flags.overlong),
         )

@@ -137,8 +137,8 @@ class SftFlags(JsonFlags):
         check_values(self, "pack_max_len buffer_size gradient_accumulation eval_interval save_interval", low=1)
         check_values(self, "keep_checkpoints stream_window", low=1)
         check_values(self, "freeze_layers seed", low=0)
-        if self.bucket_edges is not None:
-            parse_edges(self.bucket_edges)
+        if self.bucket_edges is not None and (last := parse_edges(self.bucket_edges)[-1]) > self.row_length:
+            raise ValueError(f"--bucket-edges end at {last}, above --max-length {self.row_length}; raise --max-length")
         if not (0 < self.learning_rate < math.inf and 0 <= self.warmup_ratio <= 1 and 0 <= self.min_lr_ratio <= 1):
             raise ValueError("--lr must be above 0, --warmup-ratio and --min-lr-ratio from 0 to 1")
         if self.weight_decay < 0 or self.max_grad_norm < 0:

@@ -234,3 +234,37 @@ def test_ones_own_is_replaced_with_force(plan: Path, capsys: pytest.CaptureFixtu
     assert "was not written by this command" in capsys.readouterr().err
     for _ in range(2):
         assert qm("gym", "run", "--mock", "-t", "bytes", "-o", "samples", "--force") == 0
+
+
+# --- lengths and plans that do not belong together -------------------------------------------------------------------
+
+
+def test_a_plan_records_the_hash_of_the_rows_that_its_lengths_are_of(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = ("data", "batchplan", "build", "-l", "lengths.bin", "-b", "64", "--bucket-edges", "16,64")
+    rows(plan / "other.jsonl", 41)
+    assert load_batch_plan("plan").meta.dataset_hash == LengthCache.load_sync("lengths.bin").dataset_hash != ""
+    capsys.readouterr()
+    assert qm(*build, "-o", "other", "-d", "other.jsonl") == 2
+    assert "build the lengths again" in capsys.readouterr().err
+    assert qm(*build, "-o", "other", "--dataset-hash", "0123456789abcdef") == 2
+    assert qm(*build, "-o", "right", "-d", "t.jsonl") == 0
+    lengths = LengthCache.load_sync("lengths.bin")
+    with LengthCache.create("old.bin", lengths.tokenizer_hash) as old:  # as older versions wrote it
+        old.add_many_sync(lengths.ids.to_list(), lengths.lengths)
+    build = ("data", "batchplan", "build", "-l", "old.bin", "-b", "64", "--bucket-edges", "16,64")
+    assert qm(*build, "-o", "older", "-d", "other.jsonl") == 2
+    assert "has no row" in capsys.readouterr().err
+    assert qm(*build, "-o", "older", "-d", "t.jsonl") == 0
+
+
+@pytest.mark.parametrize("command", ["batchplan build -l", "batching analyze -c"])
+def test_a_longest_length_below_the_last_edge_is_refused(
+    command: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["data", *command.split(), "lengths.bin", "-o", "new", "--bucket-edges", "16,64"]
+    assert qm(*argv, "--overflow-max", "32") == 2
+    assert "--overflow-max 32 is below the last of --bucket-edges, 64; raise it" in capsys.readouterr().err
+    assert not (plan / "new").exists()
+    assert qm(*argv) == 0

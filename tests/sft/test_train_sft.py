@@ -225,6 +225,7 @@ def free_port() -> int:
     [
         (["--data", ""], "cannot read"),
         (["--pack", "--bucket-edges", "64"], "packed rows have no buckets"),
+        (["--bucket-edges", "64,1024"], "--bucket-edges end at 1024, above --max-length 512; raise --max-length"),
         (["--batchplan", "x", "--pack"], "--batchplan fixes the batches"),
         (["--config", "nowhere"], "nowhere: No such file or directory; --config takes"),
         (["--stream"], "the length of a stream is unknown; give the number of steps with --max-steps"),

@@ -176,14 +176,15 @@ def collate_microbatch(
 ) -> CollatedBatch:
     """Return the batch of a microbatch from the tokens of its samples, in the order of `spec.samples`.
 
-    `rows` hold whole samples; they are cut here as the plan says.
+    `rows` hold whole samples; they are cut here as the plan says. The first token of a row or of a pack's segment has
+    no loss, because nothing predicts it: the masks add up to `spec.loss_tokens`.
     """
     pieces = [_piece(spec, place, row) for place, row in enumerate(rows)]
-    arrays = (
-        default_collate(pieces, spec.max_len, pad_id)
-        if spec.packs is None
-        else _packed(spec, pieces, pad_id, pack_config or PackingConfig(max_length=spec.max_len))
-    )
+    if spec.packs is None:
+        arrays = default_collate(pieces, spec.max_len, pad_id)
+        arrays["loss_mask"][:, 0] = 0
+    else:
+        arrays = _packed(spec, pieces, pad_id, pack_config or PackingConfig(max_length=spec.max_len))
     return CollatedBatch(
         **arrays,
         sample_ids=spec.samples,

@@ -68,6 +68,7 @@ class LengthCache:
     def __init__(self, path: str | Path, tokenizer_hash: str, entries: dict[str, int] | None = None) -> None:
         self.path = Path(path)
         self.tokenizer_hash = tokenizer_hash
+        self.dataset_hash = ""  # fingerprint of the file that the lengths are of, if it is known
         # Either arrays (of a loaded file, a fifth of the memory) or, from the first look-up on, a dictionary.
         self._arrays: tuple[IdTable, NDArray[np.int32]] | None = None
         self._dict: dict[str, int] = {}
@@ -112,17 +113,22 @@ class LengthCache:
         if is_text(self.path):
             self._save_lines()
             return
-        meta = {"version": VERSION, "tokenizer_hash": self.tokenizer_hash, "count": len(self)}
+        meta = {"version": VERSION, "count": len(self), **self._hashes}
         write_arrays(self.path, {**self.ids.to_arrays(), "lengths": self.lengths}, kind=KIND, meta=meta)
 
     save = to_async(save_sync)
+
+    @property
+    def _hashes(self) -> dict[str, str]:
+        hashes = {"tokenizer_hash": self.tokenizer_hash, "dataset_hash": self.dataset_hash}
+        return {name: value for name, value in hashes.items() if value or name == "tokenizer_hash"}
 
     def _save_lines(self) -> None:
         shared = f', "tokenizer_hash": {json.dumps(self.tokenizer_hash)}, "length": '
         rows = [f'{{"sample_id": {json.dumps(name)}{shared}{length}}}\n' for name, length in self.items()]
         body = "".join(rows).encode()
         header = {
-            "tokenizer_hash": self.tokenizer_hash,
+            **self._hashes,
             "version": VERSION,
             "count": len(rows),
             "sha256": sha256_of([body]),
@@ -192,6 +198,7 @@ class LengthCache:
         file = read_arrays(self.path, kind=KIND)
         self._check_version(file.meta.get("version"))
         self.tokenizer_hash = str(file.meta["tokenizer_hash"])
+        self.dataset_hash = str(file.meta.get("dataset_hash", ""))
         lengths = file.arrays["lengths"].astype(np.int32)
         self._arrays = IdTable.from_arrays(file.arrays, count=len(lengths), path=self.path), lengths
 
@@ -200,6 +207,7 @@ class LengthCache:
             first, _, body = self.path.read_bytes().partition(b"\n")
         header = self._header(first)
         self.tokenizer_hash = str(header["tokenizer_hash"])
+        self.dataset_hash = str(header.get("dataset_hash", ""))
         if "count" not in header and not allow_unfinished:
             raise BatchFileError(f"{self.path} has no count; it may be the beginning of an interrupted build")
         if "count" in header and header.get("sha256") != sha256_of([body]):

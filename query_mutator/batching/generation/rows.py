@@ -13,15 +13,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from query_mutator.batching.files import reading
+from query_mutator.batching.files import BatchFileError, reading, sha256_of
 from query_mutator.batching.generation.length_cache import sample_id_of
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import DatasetError
+from query_mutator.files import parse_json
 
 TEXT_KEYS = ("text", "content", "input")
 PAIR_KEYS = (("instruction", "response"), ("instruction", "output"), ("prompt", "completion"))
@@ -29,6 +32,8 @@ PAIR_KEYS = (("instruction", "response"), ("instruction", "output"), ("prompt", 
 INSTRUCTION_PROMPT = "### Instruction:\n{instruction}\n\n### Response:\n"
 PROBE = "a"
 HASH_LENGTH = 16
+END_MARK = b'{"end":'  # how the end line of `save_samples` begins
+_CHUNK = 1 << 20
 
 
 class Tokenizer(Protocol):
@@ -115,9 +120,9 @@ class RowTokenizer:
 
     def _ready(self, row: Mapping[str, Any]) -> TokenRow:
         ids = np.asarray(row["input_ids"])
-        mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
             raise ValueError("input_ids must be a list of at least one token id")
+        mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))
         if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
             raise ValueError(f"loss_mask must be a list of {len(ids)} zeros and ones, one per token")
         if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
@@ -168,7 +173,12 @@ class RowTokenizer:
         return parts
 
     def _template(self, messages: list[dict[str, str]], **options: Any) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options)) if messages else ""
+        if not messages:
+            return ""
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        except Exception as error:  # a template is a program of the tokenizer's author and may raise anything
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
 
     def _from_parts(self, parts: list[tuple[str, bool]]) -> TokenRow:
         if self._encode is None:
@@ -201,19 +211,32 @@ def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
 
 
 class JsonlIndex:
-    """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory."""
+    """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory.
+
+    The end line of `save_samples` is not a row; BatchFileError if the rows do not match it.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        begins, lines, position = [], [], 0
+        begins, lines, position, line = [], [], 0, b""
         with reading(path), self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     begins.append(position)
                     lines.append(number)
                 position += len(line)
+        if line.startswith(END_MARK) and begins:
+            self._check_end(begins.pop(), lines.pop())
         self.begins = np.array(begins, dtype=np.int64)  # [rows]
         self.lines = np.array(lines, dtype=np.int64)  # [rows], from 1
+
+    def _check_end(self, size: int, number: int) -> None:
+        """Compare the first `size` bytes with the checksum in the end line, which has this line number."""
+        with self.path.open("rb") as file:
+            digest = sha256_of(iter(lambda: file.read(min(_CHUNK, size - file.tell())), b""))
+            end = parse_row(file.readline(), f"{self.path}:{number}")
+        if end != {"end": {"count": number - 1, "sha256": digest}}:
+            raise BatchFileError(f"{self.path} does not match its end line; it was truncated or edited")
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -234,7 +257,7 @@ class JsonlIndex:
 def parse_row(line: bytes, where: str) -> dict[str, Any]:
     """Return the object of one line; raise DatasetError, prefixed with `where`, for any other line."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise DatasetError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
@@ -242,11 +265,29 @@ def parse_row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
+@contextmanager
+def row_errors(where: str) -> Iterator[None]:
+    """Turn whatever the content of a row raises into a DatasetError that begins with `where`."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DatasetError(f"{where}: {'.'.join(map(str, first['loc']))} {first['msg']}".strip()) from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
 def row_id(row: Mapping[str, Any], number: int, *, dataset_id: str) -> str:
-    """Return `sample_id` or `id` of a row (0 is valid), else the data set's name and the row's number."""
-    for key in ("sample_id", "id"):
-        if row.get(key) is not None:
-            return sample_id_of(row[key])
+    """Return the id of a row (0 is valid), else the data set's name and the row's number.
+
+    The id is `sample_id` or `id`, or `sample_id` in `meta`, where `save_samples` writes it.
+    """
+    meta = row.get("meta")
+    for source, key in ((row, "sample_id"), (row, "id"), (meta if isinstance(meta, dict) else {}, "sample_id")):
+        if source.get(key) is not None:
+            return sample_id_of(source[key])
     return f"{dataset_id}_{number:06d}"
 
 
@@ -273,11 +314,12 @@ class JsonlSamples(Mapping[str, TokenRow]):
     def _note(self, number: int, line: bytes) -> None:
         where = self.index.where(number)
         try:
-            name = row_id(parse_row(line, where), number, dataset_id=self.index.path.stem)
+            with row_errors(where):
+                name = row_id(parse_row(line, where), number, dataset_id=self.index.path.stem)
             if name in self._numbers:
                 raise DatasetError(f"{where}: sample id {name!r} occurs twice")
-        except UsageError as error:
-            self._bad(error if isinstance(error, DatasetError) else DatasetError(f"{where}: {error}"))
+        except DatasetError as error:
+            self._bad(error)
             return
         self._numbers[name] = number
 
@@ -298,12 +340,8 @@ class JsonlSamples(Mapping[str, TokenRow]):
         where = self.index.where(self._numbers[sample_id])
         if self.on_read is not None:
             self.on_read()
-        try:
+        with row_errors(where):
             return self.rows.tokens(self.row(sample_id))
-        except DatasetError:
-            raise
-        except ValueError as error:
-            raise DatasetError(f"{where}: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,8 @@ def _write_text(path: Path, epoch: EpochPlan) -> None:
     """Write a header and one line per microbatch, with ids for a reader and the units and counts of the arrays."""
     header = {**epoch.head, "num_microbatches": epoch.num_microbatches}
     header |= {"total_samples": epoch.total_samples, "total_tokens": epoch.total_tokens}
+    if not epoch.num_microbatches:  # with no row to read them from
+        header["columns"] = list(epoch.arrays)
     counts = {name: values for name, values in epoch.arrays.items() if name in _TEXT_COUNTS}
     with atomic_write(path) as file:
         file.write(json_bytes(header) + b"\n")
@@ -204,7 +206,7 @@ def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
         if header.pop("num_microbatches") != len(rows):
             raise ValueError(f"{len(rows)} microbatches, not as many as in its header")
         fields: dict[str, Any] = {name: header[name] for name in ("epoch", "seed", "num_dropped", "sources")}
-        fields |= _text_arrays(rows, context)
+        fields |= _text_arrays(rows, context) if rows else _no_arrays(header["columns"])
     except (ValueError, KeyError, TypeError) as error:
         raise BatchFileError(f"{path} is truncated or edited: {error}") from error
     epoch = _epoch(path, fields, context)
@@ -213,9 +215,12 @@ def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
     return epoch
 
 
+def _no_arrays(columns: Sequence[str]) -> dict[str, Any]:
+    """Return the arrays of an epoch without microbatches; offsets begin at 0."""
+    return {name: np.zeros(int(name.endswith("offsets")), np.int64) for name in columns}
+
+
 def _text_arrays(rows: list[dict[str, Any]], context: PlanContext) -> dict[str, Any]:
-    if not rows:
-        raise ValueError("no microbatches")
     units = [unit for row in rows for unit in row["units"]]
     ids = context.ids.take(context.cuts.resolve(np.array(units, np.int64))[0])
     if ids != [one for row in rows for one in row["samples"]]:

@@ -16,9 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from query_mutator.batching.generation.rows import JsonlIndex, RowTokenizer, Tokenizer, parse_row, row_id
+from query_mutator.batching.generation.rows import JsonlIndex, RowTokenizer, Tokenizer, parse_row, row_errors, row_id
 from query_mutator.batching.samples import DifficultyLevel
 from query_mutator.batching.streaming.stream_base import StreamBase
 from query_mutator.batching.streaming.types import SampleSource, StreamMetrics, StreamSample, StreamState
@@ -115,8 +114,8 @@ class OfflineDatasetStream(StreamBase):
 
     def _sample(self, number: int, line: bytes) -> StreamSample:
         where = self.index.where(number)
-        row = parse_row(line, where)
-        try:
+        with row_errors(where):
+            row = parse_row(line, where)
             tokens = self._rows.tokens(row)
             return StreamSample(
                 input_ids=tokens.input_ids,
@@ -127,11 +126,6 @@ class OfflineDatasetStream(StreamBase):
                 difficulty=difficulty_of(row),
                 **{name: row[name] for name in COPIED if row.get(name) is not None},
             )
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise DatasetError(f"{where}: {'.'.join(map(str, first['loc']))} {first['msg']}".strip()) from error
-        except ValueError as error:
-            raise DatasetError(f"{where}: {error}") from error
 
     # --- reset and resume ------------------------------------------------------------------------------------------
 

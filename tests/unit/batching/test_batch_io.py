@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.generation.collate import CollatedBatch, default_collate, pad_sequences
+from query_mutator.batching.generation.collate import (
+    CollatedBatch,
+    collate_microbatch,
+    default_collate,
+    pad_sequences,
+)
 from query_mutator.batching.generation.io import BatchReader, BatchWriter
 from query_mutator.batching.generation.rows import JsonlSamples, TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
@@ -67,7 +72,7 @@ def test_every_batch_of_every_epoch_is_the_planned_one(tmp_path: Path) -> None:
             assert (batch.sample_ids, batch.max_len, batch.index) == (spec.samples, spec.max_len, spec.index)
             assert batch.input_ids.shape == (spec.batch_size, spec.max_len)
             for name, ids, mask in rows_of(batch):
-                assert {"input_ids": ids, "loss_mask": mask} == samples[name]
+                assert {"input_ids": ids, "loss_mask": mask} == first_without_loss(samples[name])
                 seen.append(name)
         assert sorted(seen) == sorted(samples)
     assert reader.num_epochs == 2
@@ -381,4 +386,29 @@ def test_any_store_gives_back_every_token(
         for batch in BatchReader(folder).iter_epoch(0)
         for name, ids, mask in rows_of(batch)
     }
-    assert found == samples
+    assert found == {name: first_without_loss(sample) for name, sample in samples.items()}
+
+
+@pytest.mark.parametrize("overlong", ["error", "truncate", "split"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_the_masks_of_a_batch_add_up_to_the_planned_loss(overlong: str, pack: bool) -> None:
+    rng = np.random.default_rng(3)
+    longest = 30 if overlong == "error" else 90
+    rows = {}
+    for number, size in enumerate(rng.integers(1, longest, 200).tolist()):  # an answer after its prompt
+        mask = (np.arange(size) >= rng.integers(0, size)).astype(np.uint8)
+        rows[f"s{number}"] = TokenRow(np.full(size, 7, np.int32), mask)
+    lengths = {name: row.length for name, row in rows.items()}
+    loss = {name: int(row.loss_mask[1:].sum()) for name, row in rows.items()}
+    config = BatchingConfig(token_budget=64, bucket_edges=(8, 32), overflow_max=32, overlong=overlong)
+    packing = PackingConfig(max_length=32, overlong=overlong) if pack else None
+    plan = BatchPlanBuilder(lengths, config, pack_config=packing, loss_lengths=loss).build_sync(1)
+    for spec in plan.iter_epoch(0):
+        batch = collate_microbatch(spec, [rows[name] for name in spec.samples], pack_config=packing)
+        assert int(batch.loss_mask.sum()) == spec.loss_tokens
+        assert int((batch.labels != -100).sum()) == spec.loss_tokens
+
+
+def first_without_loss(sample: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return a sample as a batch has it: nothing predicts its first token."""
+    return {**sample, "loss_mask": [0, *sample["loss_mask"][1:]]}

@@ -404,3 +404,16 @@ def test_a_plan_in_blocks_is_one_plan(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "other" / "block_0001", tmp_path / "plan" / "block_0001")
     with pytest.raises(BatchFileError, match="block_0001"):
         again.open_block(1)
+
+
+@pytest.mark.parametrize("pack_config", [None, PackingConfig(max_length=8)])
+@pytest.mark.parametrize("name", ["plan", "plan.jsonl"])
+def test_an_epoch_of_nothing_survives_its_file(name: str, pack_config: PackingConfig | None, tmp_path: Path) -> None:
+    config = BatchingConfig(token_budget=8, bucket_edges=(8,), overflow_max=8, overlong="drop")
+    packing = pack_config and pack_config.changed(overlong="drop")
+    plan = BatchPlanBuilder([100, 200], config, pack_config=packing).build_sync(2)
+    assert plan.total_microbatches == 0
+    save_batch_plan(plan, tmp_path / name)
+    loaded = load_batch_plan(tmp_path / name, verify_all=True)
+    assert loaded.fingerprint == plan.fingerprint
+    assert [list(loaded.iter_epoch(number)) for number in (0, 1)] == [[], []]

@@ -13,7 +13,9 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from query_mutator.batching.generation.rows import JsonlSamples, RowTokenizer, tokenizer_fingerprint
+from query_mutator.batching.files import BatchFileError
+from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, RowTokenizer, tokenizer_fingerprint
+from query_mutator.batching.samples import Sample, SampleMeta, compute_dataset_fingerprint, load_samples, save_samples
 from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
 from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
 from query_mutator.batching.streaming.types import (
@@ -352,3 +354,26 @@ def test_the_examples_show_what_they_say(name: str, said: str, capsys: pytest.Ca
     path = Path(__file__).parents[3] / "examples" / "batching" / f"{name}.py"
     runpy.run_path(str(path), run_name="__main__")
     assert said in capsys.readouterr().out
+
+
+def test_saved_samples_are_read_by_every_loader(tmp_path: Path) -> None:
+    samples = [
+        Sample(input_ids=[1, number, 3], loss_mask=[0, 1, 1], meta=SampleMeta.create(f"id-{number}", "d"))
+        for number in range(5)
+    ]
+    path = tmp_path / "samples.jsonl"
+    save_samples(samples, path)
+    assert load_samples(path) == samples
+    stored = JsonlSamples(path, None)
+    assert {name: row.input_ids.tolist() for name, row in stored.tokenized()} == {
+        one.meta.sample_id: one.input_ids.tolist() for one in samples
+    }
+    streamed = list(OfflineDatasetStream(path))
+    assert [(one.sample_id, one.loss_mask.tolist()) for one in streamed] == [
+        (one.meta.sample_id, [0, 1, 1]) for one in samples
+    ]
+    assert compute_dataset_fingerprint(path, "t").num_samples == 5
+    path.write_bytes(path.read_bytes().replace(b"[1,2,3]", b"[1,4,3]"))
+    for read in (load_samples, JsonlIndex, lambda path: compute_dataset_fingerprint(path, "t")):
+        with pytest.raises(BatchFileError, match="does not match its end line"):
+            read(path)
