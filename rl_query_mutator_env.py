@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, SupportsIndex
@@ -95,6 +96,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_steps = 0
         self.total_episodes = 0
         self.invalid_steps = 0
+        self.prompts_too_long: Counter[str] = Counter()  # by the question's id
         self._order: list[int] = []
         self._timing: dict[str, float] = {}  # seconds of the present step, for its record
         self._observed: tuple[Attempt, FloatArray] | None = (
@@ -161,6 +163,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             "steps": self.total_steps,
             "episodes": self.total_episodes,
             "invalid_steps": self.invalid_steps,
+            "prompts_too_long": dict(self.prompts_too_long),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> FloatArray | None:
@@ -169,6 +172,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self._order = list(state["order"])
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
         self.invalid_steps = state["invalid_steps"]
+        self.prompts_too_long = Counter(state.get("prompts_too_long", {}))
         self.episode = Episode.from_state(state["episode"]) if state["episode"] is not None else None
         return self._observe() if self.episode is not None else None
 
@@ -200,9 +204,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 request = self.task.calls.target(self.task.questions[index].text)
                 completion: Completion = yield self._call(request, f"first answer {tries}")
                 error = completion.error or (yield from self._begin(index, completion.text, tries))
-                self.last_error = error
+                self._note_error(index, error)
                 if error is None:
                     return self._observe(), self._info(valid=True)
+                if error.kind == "prompt_too_long":
+                    break
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 
     def step_flow(self, action: int) -> Flow:
@@ -217,7 +223,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         elif name != SUBMIT:
             cost = self.task.step_cost
             error = yield from self._rewrite(action)
-        self.last_error = error
+        self._note_error(episode.index, error)
         self._timing["step_s"] = time.perf_counter() - started
         episode.names.append(name)
         episode.steps += 1
@@ -232,6 +238,12 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if not 0 <= operator.index(fixed) < count:
             raise ValueError(f"options['question']={fixed} must be from 0 to {count - 1}")
         return operator.index(fixed)
+
+    def _note_error(self, index: int, error: ErrorInfo | None) -> None:
+        """Note why a reset or step on a question failed, if it did."""
+        self.last_error = error
+        if error is not None and error.kind == "prompt_too_long":
+            self.prompts_too_long[self.task.questions[index].id] += 1
 
     def _draw(self) -> int:
         if not self._order:

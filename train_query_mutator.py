@@ -53,6 +53,7 @@ from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.resume import check_resumption
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
+from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BoolArray = NDArray[np.bool_]
@@ -186,7 +187,7 @@ class Trainer:
         done = checkpoint.progress if checkpoint else Progress()
         self.env_steps, self.best_success = done.env_steps, done.best_success
         self.counted = system.calls.counted
-        self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens)
+        self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
         self.journal = None
         if not config.max_policy_lag:  # with a lag, environments run ahead of what could be replayed
             self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
@@ -194,6 +195,7 @@ class Trainer:
         self.env_list = make_envs(config, system, task, run_dir)
         self.envs = batch_envs(config, self.env_list, self.journal)
         self.obs = self._restore_envs(checkpoint, done)
+        self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.env_list)
         self.evaluator = Evaluator(
             QueryMutationEnv,
@@ -221,6 +223,7 @@ class Trainer:
         """Print the settings, write config.json and the first checkpoint, and prepare the training loop."""
         config = self.config
         note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
+        note(*long_questions(self.system.calls, self.task, self.split.train + self.split.test))
         print(f"run folder: {self.run_dir.path}", flush=True)
         described = {**self.system.describe(), "plugins": plugin_hashes(config.plugin)}
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
@@ -251,11 +254,13 @@ class Trainer:
     def log(self) -> None:
         """Write a row of metrics when one is due, with a periodic evaluation when one is due."""
         done, last = self.learner.updates_done, not self.updates_left
-        self.runlog.show()
+        self.runlog.show(self.long_prompts.shown())
+        note(*self.long_prompts.news())
         row: dict[str, float] = {}
         if last or done % self.config.log_interval == 0:
             row = {**self.runlog.row(self.learner), **self.losses, "llm/invalid_steps": self.invalid_steps}
             row["counters/env_steps"] = self.env_steps
+            row["llm/prompts_too_long"] = self.long_prompts.counts.total()
         if self.periodic_eval and (last or done % self.config.updates_between_evals == 0):
             row |= self._evaluate()
         if row:
@@ -287,6 +292,7 @@ class Trainer:
         draw_learning_curve(self.run_dir.metrics_path, self.run_dir.curve_path, title=curve_title)
         if report:
             print(result_table(report))
+        note(*self.long_prompts.lines(), *cut_line(self._all_calls))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
         return report
 
@@ -347,7 +353,9 @@ class Trainer:
             note(advice)
 
     def _most_common_failure(self) -> str:
-        return "".join(f", most often {kind!r}" for kind, _ in self.counted.error_kinds.most_common(1))
+        [(kind, _)] = self.counted.error_kinds.most_common(1) or [("", 0)]
+        advice = f" ({self.system.calls.servers[0].more_context})" if kind == "prompt_too_long" else ""
+        return f", most often {kind!r}{advice}" if kind else ""
 
     @property
     def invalid_steps(self) -> int:
@@ -372,6 +380,7 @@ class Trainer:
                 llm_calls=self.counted.totals.calls,
                 invalid_steps=self.invalid_steps,
                 tokens=self.counted.totals.tokens,
+                cut_replies=self.counted.totals.cut_replies,
                 best_success=self.best_success,
                 env_episodes=tuple(env.total_episodes for env in self.env_list),
                 transcripts_bytes=self.run_dir.transcripts.size_bytes,
@@ -393,6 +402,11 @@ class Trainer:
             # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
             self.journal.drop_before(steps_of(checkpoints_in(self.run_dir.path)[:2][-1]))
 
+    @property
+    def _all_calls(self) -> CallTotals:
+        """Return the totals of the calls for training and evaluation."""
+        return self.counted.totals + self.system.calls.eval_counted.totals
+
     def _summary(self, report: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
         return {
             "eval": report,
@@ -400,6 +414,9 @@ class Trainer:
             "llm_calls": self.counted.totals.calls,
             "eval_llm_calls": self.system.calls.eval_counted.totals.calls,
             "invalid_steps": self.invalid_steps,
+            "prompts_too_long": dict(self.long_prompts.counts),
+            "cut_replies": self._all_calls.cut_replies,
+            "cut_share": self._all_calls.cut_share,
             "wall_s": round(wall_s, 3),
             "seed": self.config.seed,
             "backend": self.system.choice.kind,

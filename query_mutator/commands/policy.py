@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from query_mutator.cli.common import JsonFlags, check_values, show
-from query_mutator.cli.console import closing_on_interrupt, progress
+from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.data.split import target_key
@@ -27,6 +27,7 @@ from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
+from query_mutator.training.truncation import cut_line, long_questions
 from query_mutator.types import Question
 from rl_query_mutator_env import QueryMutationEnv
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
     from query_mutator.training.checkpoint import Checkpoint
     from query_mutator.training.system import System
-    from query_mutator.types import Question
+    from query_mutator.training.truncation import cut_line, long_questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or write the report with --json."""
     with _open_policy(flags, rewriter=flags.rewriter) as policy:
         questions = _questions(flags, policy.checkpoint)
+        note(*long_questions(policy.system.calls, policy.task, questions))
         report = compare(
             policy.evaluator,
             policy.system,
@@ -123,6 +125,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             rewriter=flags.rewriter,
         )
     show(flags, report, result_table(report))
+    note(*cut_line(policy.system.calls.eval_counted.totals))
     check_report(report, max_failure_rate=policy.evaluator.max_failure_rate)
 
 

@@ -86,7 +86,10 @@ class HfModel:
         """Return the reply, in the order of arrival; a failed call is a Completion with an error."""
         pending = _Pending(request, self._prompt_ids(request), time.perf_counter())
         if self._max_new_tokens(pending) < 1:
-            return Completion.failed("request", f"a prompt of {len(pending.ids)} tokens does not fit {self.name}")
+            message = (
+                f"a prompt of {len(pending.ids)} tokens does not fit {self.name}; use a model with a larger context"
+            )
+            return Completion.failed("prompt_too_long", message)
         with self._changed:
             if self._closed:
                 return Completion.failed("cancelled", f"{self.name} was closed")
@@ -143,7 +146,8 @@ class HfModel:
                 return []
             first = self._pending[0]
             size = 1 if first.request.temperature else self._max_batch
-            batch = [one for one in self._pending if one.sampling == first.sampling][:size]
+            kind = (first.sampling, self._max_new_tokens(first))  # one limit: no reply is cut at that of another
+            batch = [one for one in self._pending if (one.sampling, self._max_new_tokens(one)) == kind][:size]
             self._pending = deque(one for one in self._pending if one not in batch)
             return batch
 
@@ -165,7 +169,7 @@ class HfModel:
             out = self._model.generate(
                 input_ids=ids,
                 attention_mask=mask.to(self._model.device),
-                max_new_tokens=min(map(self._max_new_tokens, batch)),
+                max_new_tokens=self._max_new_tokens(batch[0]),
                 pad_token_id=pad,
                 eos_token_id=self._tokenizer.eos_token_id,
                 **sampling,
@@ -186,7 +190,7 @@ class HfModel:
     def _completion(self, one: _Pending, text: str, count: int) -> Completion:
         taken_s = time.perf_counter() - one.started
         fields: dict[str, Any] = {"model": self.name, "prompt_tokens": len(one.ids), "completion_tokens": count}
-        fields |= {"total_s": taken_s, "latency_s": taken_s}
+        fields |= {"total_s": taken_s, "latency_s": taken_s, "hit_limit": count >= self._max_new_tokens(one)}
         if not text:
             return Completion.failed("empty", "the reply has no text", **fields)
         return Completion(text=text, **fields)

@@ -47,6 +47,7 @@ class CallTotals:
     queue_wait_s: float = 0.0  # of that, what the server queued the calls
     service_s: float = 0.0  # and what it worked on them
     tokens: int = 0  # prompts and replies together
+    cut_replies: int = 0  # that ended at the token limit
 
     @classmethod
     def of(cls, completion: Completion) -> CallTotals:
@@ -58,7 +59,13 @@ class CallTotals:
             queue_wait_s=completion.queue_wait_s,
             service_s=completion.prompt_eval_s + completion.eval_s,
             tokens=completion.prompt_tokens + completion.completion_tokens,
+            cut_replies=int(completion.ok and completion.hit_limit),
         )
+
+    @property
+    def cut_share(self) -> float:
+        """Return the share of the replies that ended at the token limit."""
+        return self.cut_replies / max(1, self.calls - self.failed)
 
     def __add__(self, other: CallTotals) -> CallTotals:
         """Return the sums over both."""

@@ -72,8 +72,8 @@ class RunLog:
         """Return the totals of calls for training since this process started."""
         return self._calls.counted.totals - self._calls_at_start
 
-    def show(self) -> None:
-        """Update the figures of the progress bar."""
+    def show(self, more: Mapping[str, str] | None = None) -> None:
+        """Update the figures of the progress bar; `more` are others."""
         if self._bar is None:
             return
         episodes, calls = self._episode_means(), self._calls_since()
@@ -83,7 +83,7 @@ class RunLog:
                 "return": f"{episodes['charts/episodic_return']:+.3f}",
                 "success": f"{100 * episodes['charts/success']:.0f}%",
             }
-        self._bar.set_postfix(shown, refresh=False)
+        self._bar.set_postfix({**shown, **(more or {})}, refresh=False)
 
     def row(self, learner: Learner) -> dict[str, float]:
         """Return the figures since the last row, under their metric keys."""
@@ -101,6 +101,7 @@ class RunLog:
             "llm/calls": self._calls.counted.totals.calls,
             "llm/calls_per_s": calls.calls / seconds,
             "llm/failed_calls": self._calls.counted.totals.failed,
+            "llm/cut_replies": self._calls.counted.totals.cut_replies,
             "llm/latency_s": calls.latency_s / each,
             "llm/queue_wait_s": calls.queue_wait_s / each,
             "llm/tokens_per_call": calls.tokens / each,

@@ -27,6 +27,7 @@ class Progress:
     llm_calls: int = 0
     invalid_steps: int = 0
     tokens: int = 0
+    cut_replies: int = 0
     best_success: float = 0.0  # of the periodic evaluations
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
     transcripts_bytes: int = 0

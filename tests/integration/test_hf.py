@@ -79,7 +79,20 @@ def test_sampling_follows_the_seed(model: HfModel) -> None:
 def test_a_prompt_that_does_not_fit_is_a_failed_call(model: HfModel) -> None:
     reply = ask(model, "a long question " * 200)
     assert reply.error is not None
-    assert reply.error.kind == "request"
+    assert reply.error.kind == "prompt_too_long"
+
+
+def test_a_long_prompt_in_a_batch_cuts_no_other_reply(tiny_lm: str) -> None:
+    untrained = HfModel(f"hf:{tiny_lm}")
+    prompts = [*(f"what is it {number}" for number in range(3)), "long " * 50]
+    alone = [ask(untrained, prompt, max_tokens=60) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: ask(untrained, prompt, max_tokens=60), prompts))
+    untrained.close()
+    assert alone[-1].completion_tokens < 60 == max(reply.completion_tokens for reply in alone)
+    assert [reply.completion_tokens for reply in together] == [reply.completion_tokens for reply in alone]
+    assert all(reply.hit_limit for reply in together if reply.completion_tokens == 60)
+    assert together[-1].hit_limit
 
 
 def test_closing_cancels_what_waits(rewriter: str) -> None:
