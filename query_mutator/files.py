@@ -26,11 +26,12 @@ import orjson
 from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
-    "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice", "disk_errors",
-    "encode", "finite", "parse_json", "read_checked_json", "read_json_lines", "scan_json_lines", "sync_folder",
-    "verified", "write_checked_json", "write_json", "write_text",
+    "LOCK", "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice",
+    "disk_errors", "encode", "finite", "parse_json", "read_checked_json", "read_json_lines", "scan_json_lines",
+    "sync_folder", "verified", "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
+LOCK = "lock"  # the file in a folder that a process writes (runs/lock.py)
 MAX_DEPTH = 100  # levels of JSON that a user's file may have; Python's own parser ends at about 1,000
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file

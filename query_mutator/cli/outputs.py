@@ -21,7 +21,7 @@ from typing import Any
 
 from query_mutator import __version__
 from query_mutator.errors import UsageError
-from query_mutator.files import write_json
+from query_mutator.files import LOCK, write_json
 
 __all__ = [
     "FIGURE",
@@ -143,7 +143,7 @@ def _check_existing(flag: str, path: Path, output: Output, *, force: bool) -> No
     if path.is_dir() != output.is_folder or not os.access(path, os.R_OK):
         kind = "folder" if path.is_dir() else "file"
         raise UsageError(f"{flag} {path} is a {kind} that this command did not write; choose another")
-    if output.is_folder and not any(path.iterdir()):
+    if output.is_folder and all(one.name == LOCK for one in path.iterdir()):  # a process was killed as it started
         return
     if path.is_symlink() and not path.exists():
         raise UsageError(f"{flag} {path} is a link to nothing; choose another")

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from query_mutator.errors import UsageError
-from query_mutator.files import disk_errors
+from query_mutator.files import LOCK, disk_errors
 
 if TYPE_CHECKING:
     from filelock import SoftFileLock
 
-__all__ = ["LOCK", "locked"]
+__all__ = ["locked"]
 
-LOCK = "lock"
 _WAIT_S = 0.5  # a lock may just be written, and a takeover may need a second attempt
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from query_mutator.errors import DiskError, UsageError
-from query_mutator.runs.lock import LOCK, locked
+from query_mutator.files import LOCK
+from query_mutator.runs.lock import locked
 
 HOLD = """
 import sys, time
