@@ -32,7 +32,7 @@ from tyro.conf import arg
 
 from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
-from query_mutator.cli.common import check_values, show
+from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import JsonTo, parse_flags
 from query_mutator.cli.outputs import FIGURE, OutputFlags
@@ -92,9 +92,6 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "num_queries repeats num_parallel", low=1)
-        check_values(self, "latency_ms latency_sigma", low=0)
-        check_values(self, "budget_s", above=0)
         for path in (self.picture, self.json):
             if path not in (None, "-") and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
                 raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")

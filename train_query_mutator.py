@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         config, checkpoint = parse(argv, stack)
         if config.dry_run:
-            print(plan(config))
+            print(plan(config, checkpoint))
             return 0
         trainer = stack.enter_context(build(config, checkpoint, stack))
         gc.freeze()  # loaded objects stay: collecting them again would stop the run for a tenth of a second
@@ -101,11 +101,10 @@ def parse(argv: Sequence[str], stack: ExitStack) -> tuple[TrainConfig, Checkpoin
     return config, checkpoint
 
 
-def plan(config: TrainConfig) -> Plan:
-    """Return the size and cost of the run; only questions, operators and the reward's weights are read."""
-    task_settings = settings_of(TaskSettings, config)
-    make_reward(task_settings)  # a typo must not wait for the run
-    split = split_dataset(task_settings)
+def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
+    """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
+    split = split_dataset(settings_of(TaskSettings, config))
+    check(config, split, checkpoint)
     num_actions = len(operators.select(config.operators)) + 2
     return Plan(config=config, num_actions=num_actions, num_train=len(split.train), num_test=len(split.test))
 

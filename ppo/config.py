@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import arg
 
-#: names of settings, which values are valid, and that in words
+#: names of settings, which values are valid, and that in words; what is above the largest is a slip
 _LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("num_env_steps num_processes num_steps ppo_epoch num_mini_batch", lambda value: value >= 1, "at least 1"),
+    ("num_processes num_steps ppo_epoch num_mini_batch", lambda value: value >= 1, "at least 1"),
+    ("num_processes num_steps ppo_epoch", lambda value: value <= 100_000, "at most 100000"),
+    ("num_env_steps", lambda value: 1 <= value <= 10**12, "at least 1 and at most 10^12"),
     ("lr clip_param max_grad_norm", lambda value: value > 0, "above 0"),
-    ("target_kl", lambda value: value > 0, "above 0; leave it out for no limit"),
+    ("lr", lambda value: value <= 10, "at most 10"),
+    ("clip_param max_grad_norm", lambda value: value <= 1e12, "at most 1e12"),
+    ("target_kl", lambda value: 0 < value <= 1e6, "above 0 and at most 1e6; leave it out for no limit"),
     ("gamma gae_lambda", lambda value: 0 <= value <= 1, "between 0 and 1; try 0.99"),
     ("entropy_coef value_loss_coef seed", lambda value: value >= 0, "at least 0"),
+    ("entropy_coef value_loss_coef", lambda value: value <= 1e6, "at most 1e6"),
+    ("seed", lambda value: value < 2**32, "below 2^32"),
 )
+MOST_WIDE, MOST_TRANSITIONS = 16_384, 10**8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +77,14 @@ class PPOConfig:
                 value = getattr(self, name)
                 if value is not None and not is_valid(value):
                     raise ValueError(f"{name}={value} must be {wanted}")
-        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-            raise ValueError(f"hidden_sizes={self.hidden_sizes} needs at least one width of 1 or more; try 64 64")
+        if not self.hidden_sizes or not 1 <= min(self.hidden_sizes) <= max(self.hidden_sizes) <= MOST_WIDE:
+            raise ValueError(f"hidden_sizes={self.hidden_sizes} needs widths from 1 to {MOST_WIDE}; try 64 64")
         self._check_minibatches()
 
     def _check_minibatches(self) -> None:
         size = self.rollout_steps
+        if size > MOST_TRANSITIONS:
+            raise ValueError(f"num_processes*num_steps={size} transitions of a rollout must be at most 10^8")
         if size % self.num_mini_batch:
             near = {max(d for d in _divisors(size) if d < self.num_mini_batch)}
             near |= set(sorted(d for d in _divisors(size) if d > self.num_mini_batch)[:1])
@@ -100,4 +110,5 @@ class PPOConfig:
 
 
 def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -92,9 +92,5 @@ class AnalyzeFlags(RunFlags, OutputFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("interval", "step_interval", "last_k"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0")
         if self.figure is not None and Path(self.figure).suffix not in (".png", ".svg"):
             raise ValueError(f"figure={self.figure} must end in .png or .svg")

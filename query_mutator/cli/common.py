@@ -1,9 +1,7 @@
-"""What commands share: the flag --json, how results are printed, progress bars, and checks of flag values."""
+"""What commands share: the flag --json, how results are printed, and progress bars."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +12,7 @@ from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import OutputFlags, write_report
 from query_mutator.files import encode
 
-__all__ = ["JsonFlags", "check_values", "longest_allowed", "parse_edges", "rows_of", "show", "with_bar"]
+__all__ = ["JsonFlags", "longest_allowed", "parse_edges", "rows_of", "show", "with_bar"]
 
 T = TypeVar("T")
 
@@ -72,23 +70,3 @@ def with_bar(name: str, total: int, work: Callable[[Callable[[], object]], T], *
     """Return what `work` returns; it is given a function to call after every one of `total` things."""
     with progress(name, total, unit=unit) as bar:
         return work(bar.update)
-
-
-def check_values(
-    flags: Any, names: str, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf
-) -> None:
-    """Raise a ValueError for the first of the fields whose value is outside `low` to `high`, or not `above`.
-
-    `names` are separated by spaces. Each number of a tuple is checked; None passes, infinity and NaN do not.
-    """
-    for name in names.split():
-        value = getattr(flags, name)
-        numbers = value if isinstance(value, tuple) else (value,)
-        if value is None or (numbers and all(low <= n <= high and n > above and math.isfinite(n) for n in numbers)):
-            continue
-        wanted = (
-            f"between {low} and {high}" if high < math.inf else f"at least {low}" if low > above else f"above {above}"
-        )
-        default = next(field.default for field in dataclasses.fields(flags) if field.name == name)
-        hint = "" if default in (None, dataclasses.MISSING) else f"; the default is {default}"
-        raise ValueError(f"{name}={value} must be {wanted}{hint}")

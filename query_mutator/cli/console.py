@@ -68,6 +68,8 @@ def exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog
         return _print_error(prog, "interrupted" if code == EXIT_INTERRUPTED else "terminated", code)
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
+    except MemoryError as error:
+        return _print_error(prog, f"not enough memory ({error}); choose smaller sizes", EXIT_USAGE)
     except OSError as error:
         advice = disk_advice(error)
         if advice is None:

@@ -35,6 +35,7 @@ from tyro.conf import OmitArgPrefixes, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from query_mutator import __version__
+from query_mutator.cli.bounds import check_bounds
 from query_mutator.cli.outputs import REPORT, Output, check_outputs
 from query_mutator.errors import UsageError
 from query_mutator.files import verified
@@ -118,10 +119,24 @@ def parse_flags(
         raise UsageError(f"{base_name}: {message}" if is_from_base else message)
 
     with events.on_parse_error(fail):
-        parsed = tyro.cli(cls, args=words, prog=prog)
+        values = vars(tyro.cli(_unchecked(cls), args=words, prog=prog))
+    try:
+        check_bounds(cls, values, {name: flag.names[0] for name, flag in flags.items() if flag.names})
+        parsed = cls(**values)
+    except UsageError:
+        raise
+    except ValueError as error:  # what the dataclass says of its values
+        raise UsageError(str(error)) from None
     outputs = {flag.field: (flag.names[0], flag.output) for flag in flags.values() if flag.output is not None}
     check_outputs(parsed, outputs)
     return parsed
+
+
+def _unchecked(cls: type[Any]) -> type[Any]:
+    """Return a dataclass with the fields of `cls` and without its `__post_init__`, so that bounds are checked first."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = [(one.name, hints[one.name], copy.copy(one)) for one in dataclasses.fields(cls)]
+    return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True)
 
 
 def read_base(path: str | Path) -> dict[str, Any]:
@@ -228,7 +243,7 @@ def _explain(event: events.ParseErrorEvent, flags: Mapping[str, Flag], words: Se
         return None, f"{flag.names[0] if flag.names else flag.field} is missing; see --help"
     argument = getattr(event, "argument", None)
     if argument is None:
-        return None, str(getattr(event, "message", event))  # what the dataclass says of its values
+        return None, str(getattr(event, "message", event))
     flag = flags[argument.field.intern_name]
     name, values = written(flag, words)
     got = repr(" ".join(values)) if values else "nothing"

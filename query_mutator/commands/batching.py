@@ -15,7 +15,7 @@ from query_mutator.batching import (
     suggest_bucket_edges,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_values, longest_allowed, parse_edges, show
+from query_mutator.cli.common import JsonFlags, longest_allowed, parse_edges, show
 from query_mutator.cli.flags import JsonTo
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ class HistogramFlags(CacheFlags):
     width: int = 50
     """Characters of the longest bar."""
 
-    def __post_init__(self) -> None:
-        check_values(self, "bins width", low=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(CacheFlags):
@@ -64,7 +61,6 @@ class AnalyzeFlags(CacheFlags):
 
     def __post_init__(self) -> None:
         longest_allowed(self.overflow_max, parse_edges(self.bucket_edges))
-        check_values(self, "token_budget", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +75,6 @@ class SuggestFlags(CacheFlags):
     """Longest length that fits a bucket."""
     multiple: int = 1
     """Edges are multiples of this."""
-
-    def __post_init__(self) -> None:
-        check_values(self, "num_buckets max_length multiple", low=1)
 
 
 def show_histogram(flags: HistogramFlags) -> None:

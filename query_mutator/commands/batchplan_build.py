@@ -22,7 +22,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, check_values, longest_allowed, parse_edges, rows_of, show
+from query_mutator.cli.common import JsonFlags, longest_allowed, parse_edges, rows_of, show
 from query_mutator.cli.outputs import Output
 from query_mutator.errors import UsageError
 
@@ -76,7 +76,6 @@ class BuildFlags(JsonFlags):
 
     def __post_init__(self) -> None:
         longest_allowed(self.overflow_max, parse_edges(self.bucket_edges))
-        check_values(self, "epochs token_budget pack_max_len", low=1)
         if self.dataset is not None and self.dataset_hash:
             raise ValueError("--dataset and --dataset-hash say the same; give one of them")
 

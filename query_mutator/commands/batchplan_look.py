@@ -18,7 +18,7 @@ from query_mutator.batching import (
     verify_batch_plan,
 )
 from query_mutator.batching.planning.plan_files import is_batch_plan
-from query_mutator.cli.common import JsonFlags, check_values, show
+from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.outputs import Output
 from query_mutator.commands.batchplan_build import plan_report, plan_text
 from query_mutator.errors import UsageError
@@ -50,8 +50,6 @@ class InfoFlags(JsonFlags):
     """Number of ranks."""
 
     def __post_init__(self) -> None:
-        check_values(self, "show_batches rank", low=0)
-        check_values(self, "world_size", low=1)
         if (self.rank is None) != (self.world_size is None):
             raise ValueError("--rank and --world-size go together")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
@@ -84,9 +82,6 @@ class ShardFlags(JsonFlags):
     """Give every rank the same number of steps, each of one bucket and nearly equal cost."""
     uneven: Literal["pad", "drop", "wrap"] = "pad"
     """How --equal-steps evens out the steps: pad with filler steps, drop or repeat batches."""
-
-    def __post_init__(self) -> None:
-        check_values(self, "world_size", low=1)
 
 
 def show_plan(flags: InfoFlags) -> None:

@@ -21,7 +21,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
-from query_mutator.cli.common import JsonFlags, check_values, parse_edges, show, with_bar
+from query_mutator.cli.common import JsonFlags, parse_edges, show, with_bar
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 
@@ -60,7 +60,6 @@ class BenchFlags(JsonFlags):
     def __post_init__(self) -> None:
         if parse_edges(self.bucket_edges)[-1] > self.max_length:
             raise ValueError(f"--bucket-edges end above --max-length {self.max_length}; raise it, or leave edges out")
-        check_values(self, "max_samples num_samples token_budget", low=1)
         if self.token_budget < self.max_length:
             raise ValueError(f"--token-budget {self.token_budget} is below --max-length {self.max_length}")
         if self.dataset is not None and self.cache is not None:

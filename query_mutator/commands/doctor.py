@@ -57,8 +57,6 @@ class DoctorConfig:
             raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")
         if not 2 <= self.batch_size <= 1024:
             raise ValueError(f"batch_size={self.batch_size} must be between 2 and 1024; the usual value is 8")
-        if not self.probe_s > 0:
-            raise ValueError(f"probe_s={self.probe_s} must be above 0; the usual value is 30")
 
 
 def doctor(config: DoctorConfig) -> int:

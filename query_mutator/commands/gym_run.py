@@ -22,7 +22,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
-from query_mutator.cli.common import JsonFlags, check_values, rows_of, show
+from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output, readable
 
@@ -78,7 +78,6 @@ class GymRunFlags(JsonFlags):
     def __post_init__(self) -> None:
         _check_choice("--transport", self.transport, TRANSPORTS)
         _check_choice("--output-mode", self.output_mode, OUTPUT_MODES)
-        check_values(self, "buffer_size max_samples num_episodes", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)

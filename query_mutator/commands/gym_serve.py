@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import check_values
 from query_mutator.cli.console import closing_on_interrupt, note
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task
@@ -55,9 +54,6 @@ class GymServeFlags:
     """Seconds to wait for one reply of a model."""
     seed: int = 42
     """Seed of the questions for clients that give none."""
-
-    def __post_init__(self) -> None:
-        check_values(self, "batch_size", low=1)
 
 
 def gym_serve(flags: GymServeFlags) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from query_mutator.cli.common import JsonFlags, check_values, show
+from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
@@ -70,11 +70,6 @@ class PolicyFlags:
     device: str | None = None
     """Torch device of the sentence encoder."""
 
-    def __post_init__(self) -> None:
-        check_values(self, "batch_size", low=1)
-        check_values(self, "max_failure_rate", low=0, high=1)
-        check_values(self, "wait_for_server_s", low=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvalFlags(PolicyFlags, JsonFlags):
@@ -92,7 +87,6 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.rewriter is not None and not self.rewriter.startswith("hf:"):
             raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
 

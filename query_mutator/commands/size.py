@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from query_mutator.cli.common import JsonFlags, check_values, show
+from query_mutator.cli.bounds import Bounds
+from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
@@ -40,7 +41,6 @@ class ModelFlags:
     """The optimizer."""
 
     def __post_init__(self) -> None:
-        check_values(self, "cameras tokens", low=1)
         if self.resolution is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", self.resolution):
             raise ValueError(f"--resolution {self.resolution} must be height and width, as 480x640")
 
@@ -72,9 +72,6 @@ class SizeFlags(ModelFlags, JsonFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "batch", low=1)
-        if self.context_mib < 0:
-            raise ValueError(f"--context-mib {self.context_mib} must be at least 0")
         if self.vram is not None:
             vram_bytes(self.vram)
 
@@ -179,6 +176,8 @@ _DTYPE_BYTES = {"uint8": 1, "float16": 2, "float32": 4, "float64": 8, "int64": 8
 class SizeReplayFlags:
     """Estimate the main memory of a replay buffer, a rollout and collectors."""
 
+    BOUNDS: ClassVar[Bounds] = {"num_collectors": (0, 1024)}
+
     obs: str = "4x84x84"
     """Shape of an observation, as 4x84x84 or 384."""
     dtype: Literal["uint8", "float16", "float32", "float64", "int64"] = "uint8"
@@ -203,8 +202,6 @@ class SizeReplayFlags:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.obs):
             raise UsageError(f"--obs {self.obs} is not a shape; write a shape as 4x84x84 or 384")
-        check_values(self, "num_envs action_numbers", low=1)
-        check_values(self, "capacity rollout_steps num_collectors parameters", low=0)
 
 
 def size_replay(flags: SizeReplayFlags) -> None:

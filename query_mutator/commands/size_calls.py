@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from query_mutator.cli.common import check_values
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.backends import EMBEDDED, choose_backend
 from query_mutator.llm.flags import ServerFlags
@@ -33,7 +32,6 @@ class SizeCallsFlags(ServerFlags):
             raise UsageError("--backend embedded has as many slots as --batch-size; name the kind of a running server")
         if not 2 <= self.width <= 1024:
             raise ValueError(f"--width {self.width} must be between 2 and 1024; the usual value is 16")
-        check_values(self, "max_tokens", low=1)
 
 
 def size_server(flags: SizeCallsFlags) -> None:

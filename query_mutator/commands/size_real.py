@@ -8,7 +8,6 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import check_values
 from query_mutator.cli.console import note, table
 from query_mutator.cli.outputs import Output, OutputFlags, readable
 from query_mutator.commands.size import ModelFlags
@@ -35,10 +34,8 @@ class RealFlags(ModelFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "batch", low=1)
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
-        check_values(self, "timeout_s", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +46,6 @@ class SizeThroughputFlags(RealFlags):
     """Batch sizes to measure."""
     seconds: float = 1.0
     """Seconds of steps at each."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seconds <= 0:
-            raise ValueError(f"--seconds {self.seconds} must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from query_mutator.cli.common import JsonFlags, check_values, show
+from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import note
 from query_mutator.sizing.budget import Budget, machine_budget
 from query_mutator.sizing.lerobot import read_times, verdict
@@ -55,9 +55,6 @@ class SizeWorkersFlags(JsonFlags):
             raise ValueError("give one of --dataset, --loader and --from-logs")
         if self.step is not None and self.step_ms is not None:
             raise ValueError("give --step or --step-ms, not both")
-        check_values(self, "batch_size", low=1)
-        check_values(self, "num_workers", low=0)
-        check_values(self, "step_ms window_s time_s", above=0)
 
 
 def size_workers(flags: SizeWorkersFlags) -> None:

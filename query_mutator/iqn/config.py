@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import check_values
+from query_mutator.cli.bounds import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,9 @@ class IQNFlags:
     """Error below which the quantile Huber loss is quadratic."""
 
     def __post_init__(self) -> None:
-        check_values(self, "train_batch_size replay_size learning_starts sync_every n_step", low=1)
-        check_values(self, "num_quantiles num_eval_quantiles num_cosines", low=1)
-        check_values(self, "target_tau per_alpha per_beta epsilon_start epsilon_end epsilon_fraction", low=0, high=1)
-        check_values(self, "replay_ratio kappa target_tau", above=0)
+        check_bounds(type(self), vars(self))
+        if not self.target_tau:
+            raise ValueError("target_tau=0.0 must be above 0: the target network would never change")
         if self.num_quantiles % 2:
             raise ValueError(f"num_quantiles={self.num_quantiles} must be even, they are drawn in pairs; try 8")
         if self.learning_starts > self.replay_size:
@@ -71,10 +70,6 @@ class CollectorFlags:
     """Gradient steps that may be due before collectors wait for the learner; large numbers let the achieved replay
     ratio fall below --replay-ratio."""
 
-    def __post_init__(self) -> None:
-        check_values(self, "num_collectors", low=1)
-        check_values(self, "max_pending_updates", low=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BanditFlags:
@@ -84,10 +79,6 @@ class BanditFlags:
     """Standard errors added to an action's estimated reward while learning; 0 never explores."""
     ridge: float = 1.0
     """L2 penalty of all coefficients."""
-
-    def __post_init__(self) -> None:
-        check_values(self, "ridge", above=0)
-        check_values(self, "ucb_alpha", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +106,5 @@ class IQNConfig(IQNFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "total_steps num_processes", low=1)
-        check_values(self, "lr max_grad_norm", above=0)
-        check_values(self, "gamma", low=0, high=1)
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise ValueError(f"hidden_sizes={self.hidden_sizes} needs at least one width of 1 or more; try 64 64")
-        check_values(self, "seed", low=0)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from query_mutator.errors import UsageError
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Route", "is_loopback", "proxy_for", "route_to", "server_url"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_URL",
+    "Route",
+    "check_addresses",
+    "is_loopback",
+    "proxy_for",
+    "route_to",
+    "server_url",
+]
 
 DEFAULT_PORT = 11434
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -30,6 +40,23 @@ def server_url(text: str) -> str:
     if port is None:
         port = _SCHEME_PORTS[parts.scheme] if "://" in text else DEFAULT_PORT
     return f"{parts.scheme}://{_bracketed(host)}:{port}{parts.path.rstrip('/')}"
+
+
+def check_addresses(**urls: str | Sequence[str] | None) -> None:
+    """Raise a UsageError that names the flag unless the addresses of flags, by field name, could be those of servers.
+
+    A word alone, or without a scheme anything but Ollama's `host:port`, is more likely a slip than a host.
+    """
+    for name, given in urls.items():
+        flag = f"--{name.replace('_', '-')}"
+        for url in (given,) if isinstance(given, str) else given or ():
+            try:
+                server_url(url)
+            except UsageError as error:
+                raise UsageError(f"{flag}: {error}") from None
+            is_short_form = name == "ollama_url" and (":" in url or "." in url or url == "localhost")
+            if "://" not in url and not is_short_form:
+                raise UsageError(f"{flag} {url} has no scheme; try http://{url}")
 
 
 def _split(text: str) -> tuple[SplitResult, int | None]:

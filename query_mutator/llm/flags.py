@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from query_mutator.llm.address import check_addresses
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.llm.client import MAX_REPLY_MB
 from query_mutator.llm.stack import ClientSettings
@@ -45,10 +46,7 @@ class ServerFlags:
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend
         check_backend(self.backend)
-        for name in ("num_ctx", "timeout_s", "max_reply_mb"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} must be above 0")
+        check_addresses(**self.urls)
 
     @property
     def urls(self) -> dict[str, str | Sequence[str] | None]:

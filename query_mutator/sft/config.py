@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
-from query_mutator.cli.common import JsonFlags, check_values, parse_edges
+from query_mutator.cli.bounds import Bounds, check_bounds
+from query_mutator.cli.common import JsonFlags, parse_edges
 from query_mutator.cli.outputs import Output, holding
 
 __all__ = ["SftFlags"]
@@ -30,6 +30,7 @@ class SftFlags(JsonFlags):
     times the --gradient-accumulation.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"eval_interval": (1, 1e9), "max_grad_norm": (0, 1e12)}  # a norm of 0 clips nothing
     FIRST: ClassVar[tuple[str, ...]] = (
         "model", "data", "output", "epochs", "max_steps", "batch_size", "learning_rate", "max_length", "batchplan",
         "pack", "stream", "use_lora", "seed", "resume", "json",
@@ -133,16 +134,9 @@ class SftFlags(JsonFlags):
     """JSON file of flags; the command line wins."""
 
     def __post_init__(self) -> None:
-        check_values(self, "epochs max_steps batch_size max_length lora_rank log_interval token_budget", low=1)
-        check_values(self, "pack_max_len buffer_size gradient_accumulation eval_interval save_interval", low=1)
-        check_values(self, "keep_checkpoints stream_window", low=1)
-        check_values(self, "freeze_layers seed", low=0)
+        check_bounds(type(self), vars(self))
         if self.bucket_edges is not None and (last := parse_edges(self.bucket_edges)[-1]) > self.row_length:
             raise ValueError(f"--bucket-edges end at {last}, above --max-length {self.row_length}; raise --max-length")
-        if not (0 < self.learning_rate < math.inf and 0 <= self.warmup_ratio <= 1 and 0 <= self.min_lr_ratio <= 1):
-            raise ValueError("--lr must be above 0, --warmup-ratio and --min-lr-ratio from 0 to 1")
-        if self.weight_decay < 0 or self.max_grad_norm < 0:
-            raise ValueError("--weight-decay and --max-grad-norm must not be negative")
         self._check_source()
 
     def _check_source(self) -> None:

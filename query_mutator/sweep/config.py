@@ -14,8 +14,6 @@ from query_mutator.cli.outputs import FIGURE, Output, OutputFlags
 
 __all__ = ["SweepFlags"]
 
-_LEAST = {"trials": 1, "seeds": 1, "seed_step": 1, "jobs": 1, "extend": 0, "confirm": 0}
-
 
 def _is_sweep(path: Path) -> bool:
     return (path / "sweep.json").is_file()
@@ -91,11 +89,6 @@ class SweepFlags(OutputFlags):
             )
         if bool(self.grid) == bool(self.random):
             raise ValueError("give either --grid NAME=VALUE,VALUE or --random NAME=LOW:HIGH")
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.timeout_min is not None and not self.timeout_min > 0:
-            raise ValueError(f"timeout_min={self.timeout_min} must be above 0")
         if self.picture is not None and Path(self.picture).suffix not in (".png", ".svg"):
             raise ValueError(f"--figure {self.picture} must end in .png or .svg")
 

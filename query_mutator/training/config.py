@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from ppo.config import PPOConfig
-from query_mutator.cli.common import check_values
 from query_mutator.cli.flags import parse_flags
 from query_mutator.iqn.config import BanditFlags, CollectorFlags, IQNFlags
+from query_mutator.llm.address import check_addresses
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
@@ -175,19 +175,10 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         load_plugins(self.plugin)  # first: they may register what other flags name
-        for learner in (PPOConfig, CollectorFlags, BanditFlags, IQNFlags):
+        for learner in (IQNFlags, PPOConfig):  # the first checks the bounds of all fields
             learner.__post_init__(self)
         check_backend(self.backend)
-        check_values(
-            self, "batch_size save_interval log_interval eval_questions max_episode_steps embedding_dims", low=1
-        )
-        check_values(self, "mutator_max_tokens target_max_tokens", low=1)
-        check_values(self, "encoder_max_tokens", low=8)
-        check_values(self, "max_policy_lag max_retries eval_interval step_cost temperature wait_for_server_s", low=0)
-        check_values(self, "running_speed latency_ms latency_sigma", low=0)
-        check_values(self, "timeout_s deadline_s num_ctx", above=0)
-        check_values(self, "max_reply_mb", low=0.001, high=2000)
-        check_values(self, "max_failure_rate", low=0, high=1)
+        check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):

@@ -222,6 +222,9 @@ class TaskSettings:
 def load_dataset(settings: TaskSettings) -> list[Question]:
     """Return the questions of `settings.dataset`, the bundled set's name or a file."""
     if settings.dataset == BUNDLED_DATASET and not Path(settings.dataset).exists():
+        for name in ("question_column", "answer_column"):
+            if getattr(settings, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for a file; {BUNDLED_DATASET} has its own columns")
         return python_docs()
     return load_questions(
         settings.dataset, question_column=settings.question_column, answer_column=settings.answer_column

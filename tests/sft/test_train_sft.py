@@ -223,7 +223,7 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--data", ""], "cannot read"),
+        (["--data", ""], "--dataset '' is empty"),
         (["--pack", "--bucket-edges", "64"], "packed rows have no buckets"),
         (["--bucket-edges", "64,1024"], "--bucket-edges end at 1024, above --max-length 512; raise --max-length"),
         (["--batchplan", "x", "--pack"], "--batchplan fixes the batches"),
@@ -238,7 +238,7 @@ def free_port() -> int:
         (["--model", "/nowhere", "--tokenizer", "bytes"], "--model '/nowhere'"),
         (["--device", "tpu9"], "--device tpu9 cannot be used"),
         (["--resume", "nowhere"], "--resume nowhere: no such file"),
-        (["--learning-rate", "0"], "--lr must be above 0"),
+        (["--learning-rate", "0"], "--lr=0.0 must be above 0"),
     ],
 )
 def test_a_mistake_is_one_line(

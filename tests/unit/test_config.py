@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_documents() -> None:
         (["--no-batching"], "use_batching", False),
         (["--no-batching", "--use-batching"], "use_batching", True),
         (["--seed", "1", "--seed", "2"], "seed", 2),
-        (["--ollama-url", "a", "--batch-size", "4", "--ollama-url", "b"], "ollama_url", ("a", "b")),
+        (["--ollama-url", "a:1", "--batch-size", "4", "--ollama-url", "b:2"], "ollama_url", ("a:1", "b:2")),
         (["--timeout", "3"], "timeout_s", 3.0),
         (["--target-kl", "0.02"], "target_kl", 0.02),
         (["--target-kl", "None"], "target_kl", None),

@@ -149,7 +149,7 @@ def test_a_state_of_other_sizes_is_refused_in_one_line() -> None:
         ({"num_quantiles": 7}, "must be even"),
         ({"learning_starts": 300, "replay_size": 200}, "try --replay-size 300"),
         ({"gamma": 1.1}, "gamma=1.1 must be between 0 and 1"),
-        ({"hidden_sizes": ()}, "at least one width"),
+        ({"hidden_sizes": ()}, "hidden_sizes needs at least one value"),
     ],
 )
 def test_settings_that_cannot_work_say_what_would(change: dict[str, object], wanted: str) -> None:
