@@ -16,7 +16,7 @@ import secrets
 import shutil
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -36,6 +36,7 @@ MAX_DEPTH = 100  # levels of JSON that a user's file may have; Python's own pars
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
+_NAMED = ("metrics.jsonl", "transcripts.jsonl")  # checksums of their rows start with the name: no two can be exchanged
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------
@@ -121,9 +122,9 @@ def finite(data: Any) -> Any:
 
 
 def write_checked_json(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Write an object as `write_json` does, with the sha256 of its content as the last entry."""
+    """Write an object as `write_json` does, with the sha256 of its name and content as the last entry."""
     body = json.loads(json.dumps(finite(data)))
-    write_json(path, {**body, _SHA256: _content_sha256(body)})
+    write_json(path, {**body, _SHA256: _content_sha256(path, body)})
 
 
 def read_checked_json(path: str | Path) -> dict[str, Any]:
@@ -144,16 +145,18 @@ def verified(path: str | Path, data: Any) -> Any:
     if not isinstance(data, dict) or _SHA256 not in data:
         return data
     body = {name: value for name, value in data.items() if name != _SHA256}
-    if data[_SHA256] != _content_sha256(body):
+    if data[_SHA256] != _content_sha256(path, body):
         raise UsageError(
-            f"{path}: its content does not match its checksum, it was damaged or edited; restore it, or accept it "
-            f"as it is by removing its entry {_SHA256!r}"
+            f"{path}: its content does not match its checksum, it was damaged, edited or renamed; restore it, or "
+            f"accept it as it is by removing its entry {_SHA256!r}"
         )
     return body
 
 
-def _content_sha256(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _content_sha256(path: str | Path, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps([Path(path).name, body], sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 # --- JSON as bytes ---------------------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ class JsonLines:
     def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()  # guards the checksum, and the file, which buffers a row until it is flushed
-        self.crc = end = 0  # the checksum of the last row depends on all rows
+        self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows
         if path.exists():
             for row in scan_json_lines(path, end=cut_at):
                 self.crc, end = row.crc, row.end
@@ -279,7 +282,7 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class JsonRow(NamedTuple):
-    """A row of a JSON-lines file, the offset behind its line, and its checksum (0 before the first one)."""
+    """A row of a JSON-lines file, the offset behind its line, and its checksum."""
 
     value: dict[str, Any]
     end: int
@@ -297,20 +300,20 @@ def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[Jso
     Raises a UsageError `file:line: ...` for damage of any other kind. Rows of older versions and of other programs have
     no checksum.
     """
-    at, number, crc = 0, 0, None
+    at, number, crc, starts = 0, 0, None, _starts(path)
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if end is not None and at >= end:
                     break
                 try:
-                    value, crc = _parse_line(line, crc)
+                    value, crc = _parse_line(line, starts if crc is None else (crc,), has_crc=crc is not None)
                 except ValueError as error:
                     if _is_cut_off(line, is_last=not file.peek(1)):
                         break
                     raise UsageError(f"{path}:{number}: {error}") from None
                 at += len(line)
-                yield JsonRow(value, at, crc or 0)
+                yield JsonRow(value, at, starts[0] if crc is None else crc)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     if end is not None and at != end:
@@ -319,29 +322,38 @@ def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[Jso
 
 def check_json_lines(path: Path, *, end: int, crc: int | None) -> None:
     """Raise a UsageError unless the first `end` bytes of a file are whole rows, the last with the checksum `crc`."""
-    last = None
-    for last in scan_json_lines(path, end=end):  # noqa: B007
-        pass
-    if crc is not None and crc != (last.crc if last else 0):
+    found = _starts(path)[0]
+    for row in scan_json_lines(path, end=end):
+        found = row.crc
+    if crc not in (None, found):
         raise UsageError(f"{path}: its first {end:,} bytes are not the rows that were written there")
 
 
-def _parse_line(line: bytes, before: int | None) -> tuple[dict[str, Any], int | None]:
-    """Return the row of a line and its checksum, if rows have one; `before` is that of the line above."""
+def _starts(path: str | Path) -> tuple[int, ...]:
+    """Return the checksums that rows may start from; a copy under another name may be of any file."""
+    names = (name,) if (name := Path(path).name) in _NAMED else ("", *_NAMED)
+    return tuple(zlib.crc32(name.encode()) for name in names)
+
+
+def _parse_line(line: bytes, before: Sequence[int], *, has_crc: bool) -> tuple[dict[str, Any], int | None]:
+    """Return the row of a line and its checksum, None without one; the line above has one of the checksums `before`."""
     body = line.removesuffix(b"\n")
-    has_crc = body[-_CRC_BYTES:-10] == _CRC
-    if before is not None and not has_crc:
-        raise ValueError("damaged, it has no checksum")
-    crc = zlib.crc32(body[:-_CRC_BYTES], before or 0) if has_crc else None
-    if crc is not None and body[-10:-2] != b"%08x" % crc:
+    row, stored = body[:-_CRC_BYTES], body[-10:-2]
+    if body[-_CRC_BYTES:-10] != _CRC or not body.endswith(b'"}'):
+        if has_crc:
+            raise ValueError("damaged, it has no checksum")
+        return _row(body), None
+    crc = next((crc for crc in (zlib.crc32(row, start) for start in before) if b"%08x" % crc == stored), None)
+    if crc is None:
         raise ValueError("damaged, it does not match its checksum")
+    return _row(row + b"}"), crc
+
+
+def _row(text: bytes) -> Any:
     try:
-        value = decode(body)
+        return decode(text)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
-    if crc is not None:
-        del value["crc"]
-    return value, crc
 
 
 def _is_cut_off(line: bytes, *, is_last: bool) -> bool:

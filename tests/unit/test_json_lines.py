@@ -82,6 +82,17 @@ def test_zeros_at_the_end_are_a_cut_and_elsewhere_damage(path: Path) -> None:
         list(read_json_lines(path))
 
 
+def test_a_file_of_the_other_name_is_found_and_a_copy_under_a_free_name_is_read(tmp_path: Path) -> None:
+    rows = JsonLines(tmp_path / "metrics.jsonl")
+    rows.append(*ROWS)
+    rows.close()
+    (tmp_path / "transcripts.jsonl").write_bytes(rows.path.read_bytes())
+    (tmp_path / "baseline.jsonl").write_bytes(rows.path.read_bytes())
+    assert list(read_json_lines(tmp_path / "baseline.jsonl")) == ROWS
+    with pytest.raises(UsageError, match=r"transcripts\.jsonl:1: damaged"):
+        list(read_json_lines(tmp_path / "transcripts.jsonl"))
+
+
 def test_rows_of_an_older_version_are_read_and_continued(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
@@ -122,5 +133,8 @@ def test_a_checked_object_is_verified_and_one_without_a_checksum_is_read(tmp_pat
         except UsageError:
             continue
         assert {name: value for name, value in found.items() if name in expected} == expected
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="damaged, edited or renamed"):
+        read_checked_json(path.rename(tmp_path / "summary.json"))
     path.write_text('{"flags": {}}')
     assert read_checked_json(path) == {"flags": {}}
