@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -192,10 +191,7 @@ class HttpServer(ModelServer):
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: the server then dropped the beginning."""
-        if request.model not in self._contexts:
-            with contextlib.suppress(BackendError):
-                self._contexts[request.model] = self.context(request.model)
-        context = self._contexts.get(request.model)
+        context = self._known_context(request.model)
         if context is None:
             return completion
         if completion.prompt_tokens >= context:
@@ -204,6 +200,17 @@ class HttpServer(ModelServer):
         if completion.prompt_tokens + completion.completion_tokens > context:  # the reply pushed the prompt out
             return replace(completion, hit_limit=True)
         return completion
+
+    def _known_context(self, model: str) -> int | None:
+        """Return the context of a loaded model; the server is asked once, and again after it was down."""
+        if model not in self._contexts:
+            try:
+                self._contexts[model] = self.context(model)
+            except ServerDownError:
+                return None
+            except BackendError:
+                self._contexts[model] = None
+        return self._contexts[model]
 
     def _surely_fits(self, request: ChatRequest) -> bool:
         """Return whether a prompt fits the context even with a token for each byte.

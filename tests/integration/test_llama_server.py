@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from benchmark_batching import main as benchmark
 from benchmark_batching import main as benchmark
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main
@@ -75,7 +73,7 @@ def test_the_server_reports_its_slots_its_context_and_the_tokens_of_a_text(serve
     assert counted == 500
 
 
-def test_doctor_size_calls_and_benchmark_say_the_slots_that_the_server_reports(
+def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
     server: LlamaServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--openai-url", server.url]) == 0
@@ -90,9 +88,6 @@ def test_doctor_size_calls_and_benchmark_say_the_slots_that_the_server_reports(
     assert f"{server.slots} slots, " in size
     assert answers.format(16) in size
     assert ("batching cannot help" in doctor + size) == (server.slots == 1)
-    sizes = ("--num-queries", "4", "--batch-sizes", "2", "--repeats", "1", "--json", "-")
-    assert benchmark(["--openai-url", server.url, "--target-model", MODEL, *sizes]) == 0
-    assert json.loads(capsys.readouterr().out)["inferred_slots"] == server.slots
 
 
 def test_the_benchmark_has_the_same_slots_and_ends_within_its_budget(server: LlamaServer, tmp_path: Path) -> None:
