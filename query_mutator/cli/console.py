@@ -93,7 +93,7 @@ def note(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def progress(name: str, total: int, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
+def progress(name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
     """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
     from tqdm import tqdm
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator
+import math
+from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from query_mutator.data import pynames
+from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
 from query_mutator.types import Question
 
-Row = tuple[int, dict[str, Any]]  # line number in the file (1-based), the row's fields
+Gold = tuple[tuple[str, ...], str | None]  # accepted names, reference
+KNOWN_ANSWERS = 1 << 16
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
 
@@ -27,83 +30,53 @@ def load_questions(
     `accept, answer, reference, response` the gold: a list holds names that count as right, a text is one good answer.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DatasetError(f"{path}: no such file; give a .jsonl, .csv or .parquet file")
+    asked = {name for name in (question_column, answer_column) if name is not None}
+    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags"} | asked
     questions: list[Question] = []
-    lines: dict[str, int] = {}
-    for line, row in _rows(path):
-        question = _question(row, f"{path}:{line}", len(questions), question_column, answer_column)
-        if question.id in lines:
-            raise DatasetError(f"{path}:{line}: id {question.id!r} stands in line {lines[question.id]} already")
-        lines[question.id] = line
-        questions.append(question)
+    lines = array("q")
+    known: dict[Gold, Gold] = {}  # answers repeat; one object for each saves a third of the memory of large files
+    for line, row in read_rows(path, columns=columns):
+        questions.append(_question(row, f"{path}:{line}", len(questions), question_column, answer_column, known))
+        lines.append(line)
     if not questions:
         raise DatasetError(f"{path}: no questions in it; each row needs a question column such as `query`")
+    _check_ids(path, questions, lines)
     return questions
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    suffix = path.suffix.lower()
-    readers = {".jsonl": _jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
-    if suffix not in readers:
-        raise DatasetError(f"{path}: unknown kind {suffix or 'without suffix'!r}; give .jsonl, .csv or .parquet")
-    try:
-        yield from readers[suffix](path)
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
-
-
-def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise DatasetError(f"{path}:{line}: not JSON ({error}); each line must be one JSON object") from None
-            if not isinstance(row, dict):
-                raise DatasetError(f"{path}:{line}: a JSON {type(row).__name__}; each line must be one JSON object")
-            yield line, row
-
-
-def _csv_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            if None in row or None in row.values():
-                raise DatasetError(
-                    f"{path}:{reader.line_num}: {'more' if None in row else 'fewer'} cells than the header"
-                )
-            yield reader.line_num, dict(row)
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    try:
-        from pyarrow import ArrowInvalid, parquet
-    except ImportError:
-        raise DatasetError(f"{path}: Parquet needs pyarrow; pip install 'query-mutator[parquet]'") from None
-    try:
-        table = parquet.read_table(path)
-    except ArrowInvalid as error:
-        raise DatasetError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    yield from enumerate(table.to_pylist(), 1)
+def _check_ids(path: Path, questions: list[Question], lines: array[int]) -> None:
+    """Raise for an id that occurs twice."""
+    # Sorted hashes find candidates in 8 bytes a question, where a set of ids takes a hundred.
+    hashes = np.fromiter((hash(question.id) for question in questions), np.int64, len(questions))
+    in_order = np.sort(hashes)
+    doubled = in_order[1:][in_order[1:] == in_order[:-1]]
+    seen: dict[str, int] = {}
+    for place in np.flatnonzero(np.isin(hashes, doubled)).tolist() if len(doubled) else ():
+        name, line = questions[place].id, lines[place]
+        if name in seen:
+            raise DatasetError(f"{path}:{line}: id {name!r} stands in line {seen[name]} already")
+        seen[name] = line
 
 
 def _question(
-    row: dict[str, Any], where: str, index: int, question_column: str | None, answer_column: str | None
+    row: dict[str, Any],
+    where: str,
+    index: int,
+    question_column: str | None,
+    answer_column: str | None,
+    known: dict[Gold, Gold],
 ) -> Question:
     text = row.get(_column(row, question_column, QUESTION_COLUMNS, where, "question") or "")
     if not isinstance(text, str) or not text.strip():
-        raise DatasetError(
-            f"{where}: the question is {'empty' if not text else 'not a text'}; fill it in or drop the row"
-        )
-    accept, reference = _gold(row, where, answer_column)
+        what = "empty" if text is None or isinstance(text, str) else "not a text"
+        raise DatasetError(f"{where}: the question is {what}; fill it in or drop the row")
+    gold = _gold(row, where, answer_column)
+    accept, reference = known.setdefault(gold, gold) if len(known) < KNOWN_ANSWERS else known.get(gold, gold)
     tags = row.get("tags") or ()
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
         raise DatasetError(f"{where}: `tags` must be a list of texts")
     return Question(
-        id=str(row["id"] if row.get("id") not in (None, "") else index),
+        id=_id(row.get("id"), where, index),
         text=text.strip(),
         accept=accept,
         reference=reference,
@@ -111,7 +84,20 @@ def _question(
     )
 
 
-def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None]:
+def _id(value: Any, where: str, index: int) -> str:
+    """Return the id of a row, by default its number among the rows."""
+    if value is None or value == "":
+        return str(index)
+    if not (isinstance(value, str) or _is_number(value)):
+        raise DatasetError(f"{where}: `id` must be a text or a number, not {str(value)[:80]!r}")
+    return str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
     """Return (accepted names, reference); `reference` defaults to the docstring of `accept[0]`."""
     column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False)
     value = row.get(column) if column else None
@@ -125,8 +111,10 @@ def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[t
         reference = reference or value
         if column != "reference":
             accept = (value.strip(),)
-    elif value is not None and not isinstance(value, str):
+    elif _is_number(value):
         accept = (str(value),)
+    elif value is not None and not isinstance(value, str):
+        raise DatasetError(f"{where}: `{column}` must be a text, a number or a list of names, not {str(value)[:80]}")
     if reference is not None and not isinstance(reference, str):
         raise DatasetError(f"{where}: `reference` must be a text")
     if not reference and accept:

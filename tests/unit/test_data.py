@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from query_mutator.data import guard_questions, load_questions, pynames, python_docs, split_questions
 from query_mutator.data.split import target_key
@@ -26,8 +29,6 @@ def test_jsonl_row_becomes_a_question_with_the_docstring_as_reference(tmp_path: 
 
 
 def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
 
     rows = [{"q": "capital of France?", "a": "Paris"}, {"q": "two and two?", "a": "4"}]
     csv_path = write(tmp_path / "q.csv", "q,a", *(f"{row['q']},{row['a']}" for row in rows))
@@ -44,7 +45,16 @@ def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
     [
         ("{not json", ":2: not JSON"),
         ("[1]", ":2: a JSON list"),
-        ('{"query": "  "}', ":2: the question is not a text"),
+        ('{"query": "  "}', ":2: the question is empty"),
+        ('{"query": 7}', ":2: the question is not a text"),
+        ('{"query": ' + "[" * 500 + "]" * 500 + "}", ":2: not JSON (nested more than 100 levels deep)"),
+        ('{"query": ' + "[" * 200_000, ":2: not JSON (nested more than 100 levels deep)"),
+        ('{"query": "\\ud800"}', ":2: not JSON (a lone surrogate"),
+        ('{"query": "x", "id": "\\udfff"}', ":2: not JSON (a lone surrogate"),
+        ('{"query": "x", "id": {"a": 1}}', ":2: `id` must be a text or a number"),
+        ('{"query": "x", "accept": NaN}', ":2: not JSON (NaN is not a JSON number"),
+        ('{"query": "x", "accept": 1e999}', ":2: not JSON (the number 1e999 is too large"),
+        ('{"query": "x", "accept": {"a": 1}}', ":2: `accept` must be a text, a number or a list of names"),
         ('{"query": ""}', ":2: the question is empty"),
         ('{"other": "x"}', ":2: no question column"),
         ('{"query": "x", "accept": []}', ":2: `accept` must be a list"),
@@ -118,3 +128,44 @@ def test_every_bundled_line_is_one_json_object_with_the_documented_fields() -> N
         assert (
             {"id", "query", "accept", "tags"} <= set(json.loads(line)) <= {"id", "query", "accept", "tags", "reference"}
         )
+
+
+def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_path: Path) -> None:
+    long = "why? " * 40_000
+    path = write(tmp_path / "q.csv", "query,accept", f"{long},len", "how?,sum")
+    assert [question.text for question in load_questions(path)] == [long.strip(), "how?"]
+    path = write(tmp_path / "open.csv", "query,accept", '"why?,len', "how?,sum", "when?,abs")
+    with pytest.raises(DatasetError, match="not CSV"):
+        load_questions(path)
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"q\.csv:1: column 'query' occurs twice"):
+        load_questions(write(tmp_path / "q.csv", "query,accept,query", "a,b,c"))
+
+
+@pytest.mark.parametrize("path", ["x" * 5000 + ".jsonl", "a/" * 3000 + "q.csv"])
+def test_a_path_that_the_system_refuses_is_one_short_line(path: str) -> None:
+    with pytest.raises(DatasetError, match="characters") as caught:
+        load_questions(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_parquet_file_is_an_error_or_reads_as_some_questions(tmp_path: Path) -> None:
+    path = tmp_path / "q.parquet"
+    rows = [{"query": f"what is {number}?", "accept": ["len", "sum"], "id": number} for number in range(200)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
+    assert [question.id for question in load_questions(path)] == [str(number) for number in range(200)]
+    content = path.read_bytes()
+    rng, said = random.Random(0), list[str]()
+    for _ in range(120):
+        damaged = bytearray(content)
+        start = rng.randrange(len(damaged))
+        damaged[start : start + rng.randrange(1, 64)] = rng.randbytes(rng.randrange(0, 64))
+        path.write_bytes(damaged)
+        try:
+            load_questions(path)
+        except DatasetError as error:
+            said.append(str(error))
+    assert len(said) > 60
+    assert all(line.startswith(str(path)) for line in said)

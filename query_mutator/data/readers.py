@@ -1,0 +1,131 @@
+"""Rows of JSONL, CSV and Parquet files, a few at a time; whatever is wrong with a file is a DatasetError."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from query_mutator.cli.console import progress
+from query_mutator.errors import DatasetError
+from query_mutator.files import parse_json
+
+__all__ = ["Row", "read_rows"]
+
+Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
+_FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
+_BATCH_ROWS = 4096  # of Parquet, in memory at once
+_BAR_BYTES = 8 << 20  # smaller files are read too fast for a progress bar
+
+
+def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
+    """Yield the rows of a file; of Parquet only those of `columns` that it has, so that memory stays small."""
+    suffix = path.suffix.lower()
+    with _file_errors(path):
+        if not path.is_file():
+            raise DatasetError(f"{path}: no such file; give a .jsonl, .csv or .parquet file")
+        size = path.stat().st_size
+    readers: dict[str, Callable[[], Iterator[Row]]] = {
+        ".jsonl": lambda: _jsonl_rows(path),
+        ".csv": lambda: _csv_rows(path),
+        ".parquet": lambda: _parquet_rows(path, columns),
+    }
+    if suffix not in readers:
+        raise DatasetError(f"{path}: unknown kind {suffix or 'without suffix'!r}; give .jsonl, .csv or .parquet")
+    if size < _BAR_BYTES:
+        yield from readers[suffix]()
+        return
+    with progress(f"reading {path.name}", _num_rows(path), unit="row") as bar:
+        for row in readers[suffix]():
+            bar.update()
+            yield row
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system or a decoder says about a file into a DatasetError."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        name = str(path) if len(str(path)) <= 300 else f"{str(path)[:100]}... ({len(str(path))} characters)"
+        raise DatasetError(f"{name}: cannot be read ({error.strerror or error}); check the path") from None
+
+
+def _num_rows(path: Path) -> int | None:
+    """Return the rows of a Parquet file, None for files whose rows are not counted before they are read."""
+    if path.suffix.lower() != ".parquet":
+        return None
+    with _parquet_errors(path) as parquet:
+        return int(parquet.read_metadata(path).num_rows)
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with _file_errors(path), path.open("rb") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                row = parse_json(text)
+            except UnicodeDecodeError as error:
+                raise DatasetError(f"{path}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+            except ValueError as error:
+                raise DatasetError(f"{path}:{line}: not JSON ({error}); each line must be one JSON object") from None
+            if not isinstance(row, dict):
+                raise DatasetError(f"{path}:{line}: a JSON {type(row).__name__}; each line must be one JSON object")
+            yield line, row
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_FIELD_CHARACTERS)
+    with _file_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)  # strict: an open quote is an error, not the rest of the file
+        try:
+            _check_names(reader.fieldnames or (), f"{path}:1")
+            for row in reader:
+                if None in row or None in row.values():
+                    count = "more" if None in row else "fewer"
+                    raise DatasetError(f"{path}:{reader.line_num}: {count} cells than the header")
+                yield reader.line_num, dict(row)
+        except csv.Error as error:
+            raise DatasetError(f"{path}:{reader.line_num}: not CSV ({error}); check the quotes of the row") from None
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[Any]:
+    """Yield pyarrow.parquet; turn what it says about a file into a DatasetError."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DatasetError(f"{path}: Parquet needs pyarrow; pip install 'query-mutator[parquet]'") from None
+    try:
+        yield parquet
+    except DatasetError:
+        raise
+    # A damaged file gives any of these: pyarrow believes the sizes and types that are written in it.
+    except (ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DatasetError(f"{path}: not a readable Parquet file ({reason[:200]}); write it again") from None
+
+
+def _parquet_rows(path: Path, columns: Collection[str]) -> Iterator[Row]:
+    with _parquet_errors(path) as parquet, parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        names = file.schema_arrow.names
+        _check_names(names, str(path))
+        wanted = [name for name in names if name in columns]
+        number = 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted or None):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    """Raise for a column that occurs twice: one of them would be lost."""
+    twice = [name for name, count in Counter(names).items() if count > 1 and name]
+    if twice:
+        raise DatasetError(f"{where}: column {twice[0]!r} occurs twice; rename one")
