@@ -9,6 +9,11 @@ Nothing imported here loads torch: `--help` answers at once.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load ends the process without a traceback
+
 import contextlib
 import dataclasses
 import gc

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -22,13 +23,18 @@ from typing import Any
 import torch
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.errors import CheckpointError
+from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, CheckpointError
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.journal import Journal
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import kill_when, start, train, transcript, weights
 
+EXIT_CODES = {
+    signal.SIGKILL: -signal.SIGKILL,
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGTERM: EXIT_TERMINATED,
+}
 ALGOS: dict[str, list[str]] = {
     "ppo": ["--deterministic"],
     "iqn": ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
@@ -44,25 +50,40 @@ class Killed:
     lost: tuple[int, ...]  # calls to pay again, by kill
     same_transcript: bool
     same_weights: bool
+    complaints: tuple[str, ...] = ()  # what was wrong with an exit code or the output
 
 
 def killed_run(
-    algo: str, *, batch_size: int, kills: int, folder: Path, rng: random.Random, env_steps: int = 256
+    algo: str,
+    *,
+    batch_size: int,
+    kills: int,
+    folder: Path,
+    rng: random.Random,
+    env_steps: int = 256,
+    signals: Sequence[str] = ("SIGKILL",),
 ) -> Killed:
-    """Return what `kills` at random moments did to a run, which they interrupt in training and in evaluations."""
+    """Return what `kills` at random moments did to a run, which they interrupt in training and in evaluations.
+
+    The kills take turns through `signals`.
+    """
     with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=4, latency_sigma=1.0) as server:
         argv = _flags(algo, server, folder, batch_size=batch_size, env_steps=env_steps)
         whole = _started(folder / "whole")
         train([*argv, *_places(whole)], whole)
         total = _received(server)
         killed, lost, done, know = _started(folder / "killed"), [], 0, 0
+        complaints = []
         given = [*argv, *_places(killed)]
         while done < kills:
             before = _received(server)
             moment = before + rng.randrange(1, max(2, 3 * total // (2 * kills)))
-            if not kill_when(start(given, killed), lambda: _received(server) >= moment):  # noqa: B023
+            trainer, number = start(given, killed), signal.Signals[signals[done % len(signals)]]
+            if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
                 break  # it has ended
             done += 1
+            if trainer.exitcode != EXIT_CODES[number]:
+                complaints.append(f"exit code {trainer.exitcode} after {number.name}")
             missing = _received(server) - total - known_calls(killed)
             lost.append(missing - know)
             know = missing
@@ -77,6 +98,7 @@ def killed_run(
             lost=tuple(lost),
             same_transcript=transcript(runs[0]) == transcript(runs[1]),
             same_weights=all(torch.equal(tensor, second[name]) for name, tensor in first.items()),
+            complaints=(*complaints, *_tracebacks(killed / "output.txt")),
         )
 
 
@@ -96,6 +118,11 @@ def known_calls(folder: Path) -> int:
         paid = sum(outcome.completion.attempts > 0 for _, outcome in journal._outcomes.values())
         journal.close()
     return known + done.llm_calls + paid
+
+
+def _tracebacks(output: Path) -> list[str]:
+    text = output.read_text(encoding="utf-8")
+    return [] if "Traceback" not in text else [text[text.index("Traceback") :][:2000]]
 
 
 def _flags(algo: str, server: EmbeddedServer, folder: Path, *, batch_size: int, env_steps: int) -> list[str]:
@@ -131,6 +158,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--algo", nargs="+", choices=ALGOS, default=list(ALGOS))
     parser.add_argument("--batch-size", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--env-steps", type=int, default=2048)
+    parser.add_argument("--signals", nargs="+", default=["SIGKILL"], help="which the kills use in turns")
     parser.add_argument("--seed", type=int, default=1)
     flags: Any = parser.parse_args(argv)
     bad = 0
@@ -145,11 +173,13 @@ def main(argv: Sequence[str]) -> int:
                     folder=Path(folder),
                     rng=random.Random(f"{flags.seed}:{algo}:{batch_size}"),
                     env_steps=flags.env_steps,
+                    signals=flags.signals,
                 )
             most, mean = max(result.lost, default=0), sum(result.lost) / max(1, len(result.lost))
             same = ["same" if equal else "other" for equal in (result.same_transcript, result.same_weights)]
             print(f"{algo:8}{batch_size:5}{result.kills:7}{most:22}{mean:7.1f}  {same[0]:10}  {same[1]}", flush=True)
-            bad += most > batch_size or (algo == "ppo" and not result.same_weights)
+            print(*result.complaints, sep="\n", end="", flush=True)
+            bad += most > batch_size or bool(result.complaints) or (algo == "ppo" and not result.same_weights)
     return int(bad > 0)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from query_mutator.cli.console import exit_code
+from query_mutator.cli.console import run_cli
 from query_mutator.files import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from train_query_mutator import main
@@ -39,7 +39,8 @@ _PROCESSES.set_forkserver_preload(
 def _train(argv: Sequence[str], output: Path) -> None:
     sys.stdout = sys.stderr = output.open("a", encoding="utf-8")
     torch.set_num_threads(1)
-    sys.exit(exit_code(main, argv, prog="train"))
+    sys.argv[1:] = argv
+    run_cli(main, prog="train")
 
 
 def start(argv: Sequence[str], folder: Path) -> BaseProcess:
@@ -56,12 +57,12 @@ def train(argv: Sequence[str], folder: Path) -> None:
     assert process.exitcode == 0, (folder / "output.txt").read_text(encoding="utf-8")
 
 
-def kill_when(process: BaseProcess, moment: Callable[[], bool]) -> bool:
-    """Kill a trainer at a moment; False when it ended before."""
+def kill_when(process: BaseProcess, moment: Callable[[], bool], *, number: int = signal.SIGKILL) -> bool:
+    """Kill a trainer at a moment, or send it another signal and wait for its end; False when it ended before."""
     while process.is_alive():
         if moment():
             assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
             process.join()
             return True
         time.sleep(0.001)

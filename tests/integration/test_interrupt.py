@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
+from tests.integration.killing import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_MS = 120_000  # no call comes back before its test gives up
@@ -96,3 +98,121 @@ def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str],
     assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
     records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
     assert len(records) == len(set(records)) == steps + 32
+
+
+class Stalling(Librarian):
+    """Answers while `goes_on` is set."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def reply(self, prompt: str) -> str:
+        self.goes_on.wait()
+        return super().reply(prompt)
+
+
+@pytest.fixture
+def stalling() -> Iterator[tuple[EmbeddedServer, Stalling]]:
+    model = Stalling()
+    with start_server([model, Softener()], num_parallel=8, latency_ms=4) as server:
+        yield server, model
+        model.goes_on.set()
+
+
+def rows_in(run: Path) -> int:
+    return len((run / "transcripts.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_the_final_comparison_can_be_ended_and_made_up_for(
+    name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+) -> None:
+    server, model = stalling
+    flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0"]
+    process, run = started(flags, tmp_path)
+    wait_until(lambda: rows_in(run) == 64, process)
+    model.goes_on.clear()
+    wait_until(lambda: server.stats()["in_service"] > 0, process)
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert not (run / "summary.json").exists()
+    model.goes_on.set()
+
+    from train_query_mutator import main
+
+    assert main(["--resume", str(run)]) == 0
+    assert (run / "summary.json").exists()
+    assert rows_in(run) == 64
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_evaluation_of_its_own_can_be_ended(
+    name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+) -> None:
+    from train_query_mutator import main
+
+    server, model = stalling
+    assert main([*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]) == 0
+    model.goes_on.clear()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(tmp_path / "runs" / "latest")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_until(lambda: server.stats()["in_service"] > 0, process)
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, ""), err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(
+    name: str, code: int, tiny_flags: list[str], tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path, num_parallel=8, latency_ms=4)
+    flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
+    process, run = started(flags, tmp_path)
+    wait_until(lambda: rows_in(run) >= 8, process)
+    server.kill()
+    assert process.stderr is not None
+    said = b""
+    while b"server away since" not in said:  # at the end of a bar, which is no line yet
+        said += (piece := os.read(process.stderr.fileno(), 4096))
+        assert piece, said
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert "connect" not in "".join(path.read_text() for path in (run / "journal").iterdir())
+    server.start()
+
+    from train_query_mutator import main
+
+    assert main(["--resume", str(run)]) == 0
+    assert all(row["valid"] for row in read_json_lines(run / "transcripts.jsonl"))
+    server.kill()
+
+
+@pytest.mark.parametrize("command", [["train_query_mutator.py"], ["benchmark_batching.py"], ["-m", "query_mutator"]])
+def test_ctrl_c_while_modules_load_shows_no_traceback(command: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *command, "--help"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    while "query_mutator.cli" not in process.stderr.readline():  # it loads the product now
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err
+    assert "Traceback" not in err

@@ -15,9 +15,23 @@ from tests.attack.kills import killed_run
 KILLS = 4
 
 
-@pytest.mark.parametrize(("algo", "batch_size"), [("ppo", 16), ("iqn", 4), ("bandit", 4)])
-def test_no_kill_loses_more_calls_than_were_in_flight(algo: str, batch_size: int, tmp_path: Path) -> None:
-    result = killed_run(algo, batch_size=batch_size, kills=KILLS, folder=tmp_path, rng=random.Random(5), env_steps=128)
+@pytest.mark.parametrize(
+    ("algo", "batch_size", "signals"),
+    [
+        ("ppo", 16, ["SIGKILL"]),
+        ("iqn", 4, ["SIGKILL", "SIGINT", "SIGTERM"]),
+        ("bandit", 4, ["SIGKILL"]),
+        ("ppo", 4, ["SIGINT", "SIGTERM"]),
+    ],
+)
+def test_no_kill_loses_more_calls_than_were_in_flight(
+    algo: str, batch_size: int, signals: list[str], tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    result = killed_run(
+        algo, batch_size=batch_size, kills=KILLS, folder=tmp_path, rng=rng, env_steps=128, signals=signals
+    )
+    assert not result.complaints
     assert result.kills >= KILLS - 1  # the last moment may lie behind the end
     assert max(result.lost) <= batch_size
     assert min(result.lost) >= 0
