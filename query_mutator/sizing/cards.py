@@ -6,6 +6,7 @@ peak(B) = max(floor, base + slope B)        measured = context + factor x estima
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +73,10 @@ class Calibration:
     slack: float = SLACK
     rests_on: str = "context and fragmentation by rule of thumb"
 
+    def __post_init__(self) -> None:
+        if not (0 < self.factor < math.inf and 0 <= self.context_bytes < math.inf and 0 <= self.slack < 1):
+            raise ValueError(f"factor={self.factor}, context_bytes={self.context_bytes}, slack={self.slack} cannot be")
+
     def room(self, vram_bytes: int) -> float:
         """Return the largest estimate in bytes that fits a card."""
         return (vram_bytes * (1 - self.slack) - self.context_bytes) / self.factor
@@ -81,22 +86,33 @@ def fit_calibration(measured: Sequence[float], estimated: Sequence[float], *, to
     """Return the calibration for bytes measured and estimated at some batch sizes; UsageError if none fits.
 
     `totals` are figures of nvidia-smi, context included; otherwise they are what PyTorch allocated, and the context
-    stays a rule of thumb. A single point gives the factor alone.
+    stays a rule of thumb. A single point gives the factor alone, and so do points too close or too coarse for a line:
+    a context below 0 is rounding of the figures.
     """
     import numpy as np
 
     y, x = np.asarray(measured, dtype=np.float64), np.asarray(estimated, dtype=np.float64)
-    if not len(x) or not (x > 0).all() or not (y > 0).all():
+    if not len(x) or not (x > 0).all() or not (y > 0).all() or not np.isfinite([x, y]).all():
         raise UsageError("measured memory must be above 0")
-    context = float(CONTEXT_BYTES)
+    context, offset = float(CONTEXT_BYTES), float(CONTEXT_BYTES) if totals else 0.0
+    factor = float((y - offset) @ x / (x @ x))
+    points, by_rule = "1 measured point" if len(x) == 1 else f"{len(x)} measured points", ""
     if totals and len(set(x)) > 1:
-        factor, context = (float(value) for value in np.polyfit(x, y, 1))
-    else:
-        factor = float(((y - (context if totals else 0.0)) @ x) / (x @ x))
-    if factor <= 0 or context < 0:
-        raise UsageError("measured memory does not grow with the estimate; check that the figures are of this model")
-    points = "1 measured point" if len(x) == 1 else f"{len(x)} measured points"
-    return Calibration(context_bytes=int(context), factor=factor, slack=MEASURED_SLACK, rests_on=points)
+        line = [float(value) for value in np.polyfit(x, y, 1)]
+        if line[0] <= 0:
+            raise UsageError(
+                "measured memory does not grow with the estimate; check that the figures are of this model"
+            )
+        if line[1] >= 0:
+            factor, context = line
+        else:
+            by_rule = f", context of {CONTEXT_BYTES // MIB} MiB by rule of thumb"
+    if factor <= 0:
+        raise UsageError(
+            f"measured memory is below {CONTEXT_BYTES // MIB} MiB, which a CUDA context takes; leave out --totals for "
+            "what PyTorch allocated"
+        )
+    return Calibration(context_bytes=int(context), factor=factor, slack=MEASURED_SLACK, rests_on=points + by_rule)
 
 
 def write_calibration(path: str, calibration: Calibration) -> None:

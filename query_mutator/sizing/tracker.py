@@ -29,6 +29,7 @@ __all__ = ["BLOCK_BYTES", "Ledger", "StorageTracker"]
 
 logger = logging.getLogger(__name__)
 
+MODEL_PHASES = ("build", "inputs", "forward", "backward")  # with code of the model
 BLOCK_BYTES = 512  # CUDA's allocator returns multiples of this
 _ATEN = torch.ops.aten
 _DEVICE, _NUMBER = torch.ops.prim.device.default, _ATEN._local_scalar_dense.default
@@ -108,7 +109,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE:  # called many times for each operation
             return args[0].device
         if func is _NUMBER:  # .item(): there is no data to read
-            _warn_of_guesses()
+            if self.ledger.phase in MODEL_PHASES:  # Adam reads its step count, which changes no size
+                _warn_of_guesses()
             kind = args[0].dtype
             return 1.0 if kind.is_floating_point else True if kind is torch.bool else 1
         for leaf in tree_leaves((args, kwargs)):

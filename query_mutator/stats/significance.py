@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -11,12 +11,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.stats.intervals import student_t, welch
+from query_mutator.stats.intervals import moments, student_t, welch
 
 __all__ = ["Permutation", "holm", "minimum_detectable_effect", "permutation_test", "pooled_spread", "welch_p"]
 
 _EXACT_UP_TO = 200_000  # splits that are enumerated
 _DRAWN = 50_000  # splits drawn where there are more
+_NUMBERS_AT_ONCE = 4_000_000  # of drawn splits in memory
 _POWER = 0.8
 
 
@@ -29,34 +30,44 @@ class Permutation:
     exact: bool
 
 
-def permutation_test(ours: Sequence[float], theirs: Sequence[float]) -> Permutation:
-    """Test a difference of means over all splits of the pooled values, or over drawn ones where there are too many."""
+def permutation_test(ours: Sequence[float], theirs: Sequence[float]) -> Permutation | None:
+    """Test a difference of means over all splits of the pooled values, or over drawn ones where there are too many.
+
+    None when either side has no value, or one is not finite.
+    """
     pooled, n, m = np.array([*ours, *theirs], dtype=np.float64), len(ours), len(theirs)
+    if not n or not m or not np.isfinite(pooled).all():
+        return None
     total = math.comb(n + m, n)
     exact = total <= _EXACT_UP_TO
-    rows = _all_splits(n + m, n) if exact else _drawn_splits(n + m, n)
-    sums = pooled[rows].sum(axis=1)
-    differences = np.abs(sums / n - (pooled.sum() - sums) / m)
-    observed = abs(float(np.mean(ours)) - float(np.mean(theirs)))
-    hits = int((differences >= observed - 1e-12 * max(1.0, observed)).sum())
+    scale = float(np.abs(pooled).max()) or 1.0
+    pooled = pooled / scale  # sums of large values would overflow
+    observed = abs(float(np.mean(pooled[:n])) - float(np.mean(pooled[n:])))
+    hits = drawn = 0
+    for rows in [_all_splits(n + m, n)] if exact else _drawn_splits(n + m, n):
+        sums = pooled[rows].sum(axis=1)
+        differences = np.abs(sums / n - (pooled.sum() - sums) / m)
+        hits += int((differences >= observed - 1e-12).sum())
+        drawn += len(rows)
     smallest = (2 if n == m else 1) / total
-    return Permutation(p=hits / total if exact else (hits + 1) / (len(rows) + 1), smallest=smallest, exact=exact)
+    return Permutation(p=hits / total if exact else (hits + 1) / (drawn + 1), smallest=smallest, exact=exact)
 
 
-def welch_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the two-sided p value of Welch's test; 1 with fewer than two values on a side."""
-    from scipy.stats import t
+def welch_p(ours: Sequence[float], theirs: Sequence[float], *, noise: float = 0.0) -> float:
+    """Return the two-sided p value of Welch's test, 1 where no variance can be estimated; `noise` as in `welch`."""
+    from scipy.stats import norm, t
 
-    difference, error, degrees = welch(ours, theirs)
-    if not math.isfinite(error):
+    difference, error, degrees = welch(ours, theirs, noise=noise)
+    if not math.isfinite(error) or not math.isfinite(difference):
         return 1.0
-    if error == 0:
-        return 1.0 if difference == 0 else 0.0
-    return float(2 * t.sf(abs(difference) / error, degrees))
+    ratio = abs(difference) / error
+    return float(2 * (norm.sf(ratio) if math.isinf(degrees) else t.sf(ratio, degrees)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for the number of comparisons (Holm 1979)."""
+    """Return p values corrected for the number of comparisons (Holm 1979); ValueError for a number outside 0 to 1."""
+    if not all(0 <= p <= 1 for p in p_values):
+        raise ValueError(f"{list(p_values)} are not p values")
     corrected, highest = [0.0] * len(p_values), 0.0
     for rank, (at, p) in enumerate(sorted(enumerate(p_values), key=lambda found: found[1])):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p))
@@ -67,7 +78,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
     """Return the difference of means that a two-sided 5 % t test of n against m values detects with 80 % power.
 
-    `spread` is the standard deviation within a group; infinite with fewer than three values in all.
+    `spread` is the standard deviation within a group; infinite with fewer than three values in all, NaN without a
+    spread or with one of 0, which says nothing about the noise.
     """
     from scipy.optimize import brentq
     from scipy.stats import ncf
@@ -75,6 +87,8 @@ def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
     degrees = n + m - 2
     if n < 1 or m < 1 or degrees < 1:
         return math.inf
+    if not 0 < spread < math.inf:
+        return math.nan
     critical, scale = student_t(degrees), math.sqrt(1 / n + 1 / m)
 
     def missing_power(effect: float) -> float:
@@ -91,8 +105,12 @@ def pooled_spread(*groups: Sequence[float]) -> float:
     """Return the standard deviation within groups; NaN when no group has two values."""
     several = [group for group in groups if len(group) > 1]
     degrees = sum(len(group) - 1 for group in several)
-    squares = sum(float(np.var(group, ddof=1)) * (len(group) - 1) for group in several)
-    return math.sqrt(squares / degrees) if degrees else math.nan
+    variances = [moments(np.asarray(group, dtype=np.float64))[1] for group in several]
+    return (
+        math.sqrt(sum(v * (len(g) - 1) / degrees for v, g in zip(variances, several, strict=True)))
+        if degrees
+        else math.nan
+    )
 
 
 @lru_cache(maxsize=16)
@@ -100,6 +118,10 @@ def _all_splits(total: int, first: int) -> NDArray[np.int64]:
     return np.array(list(combinations(range(total), first)), dtype=np.int64)
 
 
-def _drawn_splits(total: int, first: int) -> NDArray[np.int64]:
-    draws = np.random.default_rng(0).random((_DRAWN, total))
-    return np.asarray(np.argpartition(draws, first, axis=1)[:, :first])
+def _drawn_splits(total: int, first: int) -> Iterator[NDArray[np.int64]]:
+    """Yield drawn splits in parts of some megabytes."""
+    rng = np.random.default_rng(0)
+    rows = max(1, min(_DRAWN, _NUMBERS_AT_ONCE // total))
+    for start in range(0, _DRAWN, rows):
+        draws = rng.random((min(rows, _DRAWN - start), total))
+        yield np.asarray(np.argpartition(draws, first, axis=1)[:, :first])

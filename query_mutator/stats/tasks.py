@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.stats.intervals import Floats, Interval
+from query_mutator.stats.intervals import WHOLE_LINE, Floats, Interval
 
 __all__ = ["interquartile_mean", "probability_of_improvement", "stratified_interval"]
 
@@ -14,27 +15,37 @@ _RESAMPLES = 2000
 
 
 def interquartile_mean(values: Sequence[float] | Floats) -> float:
-    """Return the mean of the middle half of all runs of all tasks."""
+    """Return the mean of the middle half of all runs of all tasks; NaN without any."""
     from scipy.stats import trim_mean
 
-    return float(trim_mean(np.ravel(values), 0.25))
+    flat = np.ravel(np.asarray(values, dtype=np.float64))
+    return float(trim_mean(flat, 0.25)) if len(flat) else math.nan
 
 
 def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
-    """Return the 95 % bootstrap interval of the interquartile mean; runs are resampled within each task."""
+    """Return the 95 % bootstrap interval of the interquartile mean; runs are resampled within each task.
+
+    The whole line unless every task has two runs and all values are finite.
+    """
     from scipy.stats import trim_mean
 
+    arrays = [np.asarray(task, dtype=np.float64) for task in tasks]
+    if not arrays or any(len(task) < 2 or not np.isfinite(task).all() for task in arrays):
+        return WHOLE_LINE
     rng = np.random.default_rng(0)
-    drawn = [rng.choice(np.asarray(task, dtype=np.float64), (_RESAMPLES, len(task))) for task in tasks]
+    drawn = [rng.choice(task, (_RESAMPLES, len(task))) for task in arrays]
     means = trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the probability that a run of ours exceeds one of theirs on a task; ties count half, mean over tasks."""
+    """Return the probability that a run of ours exceeds one of theirs on a task; ties count half, mean over tasks.
+
+    NaN when a task has no run on either side, or a value is NaN.
+    """
     each = []
     for a, b in zip(ours, theirs, strict=True):
-        differences = np.subtract.outer(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
-        each.append(float((differences > 0).mean() + 0.5 * (differences == 0).mean()))
-    return float(np.mean(each))
+        pairs = [(x > y) + 0.5 * (x == y) for x in a for y in b]
+        each.append(float(np.mean(pairs)) if pairs and not np.isnan([*a, *b]).any() else math.nan)
+    return float(np.mean(each)) if each else math.nan

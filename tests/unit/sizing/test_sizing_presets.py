@@ -12,12 +12,13 @@ from torch import nn
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.sizing.act import ACT, act
-from query_mutator.sizing.cards import Calibration, fit_calibration
+from query_mutator.sizing.cards import GIB, Calibration, fit_calibration, read_calibration
 from query_mutator.sizing.collecting import replay_bytes, rollout_bytes
 from query_mutator.sizing.lerobot import smolvla
-from query_mutator.sizing.memory import Recipe, estimate
+from query_mutator.sizing.memory import Recipe, Workload, estimate
 from query_mutator.sizing.presets import PRESETS, preset
 from query_mutator.sizing.real_steps import bisect, knee_line, knee_of
+from query_mutator.sizing.tracker import _warn_of_guesses
 
 MIB = 2**20
 
@@ -110,6 +111,40 @@ def test_a_calibration_is_recovered_from_measured_points() -> None:
     assert fit_calibration([2.2], [2.0], totals=False).factor == pytest.approx(1.1)
     with pytest.raises(ValueError, match="does not grow"):
         fit_calibration([4.0, 2.0], [1.0, 2.0], totals=True)
+
+
+def test_the_documented_calibration_of_act_has_a_result() -> None:
+    # Estimates of act at batch 8 and 16; the figures of nvidia-smi are rounded to 0.1 GiB.
+    estimated = [2.25 * GIB, 3.975 * GIB]
+    found = fit_calibration([2.6 * GIB, 4.6 * GIB], estimated, totals=True)
+    assert (found.context_bytes, 0.9 < found.factor < 1.1) == (600 * MIB, True)
+    assert found.rests_on == "2 measured points, context of 600 MiB by rule of thumb"
+    with pytest.raises(ValueError, match="leave out --totals"):
+        fit_calibration([0.2 * GIB], [0.2 * GIB], totals=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", ['"factor": 0', '"factor": NaN', '"context_bytes": -1', '"slack": 1', '"factor": "x"']
+)
+def test_a_calibration_that_cannot_be_is_refused(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text("{" + wrong + "}")
+    with pytest.raises(ValueError, match="`qm size calibrate` writes such a file"):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(False, 0), (True, 1)])
+def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
+    seen: bool, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loss(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = module(x).sum()
+        return total * total.item() if seen else total
+
+    _warn_of_guesses.cache_clear()
+    workload = Workload(name="net", build=lambda: nn.Linear(4, 4), batch=lambda b: (torch.zeros(b, 4),), loss=loss)
+    estimate(workload, 2)
+    assert sum(".item()" in record.getMessage() for record in caplog.records) == expected
 
 
 def test_calibrating_from_a_log_and_using_it(
