@@ -11,6 +11,7 @@ import hashlib
 import io
 import mmap
 import os
+import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,11 +62,24 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def load_tensors(path: str | Path) -> Any:
+    """Return the tensors and plain values of a .pt file, on the CPU; ValueError for a file with other objects.
+
+    PyTorch's own message advises to load those after all, which would run the code in the file.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" not in str(error) and "Weights only" not in str(error):
+            raise
+        raise ValueError("it holds Python objects, which may run code; only tensors and plain values load") from None
+
+
 def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any]:
     """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line if it lacks `entry`."""
     try:
         _verify(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_tensors(path)
     except FileNotFoundError as error:
         raise ValueError(f"no checkpoint at {path}") from error
     except Exception as error:  # damaged bytes fail in many ways

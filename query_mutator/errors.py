@@ -18,6 +18,7 @@ A single failed call is not in this tree: it is data (`types.ErrorInfo`), becaus
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +30,18 @@ EXIT_TERMINATED = 143
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST}
 _CLOSED |= {errno.ENAMETOOLONG, errno.ELOOP}
+
+HIDDEN = "***"
+_CREDENTIALS = re.compile(
+    r"(?P<before>//)[^/\s@'\"]+(?=@)"  # user:password@host
+    r"|(?P<name>[?&][\w.-]{0,40}(key|token|secret|password|auth|sig)[\w.-]{0,40}=)[^&\s'\"#]+",
+    re.IGNORECASE,
+)
+
+
+def hide_credentials(text: str) -> str:
+    """Return `text` without the credentials in its URLs: user and password, and parameters named as secrets."""
+    return _CREDENTIALS.sub(lambda match: f"{match['before'] or match['name']}{HIDDEN}", text)
 
 
 class QueryMutatorError(Exception):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
+from query_mutator.analysis.csv_file import write_csv
 from query_mutator.analysis.curves import Reading
 from query_mutator.analysis.results import Analysis, MetricResult, at_checkpoints, checkpoints
 from query_mutator.cli.outputs import marked
@@ -54,10 +55,8 @@ def as_json(analysis: Analysis) -> str:
 def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
     """Return every number of the comparison and its checkpoints as CSV, one per row."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for result in analysis.results:
-        writer.writerows(_csv_rows(result, analysis.axis, interval))
+    rows = (row for result in analysis.results for row in _csv_rows(result, analysis.axis, interval))
+    write_csv(out, chain([_COLUMNS], rows))
     return out.getvalue()
 
 

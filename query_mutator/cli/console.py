@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 from weakref import WeakSet
 
+from query_mutator.cli.plain import PlainStream, plain_output
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError
 from query_mutator.files import disk_advice
 
@@ -29,8 +30,8 @@ SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if som
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 
 __all__ = [
-    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "note", "progress", "run_cli",
-    "show_status", "table",
+    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "log_to_stderr", "note", "progress",
+    "run_cli", "show_status", "table",
 ]  # fmt: skip
 
 _on_interrupt: list[Callable[[], None]] = []
@@ -47,7 +48,7 @@ class Interrupted(KeyboardInterrupt):
 
 def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     """Run a command line's `main(argv)` and end the process with its exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log_to_stderr("%(message)s")
     _install_handlers()
     code = exit_code(main, sys.argv[1:], prog=prog)
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE):
@@ -57,6 +58,17 @@ def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
 
 def exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
     """Return the exit code of `main(argv)`; print one line on stderr for invalid input or a failing server or disk."""
+    with plain_output():
+        return _exit_code(main, argv, prog=prog)
+
+
+def log_to_stderr(format: str) -> None:
+    """Print warnings of all modules on standard error, as plain text."""
+    handler = logging.StreamHandler(cast(TextIO, PlainStream(sys.stderr)))
+    logging.basicConfig(level=logging.WARNING, format=format, handlers=[handler])
+
+
+def _exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
     try:
         code = main(argv)
         sys.stdout.flush()

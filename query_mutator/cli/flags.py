@@ -17,6 +17,7 @@ version), groups without a prefix in the flag's name, `--x a --x b` for a tuple,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -37,6 +38,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from query_mutator import __version__
 from query_mutator.cli.bounds import check_bounds
 from query_mutator.cli.outputs import REPORT, Output, check_outputs
+from query_mutator.cli.plain import styled_output
 from query_mutator.errors import UsageError
 from query_mutator.files import verified
 from query_mutator.registry import nearest
@@ -296,7 +298,8 @@ def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everyth
     if not everything and hasattr(cls, "FIRST"):
         description += f"\n--help-all shows all {len(flags)} flags."
     view = dataclasses.make_dataclass("Help", fields, kw_only=True)
-    tyro.cli(view, args=["--help"], prog=prog, description=description, config=(OmitArgPrefixes,))
+    with styled_output(), contextlib.suppress(SystemExit):
+        tyro.cli(view, args=["--help"], prog=prog, description=description, config=(OmitArgPrefixes,))
     raise SystemExit(0)
 
 

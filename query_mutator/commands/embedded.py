@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NoReturn
 
-from query_mutator.cli.console import exit_code
+from query_mutator.cli.console import exit_code, log_to_stderr
 from query_mutator.cli.flags import parse_flags
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
 from query_mutator.embedded.faults import KINDS, FaultPlan
@@ -63,7 +62,7 @@ class EmbeddedFlags(ServerSettings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code, 0 then and 2 for what cannot be served."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr("%(levelname)s %(name)s: %(message)s")
     return exit_code(_serve, sys.argv[1:] if argv is None else argv, prog=PROG)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import fnmatch
 import io
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, TextIO
 
 from query_mutator.analysis.config import ExtractFlags
+from query_mutator.analysis.csv_file import write_csv
 from query_mutator.analysis.runs import Run, find_runs, load_runs
 from query_mutator.cli.console import note, run_cli, table
 from query_mutator.cli.flags import parse_flags
@@ -54,13 +55,15 @@ def _check_patterns(runs: Sequence[Run], patterns: Sequence[str]) -> None:
 
 
 def _write_points(out: TextIO, runs: Sequence[Run], patterns: Sequence[str]) -> None:
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("run", "tag", "step", "time_s", "value"))
+    write_csv(out, chain([("run", "tag", "step", "time_s", "value")], _points(runs, patterns)))
+
+
+def _points(runs: Sequence[Run], patterns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     for found in runs:
         for tag, series in found.series.items():
             if any(fnmatch.fnmatchcase(tag, pattern) for pattern in patterns):
                 columns = series.step.tolist(), series.wall.tolist(), series.value.tolist()
-                writer.writerows((found.name, tag, *row) for row in zip(*columns, strict=True))
+                yield from ((found.name, tag, *row) for row in zip(*columns, strict=True))
 
 
 def _listing(runs: Sequence[Run]) -> str:

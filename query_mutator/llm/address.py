@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from query_mutator.errors import UsageError
@@ -61,8 +61,11 @@ def check_addresses(**urls: str | Sequence[str] | None) -> None:
 
 def _split(text: str) -> tuple[SplitResult, int | None]:
     stripped = text.strip()
-    if "@" in stripped:
-        raise UsageError("a name or password in a server's address is not supported; leave it out")
+    if any(mark in stripped for mark in "@?#"):
+        raise UsageError(
+            "a server's address has no name, password or parameters, which would be written to logs and run folders; "
+            "leave them out and put the key into the environment (OPENAI_API_KEY)"
+        )
     url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
     try:
         parts = urlsplit(url)
@@ -103,7 +106,7 @@ class Route:
     target: str  # precedes the path in a request line: the server's path, or behind a proxy its whole URL
     host_header: str
     tunnel: str | None = None  # host:port to CONNECT to, for https through a proxy
-    proxy_authorization: str | None = None
+    proxy_authorization: str | None = field(default=None, repr=False)
 
 
 def route_to(text: str) -> Route:

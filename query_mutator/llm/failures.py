@@ -42,10 +42,10 @@ def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> Err
     return ErrorInfo(kind="connect", message=f"cannot reach {url}: {_one_line(reason)}")
 
 
-def error_from_status(reply: Reply) -> ErrorInfo:
+def error_from_status(reply: Reply, body: bytes) -> ErrorInfo:
     """Return why a reply with a status other than 2xx is a failure."""
     status, headers = reply.status, reply.headers
-    message = _server_message(status, reply.read())
+    message = _server_message(status, body)
     kind = _kind_of_status(status, message)
     if kind == "memory":
         message += "; use a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"

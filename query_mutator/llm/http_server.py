@@ -105,10 +105,6 @@ class HttpServer(ModelServer):
         """Return the embeddings in a reply, in the order of the texts; raises as `completion` does."""
         raise NotImplementedError
 
-    def redact(self, error: ErrorInfo) -> ErrorInfo:
-        """Return an error without secrets: some servers repeat what they were sent."""
-        return error
-
     def hint(self, error: ErrorInfo) -> str:
         """Return what to add to the message about a server that answers with an error."""
         return ""
@@ -129,7 +125,7 @@ class HttpServer(ModelServer):
         error = self._transport.stream(self.chat_path, body, reader.take, retry_count=request.attempt - 1)
         latency_s = time.perf_counter() - started
         if reader.was_cut:
-            text, count = reader.text.strip(), reader.pieces
+            text, count = self._transport.without_secrets(reader.text.strip()), reader.pieces
             return Completion(text=text, model=request.model, completion_tokens=count, latency_s=latency_s)
         error = error or reader.error
         return self._completion(request, self._explained(error) if error else reader.whole(), latency_s=latency_s)
@@ -160,20 +156,18 @@ class HttpServer(ModelServer):
         reply = self._transport.get(path, timeout_s=timeout_s)
         if not isinstance(reply, ErrorInfo):
             return reply
-        error = self.redact(reply)
-        if error.kind in ("connect", "timeout"):
-            raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({error.message})")
-        what = f"{self.url} answers {path} with an error ({error})"
-        advice = f"check that it is the address of {self.title}{self.hint(error)}"
-        raise BackendError(f"{what}; {advice}", kind=error.kind)
+        if reply.kind in ("connect", "timeout"):
+            raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({reply.message})")
+        what = f"{self.url} answers {path} with an error ({reply})"
+        advice = f"check that it is the address of {self.title}{self.hint(reply)}"
+        raise BackendError(f"{what}; {advice}", kind=reply.kind)
 
     def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
         reply = self._transport.post(path, body, retry_count=retry_count)
         return self._explained(reply) if isinstance(reply, ErrorInfo) else reply
 
     def _explained(self, error: ErrorInfo) -> ErrorInfo:
-        """Return a server's error without secrets, and with advice where there is some."""
-        error = self.redact(error)
+        """Return a server's error, with advice where there is some."""
         if error.kind == "connect":
             self._contexts.clear()  # a restarted server may have another
         advice = f"; {self.more_context}" if error.kind == "prompt_too_long" else ""
@@ -184,6 +178,7 @@ class HttpServer(ModelServer):
             return Completion(error=reply, latency_s=latency_s)
         try:
             completion = self.completion(reply, latency_s=latency_s)
+            completion = replace(completion, text=self._transport.without_secrets(completion.text))
             return self._uncut(request, completion) if completion.ok else completion
         except (AttributeError, TypeError, ValueError, LookupError) as error:
             message = f"the reply's fields are not those of a chat reply: {error!r}"

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -22,7 +21,6 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
 
-_HIDDEN = "***"
 #: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
 
@@ -140,10 +138,6 @@ class OpenAIBackend(HttpServer):
         """Return the embeddings in a reply, in the order of their indices."""
         rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
         return [rows[index] for index in range(len(rows))]
-
-    def redact(self, error: ErrorInfo) -> ErrorInfo:
-        """Return an error without the key: some servers repeat what they were sent."""
-        return replace(error, message=error.message.replace(self._key, _HIDDEN)) if self._key else error
 
     def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> Json:
         """Return the list of models, {} from a server that has none; ServerDownError when nothing answers."""

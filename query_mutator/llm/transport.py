@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from query_mutator.errors import HIDDEN
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
@@ -18,10 +22,13 @@ __all__ = ["Json", "Transport"]
 
 Json = dict[str, Any]
 T = TypeVar("T")
+Text = TypeVar("Text", str, bytes)
 
 _CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
 _DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
 _CUT_AGAIN_S = 0.02
+_CARRIES_SECRET = re.compile("auth|key|token|secret|password|cookie", re.IGNORECASE)  # in a header's name
+_SECRET_CHARS = 8  # fewer are a scheme, as Bearer, or a word of the language
 
 
 class Transport:
@@ -48,6 +55,7 @@ class Transport:
         self._route = route_to(url)
         self.url = self._route.url
         self._headers = dict(headers or {})
+        self._secrets = _secrets({**self._headers, "Authorization (proxy)": self._route.proxy_authorization or ""})
         self._max_reply_bytes = max_reply_bytes
         self.pool_size = pool_size
         self.timeout_s = timeout_s
@@ -59,13 +67,13 @@ class Transport:
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
         """Return the JSON object at `path`, or why there is none."""
-        return self._call("GET", path, None, _parse, timeout_s=timeout_s)
+        return self._call("GET", path, None, self._parse, timeout_s=timeout_s)
 
     def post(
         self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
     ) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none."""
-        return self._call("POST", path, payload, _parse, timeout_s=timeout_s, retry_count=retry_count)
+        return self._call("POST", path, payload, self._parse, timeout_s=timeout_s, retry_count=retry_count)
 
     def stream(
         self,
@@ -81,8 +89,22 @@ class Transport:
         Once `take` returns False the connection is closed, at which the server stops working on the reply.
         """
         return self._call(
-            "POST", path, payload, lambda reply: _take_lines(reply, take), timeout_s=timeout_s, retry_count=retry_count
+            "POST",
+            path,
+            payload,
+            lambda reply: _take_lines(reply, lambda line: take(self.without_secrets(line))),
+            timeout_s=timeout_s,
+            retry_count=retry_count,
         )
+
+    def without_secrets(self, text: Text) -> Text:
+        """Return `text` without what authorizes our requests: some servers repeat what they were sent."""
+        for secret in self._secrets:
+            if isinstance(text, bytes):
+                text = text.replace(secret.encode(), HIDDEN.encode())
+            else:
+                text = text.replace(secret, HIDDEN)
+        return text
 
     def close(self) -> None:
         """Cancel calls in flight (error kind "cancelled") and close all connections; idempotent."""
@@ -114,12 +136,24 @@ class Transport:
                 deadline = time.monotonic() + timeout_s
                 body = None if payload is None else encode(payload)
                 with connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply:
-                    result = read(reply) if reply.is_ok else error_from_status(reply)
+                    result = read(reply) if reply.is_ok else self._error(reply)
             finally:
                 self._give_back(connection)
         except (OSError, BadReply, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
+
+    def _parse(self, reply: Reply) -> Json | ErrorInfo:
+        body = self.without_secrets(reply.read())
+        try:
+            payload = decode(body)
+        except ValueError:  # UnicodeDecodeError among them
+            payload = None
+        return payload if isinstance(payload, dict) else malformed(reply.status, body)
+
+    def _error(self, reply: Reply) -> ErrorInfo:
+        error = error_from_status(reply, self.without_secrets(reply.read()))
+        return replace(error, message=self.without_secrets(error.message))  # of a header
 
     def _take(self) -> Connection:
         with self._lock:
@@ -147,13 +181,12 @@ class _Closed(Exception):
     """The transport was closed before the call started."""
 
 
-def _parse(reply: Reply) -> Json | ErrorInfo:
-    body = reply.read()
-    try:
-        payload = decode(body)
-    except ValueError:  # UnicodeDecodeError among them
-        payload = None
-    return payload if isinstance(payload, dict) else malformed(reply.status, body)
+def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words of the headers that carry credentials, in the spellings a server may repeat them in."""
+    words = [word for name, value in headers.items() if _CARRIES_SECRET.search(name) for word in value.split()]
+    long = [word for word in words if len(word) >= _SECRET_CHARS]
+    spellings = (form for word in long for form in (word, json.dumps(word)[1:-1], word.replace("/", r"\/")))
+    return tuple(dict.fromkeys(spellings))
 
 
 def _take_lines(reply: Reply, take: Callable[[bytes], bool]) -> None:

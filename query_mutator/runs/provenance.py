@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator import __version__
+from query_mutator.errors import hide_credentials
 
 PACKAGES = ("torch", "numpy", "gymnasium", "sentence-transformers", "transformers", "tokenizers")
 
@@ -55,8 +56,9 @@ def hardware() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return how this process was started, ready to be pasted into a shell."""
-    return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
+    """Return how this process was started, ready to be pasted into a shell, without credentials in URLs."""
+    words = [Path(sys.executable).name, *sys.orig_argv[1:]]
+    return shlex.join(map(hide_credentials, words))
 
 
 def commit() -> str | None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
+from ppo.checkpoint import load_tensors
 from query_mutator.errors import UsageError
 from query_mutator.sizing.child import load_target
 from query_mutator.sizing.stalls import ENOUGH, PREFETCHES, batch_times, predicted_stall
@@ -54,7 +55,7 @@ class Files(Dataset[Any]):
         if path.suffix == ".npy":
             return np.load(path)
         if path.suffix == ".pt":
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return load_tensors(path)
         return path.read_bytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import subprocess
 import sys
@@ -11,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, table
-from query_mutator.errors import DiskError, ServerDownError, TooManyFailuresError, UsageError
+from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, note, table
+from query_mutator.errors import DiskError, ServerDownError, TooManyFailuresError, UsageError, hide_credentials
 from query_mutator.files import disk_errors
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J red\x9b31m \u202egnp.exe \x00 \r over \ud800"
+SHOWN = r"\x1b]0;title\x07\x1b[2J red\u009b31m \u202egnp.exe \x00 \x0d over \ud800"
 
 
 def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
@@ -148,3 +153,50 @@ def test_closing_on_interrupt_forgets_when_left() -> None:
     with closing_on_interrupt(lambda: None):
         assert len(console._on_interrupt) == 1
     assert console._on_interrupt == []
+
+
+def test_whatever_is_printed_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: Sequence[str]) -> int:
+        print("answer", HOSTILE)
+        note(HOSTILE)
+        print(table("t", ("a", "b"), [(HOSTILE, "1")]))
+        print(json.dumps({"answer": HOSTILE}, ensure_ascii=False))
+        raise UsageError(f"the server says {HOSTILE}")
+
+    assert exit_code(main, [], prog="prog") == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == f"answer {SHOWN}"
+    assert captured.err.splitlines()[0] == SHOWN
+    assert all(character.isprintable() or character == "\n" for character in captured.out + captured.err)
+    assert json.loads(captured.out.splitlines()[-1]) == {"answer": HOSTILE}
+
+
+def test_warnings_and_progress_bars_show_no_control_characters() -> None:
+    code = (
+        "import logging, warnings\n"
+        "from query_mutator.cli.console import progress, run_cli\n"
+        "def main(argv):\n"
+        "    with progress('\x1b[2J', 3) as bar: bar.delay = 0; bar.refresh(); bar.update()\n"
+        "    logging.getLogger('x').warning('server \x1b[2J %s', 'http://me:secret@host')\n"
+        "    warnings.warn('\x1b[2J')\n"
+        "    return 0\n"
+        "run_cli(main, prog='prog')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stderr
+    assert "server \\x1b[2J http://***@host\n" in done.stderr
+    assert "\r\\x1b[2J:   0%" in done.stderr.replace("\n", "\r")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see https://me:pass@host/a?x=1", "see https://***@host/a?x=1"),
+        ("http://host/v1?api_key=abc&x=1 failed", "http://host/v1?api_key=***&x=1 failed"),
+        ("'ws://host/?Token=abc'", "'ws://host/?Token=***'"),
+        ("mail me@host, a//b, 5 // 2", "mail me@host, a//b, 5 // 2"),
+    ],
+)
+def test_credentials_in_addresses_are_hidden(text: str, shown: str) -> None:
+    assert hide_credentials(text) == shown
