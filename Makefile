@@ -1,5 +1,6 @@
 # make run   train on the embedded default, evaluate, show the table
 # make test  everything the checks need, then format, lint, types, tests
+# make soak  ten minutes of load, 200 clients, 40 kills of each learner, a server away four times for a minute (MINUTES=10)
 # make attack  ten thousand random bad inputs, servers, run folders and flags (SEED=1 CASES=10000)
 
 PYTHON ?= python3
@@ -8,8 +9,9 @@ BIN    := $(VENV)/bin
 
 SEED  ?= 1
 CASES ?= 10000
+MINUTES ?= 10
 
-.PHONY: run test attack install install-dev clean
+.PHONY: run test attack soak install install-dev clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -40,6 +42,12 @@ test: install-dev
 
 attack: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl
+
+soak: install-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.soak --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.kills --kills 40
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.kills --kills 40 --signals SIGINT SIGTERM --algo ppo --batch-size 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.outages --seconds 60
 
 clean:
 	rm -rf $(VENV) build *.egg-info

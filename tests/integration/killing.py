@@ -112,6 +112,12 @@ class ServerProcess:
             assert self._process.is_alive()
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        """Return the process's number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill the server."""
         self._process.kill()
@@ -137,9 +143,18 @@ class _Logged:
         return replies
 
 
+class Same:
+    """Answers with the prompt."""
+
+    name = "same"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        return list(prompts)
+
+
 def _serve(port: int, log: Path, settings: dict[str, float]) -> None:
     from query_mutator.embedded.server import start_server
     from tests.conftest import Librarian, Softener
 
-    start_server([_Logged(Librarian(), log), _Logged(Softener(), log)], port=port, **settings)
+    start_server([_Logged(Librarian(), log), _Logged(Softener(), log), Same()], port=port, **settings)
     signal.pause()
