@@ -7,6 +7,7 @@ Times are in seconds (`_s`) as floats; wire nanoseconds are converted in `Comple
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -34,6 +35,10 @@ ERROR_KINDS = (
 )
 
 NANOSECONDS = 1e-9
+MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
+STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the journal has it whole
+MAX_NAME_CHARS = 300  # of a model's name
+_MAX_NUMBER = 2.0**53  # of a count, or of nanoseconds: 104 days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +54,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorInfo:
-    """Why one call failed: `kind` (one of ERROR_KINDS), a message, the HTTP status if there was one."""
+    """Why one call failed: `kind` (one of ERROR_KINDS), a message, the HTTP status if there was one.
+
+    The message is one line of at most MAX_ERROR_CHARS characters, whatever it is made from.
+    """
 
     kind: str
     message: str
     status: int | None = None
     retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        start = wire_text(self.message[: 4 * MAX_ERROR_CHARS])  # the rest may have millions of characters
+        line = " ".join(start.split())
+        if len(line) > MAX_ERROR_CHARS:
+            line = f"{line[: MAX_ERROR_CHARS - 1]}…"
+        object.__setattr__(self, "message", line)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
@@ -127,9 +142,10 @@ class Completion:
         """Return the record of one final `/api/chat` or `/api/generate` object (durations in ns).
 
         A reply that is not an answer (an `error` key, `done` false, `done_reason` "load", no text) carries an error.
+        AttributeError, TypeError or ValueError for fields of another type.
         """
         message = payload.get("message") or {}
-        text = str(message.get("content") or payload.get("response") or "").strip()
+        text = wire_text(message.get("content") or payload.get("response")).strip()
         error = None
         if payload.get("error"):
             error = ErrorInfo(kind="server", message=str(payload["error"]))
@@ -141,10 +157,10 @@ class Completion:
             error = ErrorInfo(kind="empty", message="the reply has no text")
         return cls(
             text=text if error is None else "",
-            model=str(payload.get("model") or ""),
+            model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
             error=error,
-            prompt_tokens=int(payload.get("prompt_eval_count") or 0),
-            completion_tokens=int(payload.get("eval_count") or 0),
+            prompt_tokens=int(wire_number(payload.get("prompt_eval_count"))),
+            completion_tokens=int(wire_number(payload.get("eval_count"))),
             total_s=_seconds(payload, "total_duration"),
             load_s=_seconds(payload, "load_duration"),
             prompt_eval_s=_seconds(payload, "prompt_eval_duration"),
@@ -159,7 +175,31 @@ class Completion:
 
 
 def _seconds(payload: Mapping[str, Any], key: str) -> float:
-    return float(payload.get(key) or 0) * NANOSECONDS
+    return wire_number(payload.get(key)) * NANOSECONDS
+
+
+def wire_text(value: object) -> str:
+    """Return a text that a server sent, "" for none; lone surrogates, which no file or encoder takes, become U+FFFD.
+
+    TypeError for a value of another type, whose `str` would pass for an answer.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in place of a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def wire_number(value: Any) -> float:
+    """Return a count or time that a server sent, 0 for none and for one below 0; ValueError beyond reason."""
+    number = float(value or 0)
+    if not math.isfinite(number) or number > _MAX_NUMBER:
+        raise ValueError(f"{number} in place of a count or time")
+    return max(0.0, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +231,9 @@ class StepRecord:
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return plain JSON types; texts beyond STORED_CHARS are cut, and `cut` has their whole lengths."""
         values = {name: getattr(self, name) for name in self.__slots__}  # thirty times as fast as `asdict`
+        long = {name: len(values[name]) for name in ("rewrite", "answer") if len(values[name]) > STORED_CHARS}
+        if long:
+            values |= {"cut": long, **{name: values[name][:STORED_CHARS] for name in long}}
         return values | {"error": asdict(self.error) if self.error is not None else None}

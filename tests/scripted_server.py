@@ -67,7 +67,10 @@ class ScriptedServer:
     def _act(self, sock: socket.socket, step: bytes | str) -> bool:
         """Do one step of the script; False ends the connection."""
         if isinstance(step, bytes):
-            sock.sendall(step)
+            try:
+                sock.sendall(step)
+            except ConnectionError:  # the client has read enough
+                return False
             return True
         if step == RESET:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

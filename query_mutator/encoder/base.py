@@ -8,9 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Encoder", "FloatArray", "unit_rows"]
+__all__ = ["Encoder", "FloatArray", "readable", "unit_rows"]
 
 FloatArray = NDArray[np.float32]
+
+READ_CHARS = 100_000  # of one text: more than any encoder's context; tokenizing megabytes takes gigabytes
 
 
 class Encoder(Protocol):
@@ -28,6 +30,11 @@ class Encoder(Protocol):
     def close(self) -> None:
         """Release what the encoder holds; idempotent."""
         ...
+
+
+def readable(texts: Sequence[str]) -> list[str]:
+    """Return the beginning of each text, as much as an encoder may read."""
+    return [text[:READ_CHARS] for text in texts]
 
 
 def unit_rows(rows: FloatArray) -> FloatArray:

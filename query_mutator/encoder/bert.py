@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from query_mutator.encoder.base import FloatArray
+from query_mutator.encoder.base import FloatArray, readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
 
 __all__ = ["BertEncoder", "is_plain_bert"]
@@ -140,7 +140,9 @@ class BertEncoder:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text: float32 [n, dim]; longer texts are truncated to the model's limit."""
         rows = np.empty((len(texts), self.dim), np.float32)
-        tokens = [self._tokenizer.encode(text).ids for text in texts]  # one by one: no tokenizer threads to fork over
+        tokens = [
+            self._tokenizer.encode(text).ids for text in readable(texts)
+        ]  # one by one: no tokenizer threads to fork over
         with self._passes, torch.inference_mode():
             if self._settings.deterministic and torch.get_num_threads() != 1:  # a setting of each calling thread
                 torch.set_num_threads(1)

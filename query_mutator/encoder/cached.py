@@ -15,6 +15,7 @@ from query_mutator.encoder.remote import RemoteEncoder
 __all__ = ["CachedEncoder"]
 
 MAX_TEXTS = 32_768  # 384 float32 each: 48 MiB when full
+MAX_CHARS = 32_000_000  # of all texts in the cache: a server may answer with megabytes
 
 
 class CachedEncoder:
@@ -29,6 +30,7 @@ class CachedEncoder:
         self.inner = inner
         self._max_texts = max_texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
+        self._chars = 0  # in the keys of `_rows`
         self._in_flight: dict[str, Future[FloatArray]] = {}
         self._lock = threading.Lock()
 
@@ -62,15 +64,17 @@ class CachedEncoder:
         """Add rows [n, dim] that were computed with these weights; return them by text."""
         added = {text: row.copy() for text, row in zip(texts, rows, strict=True)}  # a view would keep its batch alive
         with self._lock:
+            self._chars += sum(len(text) for text in added if text not in self._rows)
             self._rows.update(added)
-            while len(self._rows) > self._max_texts:
-                self._rows.popitem(last=False)
+            while len(self._rows) > self._max_texts or self._chars > MAX_CHARS:
+                self._chars -= len(self._rows.popitem(last=False)[0])
         return added
 
     def close(self) -> None:
         """Clear the cache and close the encoder inside."""
         with self._lock:
             self._rows.clear()
+            self._chars = 0
         self.inner.close()
 
     def _claim(self, texts: Sequence[str]) -> tuple[dict[str, FloatArray], dict[str, Future[FloatArray]], list[str]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from query_mutator.encoder.base import FloatArray, unit_rows
-from query_mutator.errors import EncoderError
+from query_mutator.encoder.base import FloatArray, readable, unit_rows
+from query_mutator.errors import BackendError, EncoderError
 
 __all__ = ["Embed", "RemoteEncoder"]
 
@@ -28,6 +28,7 @@ class RemoteEncoder:
         self._embed = embed
         #: Callback for texts and their unit rows [n, dim], called before they are used.
         self.on_encoded: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
+        self.dim = 0  # unknown until the first row
         probe = self._encode([PROBE])
         self.dim = int(probe.shape[1])
         # A server may serve other weights under the same name: the vector of one sentence tells them apart.
@@ -37,24 +38,29 @@ class RemoteEncoder:
         return f"RemoteEncoder({self._model})"
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return one unit row per text, [n, dim]."""
+        """Return one unit row per text, [n, dim]; BackendError for rows of another length than the first ones."""
         return self._encode(texts) if texts else np.empty((0, self.dim), np.float32)
 
     def _encode(self, texts: Sequence[str]) -> FloatArray:
         kept: list[FloatArray] = []
 
         def keep(rows: FloatArray) -> None:
-            kept.append(self._unit(rows, texts))
+            kept.append(self._unit(np.asarray(rows, np.float32), count=len(texts)))
             self.on_encoded(texts, kept[-1])
 
-        self._embed(self._model, [text or " " for text in texts], keep)  # servers reject ""
+        self._embed(self._model, [text or " " for text in readable(texts)], keep)  # servers reject ""
         return kept[-1]
 
-    def _unit(self, rows: FloatArray, texts: Sequence[str]) -> FloatArray:
-        rows = np.asarray(rows, np.float32)
-        if rows.ndim != 2 or len(rows) != len(texts) or rows.shape[1] == 0:
+    def _unit(self, rows: FloatArray, *, count: int) -> FloatArray:
+        if rows.ndim != 2 or rows.shape[1] == 0 or not (self.dim or rows.any()):
             raise EncoderError(f"model {self._model!r} gave no embeddings; choose another, such as ollama:all-minilm")
-        return unit_rows(rows)
+        if rows.shape != (count, self.dim or rows.shape[1]):
+            shape = " x ".join(map(str, rows.shape))
+            raise BackendError(f"model {self._model!r} gave {shape} embeddings in place of {count} x {self.dim}")
+        if not np.isfinite(rows).all():
+            raise BackendError(f"model {self._model!r} gave embeddings that are not finite numbers")
+        with np.errstate(over="ignore"):  # beyond 1e19 a row's norm is infinite, and the row becomes zero
+            return unit_rows(rows)
 
     def close(self) -> None:
         """Do nothing; the client owns the connection."""

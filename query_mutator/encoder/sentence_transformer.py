@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers.utils import logging as transformers_logging
 
-from query_mutator.encoder.base import FloatArray
+from query_mutator.encoder.base import FloatArray, readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
 
 __all__ = ["SentenceTransformerEncoder"]
@@ -38,7 +38,7 @@ class SentenceTransformerEncoder:
             if self._settings.deterministic and torch.get_num_threads() != 1:  # a setting of each calling thread
                 torch.set_num_threads(1)
             rows = self._model.encode(
-                list(texts), batch_size=self._settings.rows, normalize_embeddings=True, show_progress_bar=False
+                readable(texts), batch_size=self._settings.rows, normalize_embeddings=True, show_progress_bar=False
             )
         return np.asarray(rows, np.float32)
 

@@ -31,6 +31,7 @@ FloatArray = NDArray[np.float32]
 _EMBEDDING_SCALE, _COSINE_SCALE = 0.4, 5.0
 
 CACHED_TEXTS = 4096  # word counts: the same questions return in many episodes
+READ_CHARS = 10_000  # of a question: a mutator may write millions
 
 _WORD = re.compile(r"[a-z][a-z']*")
 _SCALARS = (("similarity", 3), ("drift", 1), ("verdicts", 4), ("words", 4), ("progress", 2))
@@ -113,7 +114,7 @@ class Observer:
         obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(features.answer_vector)
         similarity = (_COSINE_SCALE * (features.closeness - 0.5), _COSINE_SCALE * (features.fit - 0.5), 0.0)
         verdicts = (features.refused, features.not_sure, features.first_refused, features.first_not_sure)
-        words, progress = self._count_words(features.current), (0.0, features.current == features.original)
+        words, progress = self._count_words(features.current[:READ_CHARS]), (0.0, features.current == features.original)
         # In the order of `_SCALARS`, whose columns are adjacent.
         obs[self._scalars] = (*similarity, _COSINE_SCALE * features.drift, *verdicts, *words, *progress)
         return obs

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.llm.client import ModelServer
+from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.registry import Registry, check_known
@@ -152,7 +152,7 @@ def _name_a_model(server: ModelServer) -> str:
     models = server.text_models()
     if models is not None and not models:
         return f"the server at {server.url} has no models: {server.more_models}, or give --backend embedded"
-    known = f", one of: {', '.join(models)}" if models else ""
+    known = f", one of: {shown_names(models)}" if models else ""
     return f"which model should answer? Give --target-model{known}; or --backend embedded"
 
 

@@ -19,12 +19,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["INFO_TIMEOUT_S", "MAX_REPLY_MB", "Backend", "Client", "FloatArray", "ModelServer"]
+__all__ = [
+    "BEGINNING_CHARS",
+    "INFO_TIMEOUT_S",
+    "MAX_REPLY_MB",
+    "Backend",
+    "Client",
+    "FloatArray",
+    "ModelServer",
+    "shown_names",
+]
 
 FloatArray: TypeAlias = "NDArray[np.float32]"
 
 MAX_REPLY_MB = 16.0  # an answer of 256 tokens has a thousandth of it, 2,000 embeddings two thirds
+_SHOWN_NAMES = 20
+BEGINNING_CHARS = 4096  # of a reply: no refusal is recognized later
 INFO_TIMEOUT_S = 10.0  # versions and lists of models come from the server's memory
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return the names of models for a message: a hosted server has thousands."""
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "") or "none"
 
 
 class Client(Protocol):
@@ -123,7 +140,7 @@ class ModelServer(Backend, Protocol):
         offered = self.text_models() or ()
         close = nearest(name, offered)
         hint = f"did you mean {close}? " if close else ""
-        raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {', '.join(offered) or 'none'}")
+        raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {shown_names(offered)}")
 
     def writes_text(self, model: str) -> bool | None:
         """Return whether a model answers in words, unlike one that only makes embeddings; None when it is not known."""
@@ -180,6 +197,7 @@ class ModelServer(Backend, Protocol):
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed.
 
+        `is_enough` is asked while the text is shorter than BEGINNING_CHARS.
         A beginning has counts of what arrived (a piece is a token) and no times: the server reports them at the end.
         Without streaming the whole reply is read.
         """

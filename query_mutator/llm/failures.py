@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from query_mutator.files import decode
 from query_mutator.llm.reply import BadReply, NoReply, Reply
 from query_mutator.types import ErrorInfo
 
-__all__ = ["error_from_exception", "error_from_status", "malformed"]
+__all__ = ["error_from_exception", "error_from_status", "malformed", "parsed"]
 
-_MESSAGE_CHARS = 300
+T = TypeVar("T")
+
+_SERVER_CHARS = 220  # of a server's message, so that ours fits into an ErrorInfo's too
+_READ_CHARS = 4000  # of an error page, to find its kind
 # Ollama answers 500 for these; a retry cannot help, a smaller model or fewer slots can.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|cudaMalloc failed|(requires|needs) more (system |gpu )?memory|(insufficient|not enough) memory",
@@ -39,14 +43,14 @@ def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> Err
     if isinstance(error, NoReply) and error.errno is None:  # closed, not reset
         return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
-    return ErrorInfo(kind="connect", message=f"cannot reach {url}: {_one_line(reason)}")
+    return ErrorInfo(kind="connect", message=f"cannot reach {url}: {reason}")
 
 
 def error_from_status(reply: Reply, body: bytes) -> ErrorInfo:
     """Return why a reply with a status other than 2xx is a failure."""
     status, headers = reply.status, reply.headers
-    message = _server_message(status, body)
-    kind = _kind_of_status(status, message)
+    text = _server_text(status, body)
+    kind, message = _kind_of_status(status, text), _start(text)
     if kind == "memory":
         message += "; use a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"
     if status in range(300, 400):
@@ -54,9 +58,20 @@ def error_from_status(reply: Reply, body: bytes) -> ErrorInfo:
     return ErrorInfo(kind=kind, message=message, status=status, retry_after_s=_retry_after_s(headers))
 
 
+def parsed(read: Callable[[], T], *, what: str) -> T | ErrorInfo:
+    """Return what `read` makes of a reply, or a "malformed" error for whatever it raises, a RecursionError included.
+
+    All replies are read through here: what is wrong with one is the server's fault, and costs one call.
+    """
+    try:
+        return read()
+    except Exception as error:
+        return ErrorInfo(kind="malformed", message=f"{what}: {_start(repr(error))}")
+
+
 def malformed(status: int, body: bytes) -> ErrorInfo:
     """Return the error for a 2xx reply whose body is not one JSON object."""
-    start = _one_line(body.decode("utf-8", "replace"))[:80]
+    start = _start(body[:1000].decode("utf-8", "replace"))[:80]
     return ErrorInfo(kind="malformed", message=f"the reply is not a JSON object: {start!r}", status=status)
 
 
@@ -70,18 +85,22 @@ def _kind_of_status(status: int, message: str) -> str:
     return "model_missing" if status == 404 and _NO_SUCH_MODEL.search(message) else "request"
 
 
-def _server_message(status: int, body: bytes) -> str:
+def _server_text(status: int, body: bytes) -> str:
     """Return the server's message: `error` as text (Ollama) or as an object (OpenAI), else the body or the status."""
-    text = body.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError):
-        said: Any = json.loads(text)
-        said = said.get("error", said) if isinstance(said, dict) else said
-        text = str(said.get("message", said)) if isinstance(said, dict) else str(said)
-    return _one_line(text) or f"status {status} without a message"
+    text = parsed(lambda: _error_text(decode(body)), what="the error is not JSON")
+    if isinstance(text, ErrorInfo):
+        text = body.decode("utf-8", "replace")
+    return " ".join(text[:_READ_CHARS].split()) or f"status {status} without a message"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_MESSAGE_CHARS]
+def _error_text(said: Any) -> str:
+    said = said.get("error", said) if isinstance(said, dict) else said
+    return str(said.get("message", said) if isinstance(said, dict) else said)
+
+
+def _start(text: str) -> str:
+    """Return the beginning of a text on one line, short enough for advice to follow it in a message."""
+    return " ".join(text[:_SERVER_CHARS].split())
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -89,8 +108,12 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after")
     if value is None:
         return None
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(value))
-    with contextlib.suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    for read in (float, _seconds_until):
+        with contextlib.suppress(Exception):  # a year 99999 and similar raise more than ValueError
+            seconds = read(value)
+            return max(0.0, seconds) if math.isfinite(seconds) else None
     return None
+
+
+def _seconds_until(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp() - time.time()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.client import MAX_REPLY_MB, FloatArray, ModelServer
+from query_mutator.llm.client import BEGINNING_CHARS, INFO_TIMEOUT_S, MAX_REPLY_MB, FloatArray, ModelServer
+from query_mutator.llm.failures import parsed
 from query_mutator.llm.transport import Json, Transport
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, wire_text
 
-__all__ = ["HttpServer", "StreamedText"]
+__all__ = ["HttpServer", "StreamedText", "names_in", "rows_in"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_MAX_LINES = 200_000  # of a streamed reply: a line is a token
+_TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than {_MAX_LINES:,} lines")
+_MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
 TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
 
@@ -24,32 +34,50 @@ class StreamedText:
 
     def __init__(self, is_enough: Callable[[str], bool]) -> None:
         self._is_enough = is_enough
-        self.text = ""
-        self.pieces = 0
+        self._texts: list[str] = []
+        self._beginning = ""
+        self._lines = 0
         self.was_cut = False
+        self.was_interrupted = False  # the server ended the reply for another request
         self.error: ErrorInfo | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the text so far."""
+        return "".join(self._texts)
+
+    @property
+    def pieces(self) -> int:
+        """Return the number of pieces with text."""
+        return len(self._texts)
 
     def take(self, line: bytes) -> bool:
         """Take one line of the reply; False to stop."""
+        self._lines += 1
+        what = f"a line of the reply is not a JSON object of a chat reply: {line[:80]!r}"
+        taken = parsed(lambda: self.read(line), what=what)
+        if isinstance(taken, ErrorInfo) or self._lines > _MAX_LINES:
+            self.error = taken if isinstance(taken, ErrorInfo) else _TOO_MANY_LINES
+            return False
+        return taken
+
+    def read(self, line: bytes) -> bool:
+        """Read one line and return False to stop; any exception means that it is malformed."""
         raise NotImplementedError
 
     def whole(self) -> Json:
         """Return the reply as it would have arrived in one piece."""
         raise NotImplementedError
 
-    def add(self, piece: str) -> bool:
-        """Take the next piece of text; False to stop."""
-        if not piece:
+    def add(self, piece: object) -> bool:
+        """Take the next piece of text, which must be a text or None; False to stop."""
+        if not (text := wire_text(piece)):
             return True
-        self.text += piece
-        self.pieces += 1
-        self.was_cut = self._is_enough(self.text)
+        self._texts.append(text)
+        if len(self._beginning) < BEGINNING_CHARS:
+            self._beginning += text
+            self.was_cut = self._is_enough(self._beginning)
         return not self.was_cut
-
-    def fail(self, line: bytes) -> bool:
-        """Record that a line is unreadable; always False."""
-        self.error = ErrorInfo(kind="malformed", message=f"a line of the reply is not a JSON object: {line[:80]!r}")
-        return False
 
 
 class HttpServer(ModelServer):
@@ -81,6 +109,7 @@ class HttpServer(ModelServer):
         )
         self.url = self._transport.url
         self._contexts: dict[str, int | None] = {}  # of loaded models
+        self._streams = True  # until the server interrupts a stream
 
     @classmethod
     def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
@@ -94,7 +123,7 @@ class HttpServer(ModelServer):
         raise NotImplementedError
 
     def completion(self, reply: Json, *, latency_s: float) -> Completion:
-        """Return the record of a reply; AttributeError, TypeError, ValueError or LookupError for another shape."""
+        """Return the record of a reply; any exception means a reply of another shape."""
         raise NotImplementedError
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
@@ -102,7 +131,7 @@ class HttpServer(ModelServer):
         raise NotImplementedError
 
     def rows(self, reply: Json) -> list[list[float]]:
-        """Return the embeddings in a reply, in the order of the texts; raises as `completion` does."""
+        """Return the embeddings in a reply, in the order of the texts; any exception means another shape."""
         raise NotImplementedError
 
     def hint(self, error: ErrorInfo) -> str:
@@ -119,6 +148,8 @@ class HttpServer(ModelServer):
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed."""
+        if not self._streams:
+            return super().complete_until(request, is_enough)
         started = time.perf_counter()
         reader = self.reader(is_enough if self._surely_fits(request) else lambda text: False)
         body = {**self.chat_body(request), **self.stream_fields}
@@ -127,40 +158,41 @@ class HttpServer(ModelServer):
         if reader.was_cut:
             text, count = self._transport.without_secrets(reader.text.strip()), reader.pieces
             return Completion(text=text, model=request.model, completion_tokens=count, latency_s=latency_s)
+        if reader.was_interrupted and reader.error and self._streams:
+            self._streams = False
+            logger.warning("%s: %s; from now on replies are read whole", self.url, reader.error.message)
         error = error or reader.error
         return self._completion(request, self._explained(error) if error else reader.whole(), latency_s=latency_s)
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
-        import numpy as np
-
         reply = self._post(self.embed_path, self.embed_body(model, texts))
         if isinstance(reply, ErrorInfo):
             return reply
-        try:
-            rows = self.rows(reply)
-            dim = max(map(len, rows), default=0)
-            if texts and rows and not dim:
-                return ErrorInfo(kind="empty", message="the server's embeddings are empty")
-            return np.array([row or [0.0] * dim for row in rows], dtype=np.float32).reshape(len(texts), dim)
-        except (AttributeError, TypeError, ValueError, LookupError) as error:
-            message = f"the reply does not hold {len(texts)} rows of numbers: {error!r}"
-            return ErrorInfo(kind="malformed", message=message)
+        what = f"the reply does not hold {len(texts)} rows of numbers"
+        rows = parsed(lambda: _matrix(self.rows(reply), count=len(texts)), what=what)
+        if not isinstance(rows, ErrorInfo) and texts and not rows.size:
+            return ErrorInfo(kind="empty", message="the server's embeddings are empty")
+        return rows
 
     def close(self) -> None:
         """Cancel the calls in flight and close the connections; idempotent."""
         self._transport.close()
 
-    def info(self, path: str, *, timeout_s: float) -> Json:
-        """Return what the server says at `path`; ServerDownError when nothing answers, BackendError for an error."""
+    def info(self, path: str, read: Callable[[Json], T], *, timeout_s: float = INFO_TIMEOUT_S) -> T:
+        """Return what `read` makes of the server's reply at `path`.
+
+        ServerDownError when nothing answers, BackendError for an error and for whatever `read` raises.
+        """
         reply = self._transport.get(path, timeout_s=timeout_s)
-        if not isinstance(reply, ErrorInfo):
-            return reply
-        if reply.kind in ("connect", "timeout"):
-            raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({reply.message})")
-        what = f"{self.url} answers {path} with an error ({reply})"
-        advice = f"check that it is the address of {self.title}{self.hint(reply)}"
-        raise BackendError(f"{what}; {advice}", kind=reply.kind)
+        found = reply if isinstance(reply, ErrorInfo) else parsed(lambda: read(reply), what="not the fields expected")
+        if not isinstance(found, ErrorInfo):
+            return found
+        if found.kind in ("connect", "timeout"):
+            raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({found.message})")
+        what = f"{self.url} answers {path} with an error ({found})"
+        advice = f"check that it is the address of {self.title}{self.hint(found)}"
+        raise BackendError(f"{what}; {advice}", kind=found.kind)
 
     def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
         reply = self._transport.post(path, body, retry_count=retry_count)
@@ -176,13 +208,12 @@ class HttpServer(ModelServer):
     def _completion(self, request: ChatRequest, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
         if isinstance(reply, ErrorInfo):
             return Completion(error=reply, latency_s=latency_s)
-        try:
-            completion = self.completion(reply, latency_s=latency_s)
-            completion = replace(completion, text=self._transport.without_secrets(completion.text))
-            return self._uncut(request, completion) if completion.ok else completion
-        except (AttributeError, TypeError, ValueError, LookupError) as error:
-            message = f"the reply's fields are not those of a chat reply: {error!r}"
-            return Completion.failed("malformed", message, latency_s=latency_s)
+        what = "the reply's fields are not those of a chat reply"
+        completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
+        if isinstance(completion, ErrorInfo):
+            return Completion(error=completion, latency_s=latency_s)
+        completion = replace(completion, text=self._transport.without_secrets(completion.text))
+        return self._uncut(request, completion) if completion.ok else completion
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: the server then dropped the beginning."""
@@ -215,3 +246,34 @@ class HttpServer(ModelServer):
         context = self._contexts.get(request.model)
         longest = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
         return context is None or longest + TEMPLATE_TOKENS < context
+
+
+def rows_in(reply: Json, name: str) -> list[Json]:
+    """Return the objects in a list of a reply, which some servers leave out; TypeError for anything else."""
+    found = reply.get(name) or []
+    if not isinstance(found, list):
+        raise TypeError(f"{name} is not a list")
+    return [row for row in found if isinstance(row, dict)]
+
+
+def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
+    """Return the name of each object under the first of the keys that it has; a name beyond reason is left out."""
+    names = (next((row[key] for key in keys if row.get(key)), "") for row in rows[:_MAX_NAMES])
+    return tuple(wire_text(name) for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS)
+
+
+def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:
+    """Return embeddings [n, dim], with zeros for an empty row; ValueError unless all numbers are finite."""
+    import numpy as np
+
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} rows")
+    dim = max(map(len, rows), default=0)
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
+        matrix = np.array([row or [0.0] * dim for row in rows], dtype=np.float32)
+    if matrix.shape[1:] != (dim,) * (count > 0):
+        raise ValueError(f"an array of shape {matrix.shape}")
+    matrix = matrix.reshape(count, dim)
+    if not np.isfinite(matrix).all():
+        raise ValueError("numbers that are not finite")
+    return matrix

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from query_mutator.errors import ModelMissingError
 from query_mutator.llm.address import DEFAULT_URL
-from query_mutator.llm.client import INFO_TIMEOUT_S
-from query_mutator.llm.http_server import HttpServer, StreamedText
-from query_mutator.llm.transport import Json
+from query_mutator.llm.client import INFO_TIMEOUT_S, shown_names
+from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
+from query_mutator.llm.transport import Json, json_object
 from query_mutator.registry import nearest
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_text
 
 __all__ = ["OllamaBackend", "chat_payload", "with_tag"]
+
+_SHORT_CHARS = 100  # of a version or digest
+_MAX_CAPABILITIES = 20
 
 
 class _JsonLines(StreamedText):
     """Reads lines of JSON, each with a piece of the text; the last one has the counts and times."""
 
-    last: Json
-
     def __init__(self, is_enough: Callable[[str], bool]) -> None:
         super().__init__(is_enough)
-        self.last = {}
+        self._last: Json = {}
 
-    def take(self, line: bytes) -> bool:
-        """Take one line; False to stop."""
-        try:
-            self.last = json.loads(line)
-            message = self.last.get("message") or {}
-            self.last["message"] = {**message, "content": self.text + str(message.get("content") or "")}
-        except (ValueError, AttributeError, TypeError):
-            return self.fail(line)
-        return self.add(str(message.get("content") or "")) or self.last.get("done") is True
+    def read(self, line: bytes) -> bool:
+        """Read one line; False to stop."""
+        if self._last.get("done") is True:
+            raise ValueError("the reply continues after its end")
+        self._last = json_object(line)
+        if self._last.get("error"):
+            return False
+        message = self._last.get("message") or {}
+        return self.add(message.get("content")) or self._last.get("done") is True
 
     def whole(self) -> Json:
-        """Return the last line, which then holds the whole text."""
-        return self.last
+        """Return the last line with the whole text."""
+        return {**self._last, "message": {"content": self.text}}
 
 
 class OllamaBackend(HttpServer):
@@ -65,11 +65,11 @@ class OllamaBackend(HttpServer):
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return the server's version; ServerDownError when nothing answers there."""
-        return str(self.info("/api/version", timeout_s=timeout_s).get("version") or "unknown")
+        return self.info("/api/version", lambda reply: _short(reply.get("version")) or "unknown", timeout_s=timeout_s)
 
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names of the installed models, with their tags."""
-        return tuple(str(row.get("name") or row.get("model")) for row in self._listed("/api/tags", timeout_s=timeout_s))
+        return names_in(self._listed("/api/tags", timeout_s=timeout_s), "name", "model")
 
     def require_model(self, name: str) -> str:
         """Return the installed model's full name; ModelMissingError with the command that fetches it."""
@@ -79,9 +79,8 @@ class OllamaBackend(HttpServer):
         installed = self.text_models() or ()
         close = nearest(with_tag(name), installed)
         hint = f", or did you mean {close}?" if close else ""
-        known = ", ".join(installed) or "none"
         raise ModelMissingError(
-            f"{self.url} has no model {name!r}: run `ollama pull {name}`{hint} (installed: {known})"
+            f"{self.url} has no model {name!r}: run `ollama pull {name}`{hint} (installed: {shown_names(installed)})"
         )
 
     def writes_text(self, model: str) -> bool | None:
@@ -92,16 +91,17 @@ class OllamaBackend(HttpServer):
     def digest(self, model: str) -> str:
         """Return the digest of an installed model's weights; ModelMissingError when it is not there."""
         name = self.require_model(model)
-        return next((str(row.get("digest") or "") for row in self._listed("/api/tags") if row.get("name") == name), "")
+        return next((_short(row.get("digest")) for row in self._listed("/api/tags") if row.get("name") == name), "")
 
     def model_info(self, model: str) -> Mapping[str, Any]:
         """Return the figures the server gives for an installed model, as "llama.block_count"; {} without any."""
-        return dict(self._show(model).get("model_info") or {})
+        found = self._show(model).get("model_info")
+        return found if isinstance(found, dict) else {}
 
     def operators(self, model: str) -> tuple[str, ...] | None:
         """Return the operators that our embedded rewriter has rules for, None for every other model."""
         listed = self.model_info(model).get("query_mutator.operators")
-        return tuple(listed) if listed else None
+        return tuple(map(str, listed)) if isinstance(listed, list) and listed else None
 
     def context(self, model: str) -> int | None:
         """Return the context of a call: `num_ctx` as far as the model has it, else that of the loaded model.
@@ -123,8 +123,9 @@ class OllamaBackend(HttpServer):
 
     def describe_model(self, model: str) -> str:
         """Return digest and capabilities of an installed model."""
-        capabilities = ", ".join(map(str, self._show(model).get("capabilities") or ())) or "capabilities unknown"
-        return f"installed, {self.digest(model)[:12]}, {capabilities}"
+        found = self._show(model).get("capabilities")
+        capabilities = ", ".join(map(_short, found[:_MAX_CAPABILITIES])) if isinstance(found, list) else ""
+        return f"installed, {self.digest(model)[:12]}, {capabilities or 'capabilities unknown'}"
 
     def describe_options(self, model: str) -> str:
         """Return the options that every call carries, and the context length they lead to."""
@@ -157,12 +158,17 @@ class OllamaBackend(HttpServer):
         """Return the embeddings in a reply; that of an empty text is an empty row."""
         return list(reply["embeddings"])
 
-    def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> Sequence[Mapping[str, Any]]:
-        return self.info(path, timeout_s=timeout_s).get("models") or []
+    def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
+        return self.info(path, lambda reply: rows_in(reply, "models"), timeout_s=timeout_s)
 
     def _show(self, model: str) -> Json:
         reply = self._transport.post("/api/show", {"model": model}, timeout_s=INFO_TIMEOUT_S)
         return {} if isinstance(reply, ErrorInfo) else reply
+
+
+def _short(value: object) -> str:
+    """Return a version, digest or name that a server sent, without what cannot belong to one."""
+    return wire_text(value)[:_SHORT_CHARS] if isinstance(value, str) else ""
 
 
 def with_tag(model: str) -> str:

@@ -5,7 +5,6 @@ The key comes from the environment and goes into one header; no message, log or 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,12 +14,17 @@ from urllib.parse import urlsplit
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
-from query_mutator.llm.http_server import HttpServer, StreamedText
-from query_mutator.llm.transport import Json, Transport
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
+from query_mutator.llm.transport import Json, Transport, json_object
+from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, wire_number, wire_text
 
 __all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
 
+#: llama_cpp.server (of llama-cpp-python) does so with its default settings.
+_INTERRUPTED = (
+    "the server ends a stream when another request arrives: start llama_cpp.server with --interrupt_requests false, "
+    "or leave out --early-stop"
+)
 #: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
 
@@ -32,23 +36,31 @@ class _ServerSentEvents(StreamedText):
         super().__init__(is_enough)
         self._about: Json = {}
         self._finish_reason: str | None = None
+        self._is_over = False
 
-    def take(self, line: bytes) -> bool:
-        """Take one line; False to stop."""
+    def read(self, line: bytes) -> bool:
+        """Read one line; False to stop."""
         if not line.startswith(b"data:"):  # comments, event names
             return True
         data = line.removeprefix(b"data:").strip()
+        if self._is_over:
+            raise ValueError("the reply continues after its end")
         if data == b"[DONE]":
+            return self._end()
+        event = json_object(data)
+        self._about |= {name: event[name] for name in ("error", "model", "usage", "timings") if event.get(name)}
+        choice = (event.get("choices") or [{}])[0]
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        return self.add((choice.get("delta") or {}).get("content"))
+
+    def _end(self) -> bool:
+        """Take the end of the stream; without a reason for it, the server has turned to another request."""
+        self._is_over = True
+        if self._finish_reason or "error" in self._about:
             return True
-        try:
-            event = json.loads(data)
-            self._about |= {name: event[name] for name in ("error", "model", "usage", "timings") if event.get(name)}
-            choice = (event.get("choices") or [{}])[0]
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            piece = str((choice.get("delta") or {}).get("content") or "")
-        except (ValueError, AttributeError, TypeError, LookupError):
-            return self.fail(data)
-        return self.add(piece)
+        self.was_interrupted = True
+        self.error = ErrorInfo(kind="incomplete", message=_INTERRUPTED)
+        return False
 
     def whole(self) -> Json:
         """Return the reply as it would have arrived in one piece."""
@@ -90,13 +102,13 @@ class OpenAIBackend(HttpServer):
 
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names of the available models."""
-        return _names(self.info("/models", timeout_s=timeout_s))
+        return self.info("/models", lambda reply: names_in(rows_in(reply, "data"), "id"), timeout_s=timeout_s)
 
     def require_model(self, name: str) -> str:
         """Return the model's full name; a server that lists no models is asked for a reply of one token."""
         if name in self._answered:
             return name
-        if _names(self._listed()):
+        if names_in(self._listed(), "id"):
             return super().require_model(name)
         error = self.complete(ChatRequest.user("Hello", model=name, max_tokens=1)).error
         if error is None or error.kind == "empty":
@@ -112,7 +124,7 @@ class OpenAIBackend(HttpServer):
 
     def context(self, model: str) -> int | None:
         """Return the context that the list of models reports: vLLM's `max_model_len`, llama-server's `n_ctx`."""
-        row = next((row for row in _rows(self._listed()) if row.get("id") == model), {})
+        row = next((row for row in self._listed() if row.get("id") == model), {})
         meta = row.get("meta")
         return _positive(row.get("max_model_len")) or _positive(meta.get("n_ctx") if isinstance(meta, dict) else None)
 
@@ -139,14 +151,14 @@ class OpenAIBackend(HttpServer):
         rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
         return [rows[index] for index in range(len(rows))]
 
-    def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> Json:
-        """Return the list of models, {} from a server that has none; ServerDownError when nothing answers."""
+    def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
+        """Return the list of models, [] from a server that has none; ServerDownError when nothing answers."""
         try:
-            return self.info("/models", timeout_s=timeout_s)
+            return self.info("/models", lambda reply: rows_in(reply, "data"), timeout_s=timeout_s)
         except ServerDownError:
             raise
         except BackendError:
-            return {}
+            return []
 
     def _at_root(self, path: str, body: Json | None = None) -> Json:
         """Return what the server says at a path outside `/v1`, {} for an error."""
@@ -162,15 +174,6 @@ class OpenAIBackend(HttpServer):
         if error.status not in (401, 403):
             return ""
         return f"; the server refuses the key in {self.key_variable}" if self._key else f"; set {self.key_variable}"
-
-
-def _names(listed: Json) -> tuple[str, ...]:
-    return tuple(str(row.get("id")) for row in _rows(listed))
-
-
-def _rows(listed: Json) -> list[Json]:
-    found = listed.get("data")
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def _positive(value: object) -> int | None:
@@ -204,7 +207,7 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         return Completion.failed("server", str(said.get("message", said) if isinstance(said, dict) else said))
     choice = payload["choices"][0]
     message, usage, timings = choice["message"], payload.get("usage") or {}, payload.get("timings") or {}
-    text = str(message.get("content") or message.get("refusal") or "").strip()
+    text = wire_text(message.get("content") or message.get("refusal")).strip()
     error = None
     if not choice.get("finish_reason"):
         error = ErrorInfo(kind="incomplete", message="the reply stopped before it was done")
@@ -212,13 +215,13 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         error = ErrorInfo(kind="empty", message="the reply has no text")
     return Completion(
         text=text if error is None else "",
-        model=str(payload.get("model") or ""),
+        model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
         error=error,
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
+        prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),
+        completion_tokens=int(wire_number(usage.get("completion_tokens"))),
         total_s=latency_s if timings else 0.0,
-        prompt_eval_s=float(timings.get("prompt_ms") or 0) / 1000,
-        eval_s=float(timings.get("predicted_ms") or 0) / 1000,
+        prompt_eval_s=wire_number(timings.get("prompt_ms")) / 1000,
+        eval_s=wire_number(timings.get("predicted_ms")) / 1000,
         latency_s=latency_s,
         hit_limit=choice.get("finish_reason") == "length",
     )

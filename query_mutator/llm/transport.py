@@ -14,11 +14,11 @@ from query_mutator.errors import HIDDEN
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.connection import Connection
-from query_mutator.llm.failures import error_from_exception, error_from_status, malformed
+from query_mutator.llm.failures import error_from_exception, error_from_status, malformed, parsed
 from query_mutator.llm.reply import MAX_REPLY_BYTES, BadReply, Reply
 from query_mutator.types import ErrorInfo
 
-__all__ = ["Json", "Transport"]
+__all__ = ["Json", "Transport", "json_object"]
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -29,6 +29,8 @@ _DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
 _CUT_AGAIN_S = 0.02
 _CARRIES_SECRET = re.compile("auth|key|token|secret|password|cookie", re.IGNORECASE)  # in a header's name
 _SECRET_CHARS = 8  # fewer are a scheme, as Bearer, or a word of the language
+_FEW_BYTES = 2_000_000  # of JSON, whatever it holds
+_MAX_VALUES = 2_000_000  # in longer JSON: 4,000 embeddings of 512 numbers
 
 
 class Transport:
@@ -145,11 +147,8 @@ class Transport:
 
     def _parse(self, reply: Reply) -> Json | ErrorInfo:
         body = self.without_secrets(reply.read())
-        try:
-            payload = decode(body)
-        except ValueError:  # UnicodeDecodeError among them
-            payload = None
-        return payload if isinstance(payload, dict) else malformed(reply.status, body)
+        payload = parsed(lambda: json_object(body), what="JSON")
+        return malformed(reply.status, body) if isinstance(payload, ErrorInfo) else payload
 
     def _error(self, reply: Reply) -> ErrorInfo:
         error = error_from_status(reply, self.without_secrets(reply.read()))
@@ -187,6 +186,19 @@ def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
     long = [word for word in words if len(word) >= _SECRET_CHARS]
     spellings = (form for word in long for form in (word, json.dumps(word)[1:-1], word.replace("/", r"\/")))
     return tuple(dict.fromkeys(spellings))
+
+
+def json_object(text: bytes) -> Json:
+    """Return the object that a text in JSON holds; ValueError for anything else.
+
+    A short text of many small values takes up to thirty times its length as objects, so their number is bounded.
+    """
+    if len(text) > _FEW_BYTES and sum(map(text.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES:,} values")
+    payload = decode(text)
+    if not isinstance(payload, dict):
+        raise ValueError("not an object")
+    return payload
 
 
 def _take_lines(reply: Reply, take: Callable[[bytes], bool]) -> None:

@@ -29,17 +29,25 @@ _NOT_SURE = re.compile(
 )
 
 
+def is_refusal(text: str) -> bool:
+    """Return whether a reply declines to answer, judged by its first 240 characters."""
+    return _refuses(_opening(text))
+
+
+def is_not_sure(text: str) -> bool:
+    """Return whether a reply says that it does not know, judged by its first 240 characters."""
+    return not is_refusal(text) and _doubts(_opening(text))
+
+
 def _opening(text: str) -> str:
     return text.lstrip()[:_OPENING_CHARS].replace("’", "'")
 
 
-@lru_cache(maxsize=4096)  # an answer is looked at many times in its episode
-def is_refusal(text: str) -> bool:
-    """Return whether a reply declines to answer, judged by its first 240 characters."""
-    return _REFUSAL.search(_opening(text)) is not None
+@lru_cache(maxsize=4096)  # an answer is judged many times in its episode; whole answers would take gigabytes
+def _refuses(opening: str) -> bool:
+    return _REFUSAL.search(opening) is not None
 
 
 @lru_cache(maxsize=4096)
-def is_not_sure(text: str) -> bool:
-    """Return whether a reply says that it does not know, judged by its first 240 characters."""
-    return not is_refusal(text) and _NOT_SURE.search(_opening(text)) is not None
+def _doubts(opening: str) -> bool:
+    return _NOT_SURE.search(opening) is not None

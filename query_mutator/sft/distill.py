@@ -152,7 +152,7 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
     applied: dict[tuple[int, int], list[str]] = {}  # operators so far in each episode
     for step in steps:
         names = applied.setdefault((int(step["env"]), int(step["episode"])), [])
-        if not step["valid"]:
+        if not step["valid"] or "rewrite" in step.get("cut", ()):  # the transcript has its beginning only
             yield None
             continue
         if step["operator"] == "undo":

@@ -21,12 +21,13 @@ from query_mutator.encoder import (
     Encoder,
     FloatArray,
     HashEncoder,
+    cached,
     english_ranks,
     english_words,
     packaged_folder,
     resolve_encoder,
 )
-from query_mutator.errors import EncoderError
+from query_mutator.errors import BackendError, EncoderError
 
 TEXTS = [
     "How do I delete a folder and everything inside it?",
@@ -382,6 +383,35 @@ def test_rows_of_a_server_are_normalized_and_cached() -> None:
     np.testing.assert_allclose(rows, [[0.6, 0.8]] * 3)
     assert asked == [("nomic-embed-text", ["a", " "])]  # a server has no row for an empty text
     assert (encoder.name, encoder.dim) == ("ollama:nomic-embed-text", 2)
+
+
+def test_rows_of_another_length_than_the_first_are_a_backend_error() -> None:
+    dims = iter([2, 3, 2])
+
+    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
+        rows = np.ones((len(texts), next(dims)), np.float32)
+        keep(rows)
+        return rows
+
+    encoder = resolve_encoder("ollama:m", embed=embed)
+    with pytest.raises(BackendError, match="1 x 3 embeddings in place of 1 x 2"):
+        encoder.encode(["a"])
+    assert encoder.encode(["a"]).shape == (1, 2)
+
+
+def test_rows_that_are_not_finite_are_a_backend_error() -> None:
+    with pytest.raises(BackendError, match="not finite"):
+        resolve_encoder("ollama:m", embed=lambda _, texts, keep: keep(np.full((len(texts), 2), np.nan, np.float32)))
+
+
+def test_the_cache_holds_texts_by_their_length_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "MAX_CHARS", 1000)
+    encoder = CachedEncoder(HashEncoder())
+    for letter in "abcd":
+        encoder.encode([letter * 400])
+    assert [encoder.get([letter * 400]) is not None for letter in "abcd"] == [False, False, True, True]
+    assert encoder.encode(["x" * 2000]).shape == (1, encoder.dim)
+    assert encoder.get(["d" * 400]) is None
 
 
 def test_a_model_without_embeddings_is_an_encoder_error() -> None:

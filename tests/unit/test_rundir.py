@@ -19,7 +19,7 @@ from query_mutator.files import JsonLines, read_json_lines, write_json
 from query_mutator.runs.run_dir import RunDir, checkpoints_in
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.training.system import SystemSettings, TaskSettings
-from query_mutator.types import StepRecord
+from query_mutator.types import STORED_CHARS, StepRecord
 
 RECORD = StepRecord(
     env=1,
@@ -47,6 +47,13 @@ def test_two_runs_within_a_second_have_two_folders(tmp_path: Path) -> None:
     paths = [RunDir.create(tmp_path, "same").path for _ in range(3)]
     assert len(set(paths)) == 3
     assert (tmp_path / "latest").resolve() == paths[-1].resolve()
+
+
+def test_a_transcript_holds_texts_to_a_stated_length() -> None:
+    assert "cut" not in RECORD.to_json()
+    row = replace(RECORD, answer="a" * 5_000_000, rewrite="r" * STORED_CHARS).to_json()
+    assert (row["answer"], row["rewrite"]) == ("a" * STORED_CHARS, "r" * STORED_CHARS)
+    assert row["cut"] == {"answer": 5_000_000}
 
 
 def test_something_else_called_latest_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
