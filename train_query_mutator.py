@@ -34,7 +34,7 @@ from query_mutator.env.steps import FloatArray
 from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.methods import Evaluator, comparison_steps
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files import write_checked_json
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
@@ -110,8 +110,20 @@ def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
     """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
     split = split_dataset(settings_of(TaskSettings, config))
     check(config, split, checkpoint)
-    num_actions = len(operators.select(config.operators)) + 2
-    return Plan(config=config, num_actions=num_actions, num_train=len(split.train), num_test=len(split.test))
+    num_operators, num_train, num_test = len(operators.select(config.operators)), len(split.train), len(split.test)
+    comparison = comparison_steps(
+        num_operators=num_operators,
+        num_train=num_train,
+        num_test=num_test,
+        max_episode_steps=config.max_episode_steps,
+    )
+    return Plan(
+        config=config,
+        num_actions=num_operators + 2,
+        num_train=num_train,
+        num_test=num_test,
+        comparison_steps=comparison if config.evaluate and num_test else 0,
+    )
 
 
 # --- build -----------------------------------------------------------------------------------------------------------

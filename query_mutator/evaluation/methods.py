@@ -240,6 +240,12 @@ def evaluate(
     }
 
 
+def comparison_steps(*, num_operators: int, num_train: int, num_test: int, max_episode_steps: int) -> int:
+    """Return about how many steps `evaluate` makes; policy, random and both best-of-k take whole episodes."""
+    ranking = num_operators * min(BEST_SINGLE_SAMPLE, num_train)
+    return ranking + num_test * (2 + 4 * max_episode_steps)
+
+
 def rank_operators(evaluator: Evaluator, train: Task) -> list[int]:
     """Return the operators' actions, best first by success then score on a sample of training questions."""
     sample = train.questions

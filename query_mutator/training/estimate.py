@@ -1,18 +1,13 @@
-"""Estimate the cost of a run from its flags alone; nothing is started and no server is asked."""
+"""Estimate the cost of a run from its flags; no server is started or asked."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from query_mutator.embedded.latency import Latency
-from query_mutator.llm.backends import AUTO, EMBEDDED
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.learners import LEARNERS
-
-EMBEDDED_CALL_S = 0.003  # computing time of the embedded assistant for one call, on one core
-MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
-STEP_S = 0.003  # embedding, scoring, policy and update, for one environment step
+from query_mutator.training.timing import Timing, time_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +18,7 @@ class Plan:
     num_actions: int
     num_train: int
     num_test: int
+    comparison_steps: int  # of the final comparison with the baselines
 
     @property
     def episode_steps(self) -> float:
@@ -49,23 +45,20 @@ class Plan:
         return 1 + self.config.num_updates // every if every and self.num_test else 0
 
     @property
-    def call_s(self) -> float:
-        """Return the assumed time of one call in seconds."""
-        config = self.config
-        if config.backend not in (AUTO, EMBEDDED) or config.ollama_url or config.openai_url or config.target_model:
-            return MODEL_CALL_S
-        latency = Latency.from_settings(
-            latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0
-        )
-        return max(EMBEDDED_CALL_S, latency.mean_s)
+    def evaluation_steps(self) -> int:
+        """Return the environment steps of the periodic evaluations."""
+        asked = min(self.config.eval_questions, self.num_test)
+        return math.ceil(self.evaluations * asked * self.episode_steps)
 
     @property
-    def seconds(self) -> float:
-        """Return the time training takes: calls in parallel, everything else in sequence."""
-        return self.calls * self.call_s / self.config.calls_in_flight + self.config.total_steps * STEP_S
+    def timing(self) -> Timing:
+        """Return the time of a step on this machine."""
+        return time_of(self.config, calls_per_step=self.calls / self.config.total_steps)
 
     def __str__(self) -> str:
-        config = self.config
+        config, timing = self.config, self.timing
+        # The time of a measured step includes its share of the evaluations.
+        steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
         rows = [
             ("questions to learn from / held out", f"{self.num_train} / {self.num_test}"),
             ("actions (operators, undo, submit)", str(self.num_actions)),
@@ -82,14 +75,12 @@ class Plan:
                 "evaluations on held-out questions",
                 f"{self.evaluations} x {min(config.eval_questions, self.num_test)} questions",
             ),
-            ("time for training, about", _duration(self.seconds)),
+            ("time for training, about", _duration(steps * timing.step_s)),
+            ("time for the final comparison, about", _duration(self.comparison_steps * timing.step_s)),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        assumed = f"assumed: {1000 * self.call_s:.0f} ms a call, actions chosen evenly"
-        return "\n".join(
-            ["plan (nothing was started)", *lines, f"{assumed}; evaluations and the final comparison are extra"]
-        )
+        return "\n".join(["plan (nothing was started)", *lines, f"by {timing.source}"])
 
 
 def _duration(seconds: float) -> str:

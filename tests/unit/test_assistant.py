@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from query_mutator.embedded.default_models import default_models
 from query_mutator.embedded.filters import has_trigger_word
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
+from tests.docs_blocks import PAGES, blocks_of, commands
 
 SHELF = """
     shutil.rmtree shutil.copytree shutil.move os.listdir os.remove os.kill os.getcwd os.path.join os.path.getsize
@@ -167,3 +169,24 @@ def test_default_models(encoder: Encoder, shelf: Corpus, monkeypatch: pytest.Mon
     for model in models.values():
         (reply,) = model.reply_many(["How do I move a folder?"])
         assert reply
+
+
+def documented_questions() -> Iterator[str]:
+    """Yield the questions of `qm rewrite` in pages whose target is this assistant."""
+    blocks = (block for page in PAGES for block in blocks_of(page))
+    for block in (block for block in blocks if block.language == "bash" and block.needs in ("", "run")):
+        for words in commands(block.code):
+            if words[:3] == ["qm", "rewrite", "--checkpoint"]:
+                yield words[4]
+
+
+def test_a_documented_question_needs_one_rewrite_at_most(encoder: Encoder) -> None:
+    models = default_models(encoder)
+    questions = set(documented_questions())
+    assert len(questions) >= 2
+    for question in questions:
+        prompts = [
+            f"[operator: {name}]\n<question>\n{question}\n</question>" for name in models["rule-rewriter"].operators
+        ]
+        answers = models["pydoc-assistant"].reply_many([question, *models["rule-rewriter"].reply_many(prompts)])
+        assert any(answer.startswith("You are looking for") for answer in answers), question

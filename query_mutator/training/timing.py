@@ -1,0 +1,108 @@
+"""How long an environment step takes on this machine: as in the last run with the same settings, else by a probe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.embedded.latency import Latency
+from query_mutator.encoder import FloatArray, resolve_encoder
+from query_mutator.files import read_json_lines
+from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.training.config import TrainConfig
+
+__all__ = ["Timing", "time_of"]
+
+MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
+STEP_S = 0.003  # scoring, policy and update, for one environment step
+TEXTS_PER_STEP = 1.0  # new to the encoder; measured with the embedded assistant, which embeds the prompt as well
+PROBE_TEXTS = 24
+#: Flags that decide how long a step takes; a run with others says nothing.
+DECISIVE = (
+    "algo", "backend", "ollama_url", "openai_url", "target_model", "mutator_model", "encoder", "device",
+    "deterministic", "batch_size", "use_batching", "num_processes", "latency_ms", "latency_sigma", "running_speed",
+    "early_stop", "target_max_tokens", "mutator_max_tokens", "max_episode_steps", "num_ctx",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one environment step with all its calls, and in words where the number comes from."""
+
+    step_s: float
+    source: str
+    is_measured: bool  # with everything a run does; False for a sum of parts
+
+
+def time_of(config: TrainConfig, *, calls_per_step: float) -> Timing:
+    """Return the time of a step; the last run that fits is believed, else the encoder is timed now."""
+    return next(_measured(config), None) or _probed(config, calls_per_step=calls_per_step)
+
+
+def _measured(config: TrainConfig) -> Iterator[Timing]:
+    wanted = json.loads(json.dumps({name: asdict(config)[name] for name in DECISIVE}))
+    folders = Path(config.save_dir).glob("*/config.json")
+    for path in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+        if path.parent.is_symlink():
+            continue
+        with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
+            flags = json.loads(path.read_bytes())["flags"]
+            if {name: flags.get(name) for name in DECISIVE} != wanted:
+                continue
+            last = _last_row(path.parent / "metrics.jsonl")
+            steps, seconds = int(last["counters/env_steps"]), float(last["counters/training_s"])
+            if steps > 0 and seconds > 0:
+                source = f"{1000 * seconds / steps:.3g} ms a step, as in {path.parent} ({steps} steps)"
+                yield Timing(step_s=seconds / steps, source=source, is_measured=True)
+
+
+def _last_row(path: Path) -> Mapping[str, Any]:
+    rows = [row for row in read_json_lines(path) if "counters/training_s" in row]
+    return rows[-1]
+
+
+def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
+    text_s = _encoding_s(config)
+    call_s, assumed = _call_s(config)
+    step_s = calls_per_step * call_s / config.calls_in_flight + TEXTS_PER_STEP * text_s + STEP_S
+    source = f"{1000 * text_s:.3g} ms to embed a text, timed just now{assumed}; a first run makes this exact"
+    return Timing(step_s=step_s, source=source, is_measured=False)
+
+
+def _encoding_s(config: TrainConfig) -> float:
+    """Return the seconds to embed one text on this machine as it is now; next to none for an encoder on a server."""
+    encoder = resolve_encoder(
+        config.encoder,
+        device=config.device,
+        deterministic=config.deterministic,
+        max_tokens=config.encoder_max_tokens,
+        embed=_no_server,
+    )
+    with contextlib.closing(encoder):
+        texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
+        encoder.encode(texts[:8])
+        began = time.perf_counter()
+        for start in range(8, len(texts), 8):
+            encoder.encode(texts[start : start + 8])
+        return (time.perf_counter() - began) / PROBE_TEXTS
+
+
+def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
+    return np.ones((len(texts), 1), dtype=np.float32)
+
+
+def _call_s(config: TrainConfig) -> tuple[float, str]:
+    """Return the seconds of a call and the words for it: the embedded server's time is that of the encoder."""
+    if config.backend not in (AUTO, EMBEDDED) or config.ollama_url or config.openai_url or config.target_model:
+        return MODEL_CALL_S, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
+    latency = Latency.from_settings(
+        latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0
+    )
+    return latency.mean_s, ""
