@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from query_mutator.analysis.events import merged, read_event_file
 from query_mutator.files import read_json_lines
 from query_mutator.runs.metrics import METRICS, MetricsWriter
 
@@ -67,6 +69,26 @@ def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
         writer.write({"eval/success": step / 4}, step=step, wall_s=step)
     writer.close()
     assert scalars(tmp_path, "eval/success") == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_clock_that_is_set_back_leaves_the_points_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = MetricsWriter(tmp_path)
+    for step in (1, 2, 3):
+        first.write({"eval/success": step / 4}, step=step, wall_s=step)
+    first.close()
+    now_s = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    monkeypatch.setattr(time, "time_ns", lambda: int(now_s * 1e9))
+    again = MetricsWriter(tmp_path, first_step=2)
+    again.write({"eval/success": 1.0}, step=3, wall_s=3)
+    again.close()
+    expected = [(1, 0.25), (2, 0.5), (3, 1.0)]
+    assert scalars(tmp_path, "eval/success") == expected
+    files = [read_event_file(path) for path in sorted((tmp_path / "tensorboard").iterdir())]
+    series = merged(files, "eval/success")
+    assert list(zip(series.step.tolist(), series.value.tolist(), strict=True)) == expected
 
 
 def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
