@@ -164,7 +164,7 @@ def _event_files(path: Path) -> list[Path]:
 def _table_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix in (".jsonl", ".json", ".csv") else []
-    return [path / name for name in TABLES if (path / name).is_file()]
+    return [path / name for name in TABLES if (path / name).exists()]
 
 
 def _suffixed(path: Path) -> list[Path]:
@@ -206,7 +206,7 @@ def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
 
 def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return settings and hardware from a config file in the folder, else from a table logged as text."""
-    path = next((folder / name for name in _CONFIGS if (folder / name).is_file()), None)
+    path = next((folder / name for name in _CONFIGS if (folder / name).exists()), None)
     if path is not None:
         data = read_mapping(path)
         hardware = data.get("hardware")

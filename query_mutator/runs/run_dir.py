@@ -127,10 +127,10 @@ def newest_checkpoint(run: Path, read: Callable[[Path], T]) -> T:
     return read(candidates[-1])
 
 
-def steps_of(checkpoint: Path) -> int:
-    """Return the environment steps in a checkpoint's name."""
+def steps_of(checkpoint: Path, *, default: int = 0) -> int:
+    """Return the environment steps in a checkpoint's name, or `default` for another name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
-    return int(match[1]) if match else 0
+    return int(match[1]) if match else default
 
 
 def _now() -> str:

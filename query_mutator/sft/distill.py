@@ -112,9 +112,15 @@ def read_steps(run: str) -> list[dict[str, Any]]:
 def reward_of(run: str) -> WeightedReward:
     """Return the reward the run was made with, from its config.json, which names plugins too; else the default one."""
     config = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
-    flags = read_checked_json(config).get("flags") or {} if config.exists() else {}
+    flags = _flags(read_checked_json(config), config) if config.exists() else {}
     load_plugins(flags.get("plugin") or ())
     return WeightedReward.parse(flags["reward"]) if flags.get("reward") else WeightedReward()
+
+
+def _flags(config: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    if not isinstance(config.get("flags"), dict):
+        raise UsageError(f"{path}: has no flags, so it is not the config.json of a run; restore it")
+    return dict(config["flags"])
 
 
 def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:

@@ -155,12 +155,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
-    return Checkpoint.read(path) if path.is_file() else newest_checkpoint(path, _of_its_name)
+    return _of_its_name(path) if path.is_file() else newest_checkpoint(path, _of_its_name)
 
 
 def _of_its_name(path: Path) -> Checkpoint:
     checkpoint = Checkpoint.read(path)
-    if (steps := checkpoint.progress.env_steps) != steps_of(path):
+    if (steps := checkpoint.progress.env_steps) != steps_of(path, default=steps):
         raise CheckpointError(f"{path} holds the state after {steps} steps; it was renamed or exchanged")
     return checkpoint
 
