@@ -121,7 +121,7 @@ def make_envs(env: str, num_envs: int) -> Any:
 
     try:
         probe = gym.make(env)
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except (gym.error.Error, ImportError, ValueError) as error:
         raise ValueError(f"cannot make the environment {env!r}: {error}") from error
     observations, actions = probe.observation_space, probe.action_space
     probe.close()
