@@ -34,7 +34,7 @@ class ServerFlags:
     target_model: str | None = None
     """The model that answers."""
     num_ctx: int | None = None
-    """Context length of an Ollama model, sent with every call; by default the server's own."""
+    """Context length: sent to Ollama with every call, else what the server was started with; default: its own."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0

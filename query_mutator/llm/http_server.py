@@ -216,12 +216,14 @@ class HttpServer(ModelServer):
         return self._uncut(request, completion) if completion.ok else completion
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
-        """Return the completion, or an error if its prompt fills the context: the server then dropped the beginning."""
+        """Return the completion, or an error if its prompt fills the context: Ollama then dropped the beginning."""
         context = self._known_context(request.model)
         if context is None:
             return completion
         if completion.prompt_tokens >= context:
-            message = f"the server cut the prompt to its context of {context} tokens; {self.more_context}"
+            message = (
+                f"the prompt fills the context of {context} tokens, its beginning may be lost; {self.more_context}"
+            )
             return replace(completion, text="", error=ErrorInfo(kind="prompt_too_long", message=message))
         if completion.prompt_tokens + completion.completion_tokens > context:  # the reply pushed the prompt out
             return replace(completion, hit_limit=True)

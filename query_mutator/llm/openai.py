@@ -71,7 +71,8 @@ class _ServerSentEvents(StreamedText):
 class OpenAIBackend(HttpServer):
     """One server; `url` ends before `/chat/completions`, and in `/v1` unless it names another path.
 
-    A subclass may name another `key_variable`. UsageError for a key that cannot be a header value.
+    A subclass may name another `key_variable`. UsageError for a key that cannot be a header value. `num_ctx` is not sent:
+    it is the context that the server was started with, for servers that do not report it.
     """
 
     title = "an OpenAI-compatible server"
@@ -86,12 +87,21 @@ class OpenAIBackend(HttpServer):
     stream_fields: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
     reader = _ServerSentEvents
 
-    def __init__(self, url: str, *, environ: Mapping[str, str] = os.environ, **settings: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        runner_options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        options = dict(runner_options or {})
+        self._num_ctx = _positive(options.pop("num_ctx", None))
         self._key = environ.get(self.key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
             raise UsageError(f"{self.key_variable} holds characters that no key has; set it again")
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        super().__init__(base_url(url), headers=self._headers, **settings)
+        super().__init__(base_url(url), headers=self._headers, runner_options=options, **settings)
         self._answered: set[str] = set()  # models that a server without a list of them has
         self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
 
@@ -123,10 +133,16 @@ class OpenAIBackend(HttpServer):
         return _positive(self._at_root("/props").get("total_slots"))
 
     def context(self, model: str) -> int | None:
-        """Return the context that the list of models reports: vLLM's `max_model_len`, llama-server's `n_ctx`."""
+        """Return `num_ctx` or what the list of models reports: vLLM's `max_model_len`, llama-server's `n_ctx`."""
         row = next((row for row in self._listed() if row.get("id") == model), {})
         meta = row.get("meta")
-        return _positive(row.get("max_model_len")) or _positive(meta.get("n_ctx") if isinstance(meta, dict) else None)
+        reported = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+        return min(filter(None, (_positive(reported), self._num_ctx)), default=None)
+
+    def describe_options(self, model: str) -> str:
+        """Return the context of a call, as far as it is known."""
+        context = self.context(model)
+        return f"the server's own, a context of {context} tokens" if context else "context unknown; give --num-ctx"
 
     def count_tokens(self, model: str, text: str) -> int | None:
         """Return the tokens of a text as `/tokenize` counts them (llama-server, vLLM)."""

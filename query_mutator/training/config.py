@@ -114,7 +114,7 @@ class ModelFlags:
     temperature: float = 0.0
     """Sampling temperature of both models."""
     num_ctx: int | None = None
-    """Context length of an Ollama model, sent with every call; by default the server's own."""
+    """Context length: sent to Ollama with every call, else what the server was started with; default: its own."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     latency_ms: float = 0.0

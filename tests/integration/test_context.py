@@ -178,6 +178,19 @@ def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: EmbeddedServer) 
     ours.close()
 
 
+def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: EmbeddedServer) -> None:
+    request = ChatRequest.user("word " * 5000, model="upper")  # Ollama's OpenAI routes cut it to the default, 4,096
+    unaware, aware = OpenAIBackend(server.url), OpenAIBackend(server.url, runner_options={"num_ctx": 4096})
+    assert unaware.complete(request).prompt_tokens == 4096
+    assert "context unknown; give --num-ctx" in unaware.describe_options("upper")
+    error = aware.complete(request).error
+    assert error is not None
+    assert error.kind == "prompt_too_long"
+    assert aware.complete(ChatRequest.user("word", model="upper")).ok
+    for ours in (unaware, aware):
+        ours.close()
+
+
 def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(UsageError, match=r"0\.25.*0\.24"):
         start_server([Upper()], behave_as="0.25")
