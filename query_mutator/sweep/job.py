@@ -11,7 +11,7 @@ from typing import Any
 from query_mutator.analysis.spec import MetricSpec, Spec, read_spec
 from query_mutator.analysis.wording import interval, number, reading_name
 from query_mutator.cli.console import note, table
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import (
     Setting,
@@ -107,7 +107,7 @@ class Sweep:
 
     def run(self) -> Findings:
         """Run the missing trials, extending the grid and confirming the best setting as the flags say."""
-        self._folder = SweepFolder(Path(self.flags.dir), command=shlex.join(self.flags.command))
+        self._folder = SweepFolder(Path(self.flags.dir), command=hide_credentials(shlex.join(self.flags.command)))
         self._runner = Runner(self._folder, self.flags)
         if self.flags.sampler == "optuna" and self.ranges:
             settings = optuna_settings(self.ranges, self._means, flags=self.flags, maximize=self.metric.maximize)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from query_mutator.cli.console import closing_on_interrupt, progress
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.files import JsonLines, read_checked_json, read_json_lines, write_checked_json, write_text
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting, Trial, command_of
@@ -113,7 +113,7 @@ class Runner:
         """Run one trial to its end; None when the sweep was stopped before or during it."""
         folder = self.folder.folder_of(trial)
         words = command_of(trial, self.flags.command, folder)
-        write_text(folder / "command.txt", shlex.join(words) + "\n")
+        write_text(folder / "command.txt", hide_credentials(shlex.join(words)) + "\n")
         began = time.monotonic()
         with (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
             try:

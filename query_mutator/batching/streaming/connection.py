@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
 
 from websockets.client import ClientProtocol
@@ -131,6 +132,10 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
     return connection
 
 
+#: No page of another site in a browser on this machine may play; programs send no Origin.
+_ORIGINS = (None, re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"))
+
+
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, timeout_s: float) -> LineConnection:
     """Return the connection of a new client: WebSocket when it begins with an HTTP request, otherwise telnet.
 
@@ -144,7 +149,8 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
     while first and b"GET ".startswith(first) and first != b"GET " and (byte := await reader.read(1)):
         first += byte
     http = first == b"GET "
-    wire = WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES)) if http else Wire(TelnetCodec())
+    protocol = ServerProtocol(max_size=MAX_LINE_BYTES, origins=_ORIGINS)
+    wire = WebSocketWire(protocol) if http else Wire(TelnetCodec())
     connection = LineConnection(reader, writer, wire, name=str(writer.get_extra_info("peername")))
     if first:
         connection.feed(first)

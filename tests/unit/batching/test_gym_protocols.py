@@ -230,6 +230,8 @@ REQUEST = (
         (("Version: 13", "Version: 8"), "400"),
         (("Key: ", "Key: x"), "400"),
         (("Host: ", "Host "), ""),  # not HTTP: closed without an answer
+        (("Host: ", "Origin: https://evil.example\r\nHost: "), "403"),
+        (("Host: ", "Origin: http://localhost:8000\r\nHost: "), "101"),
         (("", ""), "101"),
     ],
 )

@@ -199,3 +199,19 @@ def test_optuna_finds_the_neighborhood_and_resumes(tmp_path: Path, trainer: list
 def test_invalid_input_is_one_line(arguments: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         main(["sweep", *arguments])
+
+
+def test_a_key_in_the_command_reaches_the_trials_and_no_file(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "sk-PLANTED-0123456789"
+    checked = tmp_path / "checked.py"
+    takes_address = "import sys; assert '@' in sys.argv[1] and '***' not in sys.argv.pop(1)\n"
+    checked.write_text(takes_address + Path(trainer[-1]).read_text())
+    address = f"https://me:{key}@host/v1?api_key={key}"
+    for _ in range(2):  # the second one resumes
+        run_sweep(tmp_path / "s", [*trainer[:-1], str(checked), address], "32,64,128")
+    captured = capsys.readouterr()
+    assert key not in captured.out + captured.err
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert [path for path in files if key.encode() in path.read_bytes()] == []
