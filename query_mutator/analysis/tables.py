@@ -61,7 +61,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, float]]:
             raise UsageError(
                 f"{path}: a row is not a JSON object; each line must be one, as {{'step': 1, 'loss': 0.5}}"
             )
-        yield {name: float(value) for name, value in flat(row, "/") if isinstance(value, (int, float))}
+        yield {name: _as_float(value) for name, value in flat(row, "/") if isinstance(value, (int, float))}
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
@@ -69,9 +69,16 @@ def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 values = {name: number_or_text(str(text)) for name, text in row.items()}
-                yield {name: float(value) for name, value in values.items() if not isinstance(value, str)}
+                yield {name: _as_float(value) for name, value in values.items() if not isinstance(value, str)}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a CSV file ({error})") from None
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf
 
 
 def number_or_text(text: str) -> int | float | str:
@@ -102,7 +109,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
     data = verified(path, data)
     if not isinstance(data, dict):

@@ -67,7 +67,7 @@ def read_checked_json(path: str | Path) -> dict[str, Any]:
     with reading(path):
         text = Path(path).read_bytes()
     try:
-        body = json.loads(text)
+        body = files.parse_json(text)
     except ValueError as error:
         raise BatchFileError(f"{path} is not JSON; it was truncated or edited: {error}") from error
     if not isinstance(body, dict) or body.pop("sha256", None) != sha256_of([json_bytes(body)]):
@@ -113,10 +113,10 @@ def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFil
     try:
         with reading(path), safe_open(path, framework="numpy") as file:
             info = file.metadata()
-            meta = json.loads(info["meta"])
+            meta = files.parse_json(info["meta"])
             checksum = info.get("sha256") or meta.pop("sha256")  # files of older versions have two metadata keys
             arrays = _mapped(path, {name: file.get_slice(name) for name in file.offset_keys()})
-    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise BatchFileError(
             f"{path} is not a readable {kind} file; it is truncated, edited or another kind"
         ) from error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if something hangs
+MESSAGE_CHARACTERS = 1000  # of the line that an error prints
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 
 __all__ = [
@@ -149,7 +150,10 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def _print_error(prog: str, message: str, code: int) -> int:
-    print(f"{prog}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    line = " ".join(message.split())
+    if len(line) > MESSAGE_CHARACTERS:  # it quotes a value: its beginning and the advice at its end say enough
+        line = f"{line[: MESSAGE_CHARACTERS // 2]} ... {line[-MESSAGE_CHARACTERS // 4 :]}"
+    print(f"{prog}: {line}", file=sys.stderr, flush=True)
     return code
 
 

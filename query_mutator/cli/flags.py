@@ -22,7 +22,6 @@ import copy
 import dataclasses
 import inspect
 import itertools
-import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from query_mutator.cli.bounds import check_bounds
 from query_mutator.cli.outputs import REPORT, Output, check_outputs
 from query_mutator.cli.plain import styled_output
 from query_mutator.errors import UsageError
-from query_mutator.files import verified
+from query_mutator.files import parse_json, verified
 from query_mutator.registry import nearest
 
 __all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "read_base", "written"]
@@ -144,7 +143,7 @@ def _unchecked(cls: type[Any]) -> type[Any]:
 def read_base(path: str | Path) -> dict[str, Any]:
     """Return the flags in a JSON file: an object of them, or a run's config.json with them under `flags`."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; --config takes a JSON file of flags") from None
     except ValueError as error:

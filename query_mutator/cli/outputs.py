@@ -126,12 +126,12 @@ def check_outputs(flags: Any, outputs: Mapping[str, tuple[str, Output]]) -> None
 
 def _check_apart(flag: str, path: Path, output: Output, inputs: list[Path]) -> None:
     """Raise for an output that is an input, or is a folder that holds one or lies in one."""
-    parents = list(path.resolve().parents)
+    parents = list(_real(path).parents)
     for given in inputs:
         if output.resumes and output.is_folder:
             continue
         inside = output.is_folder and given.is_dir() and any(_is_same(one, given) for one in parents)
-        holds = output.is_folder and any(_is_same(one, path) for one in given.resolve().parents)
+        holds = output.is_folder and any(_is_same(one, path) for one in _real(given).parents)
         if _is_same(path, given) or inside or holds:
             how = "lies in" if inside else "holds" if holds else "is"
             raise UsageError(f"{flag} {path} {how} the input {given}; choose another output")
@@ -174,7 +174,12 @@ def _is_same(one: Path, other: Path) -> bool:
     """Return whether two paths name one file: by the file itself, which sees hard links, else by the resolved path."""
     with contextlib.suppress(OSError):
         return one.samefile(other)
-    return one.resolve() == other.resolve()
+    return _real(one) == _real(other)
+
+
+def _real(path: Path) -> Path:
+    """Return where a path leads; of links that form a loop, the place where it begins."""
+    return Path(os.path.realpath(path))  # Path.resolve raises for a loop
 
 
 def _is_device(path: Path) -> bool:

@@ -16,7 +16,12 @@ from query_mutator.rewards.weighted import WeightedReward
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
 
-_NEEDED = {"env", "episode", "question_id", "question", "operator", "rewrite", "parts", "baseline_score", "valid"}
+_NUMBER = (int, float)
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("env", "episode"), int),
+    **dict.fromkeys(("question_id", "question", "operator", "rewrite"), str),
+    "parts": dict, "baseline_score": _NUMBER, "valid": bool,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +109,18 @@ def read_steps(run: str) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: no such file; give a run folder such as runs/latest, or a transcripts.jsonl")
     steps = list(read_json_lines(path))
     for number, step in enumerate(steps, start=1):
-        if not isinstance(step, dict) or not step.keys() >= _NEEDED:
-            raise UsageError(f"{path}:{number}: not a step of a run, it lacks {', '.join(sorted(_NEEDED - set(step)))}")
+        if wrong := _wrong_in(step):
+            raise UsageError(f"{path}:{number}: not a step of a run, {wrong}; export from the run that wrote it")
     return steps
+
+
+def _wrong_in(step: Any) -> str:
+    """Return what a step of a transcript lacks, or which entry has another type than in a run; "" if nothing."""
+    if not isinstance(step, dict) or not step.keys() >= _NEEDED.keys():
+        return f"it lacks {', '.join(sorted(_NEEDED.keys() - set(step)))}"
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(step[name], kind)]
+    wrong = wrong or [f"parts.{name}" for name, value in step["parts"].items() if not isinstance(value, _NUMBER)]
+    return f"its {wrong[0]} has another type" if wrong else ""
 
 
 def reward_of(run: str) -> WeightedReward:

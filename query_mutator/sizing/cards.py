@@ -5,7 +5,6 @@ peak(B) = max(floor, base + slope B)        measured = context + factor x estima
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from query_mutator.errors import UsageError
-from query_mutator.files import write_json
+from query_mutator.files import parse_json, write_json
 
 __all__ = [
     "CARDS", "GIB", "MIB", "Calibration", "Fit", "fit_calibration", "read_calibration", "vram_bytes",
@@ -123,6 +122,10 @@ def write_calibration(path: str, calibration: Calibration) -> None:
 def read_calibration(path: str | Path) -> Calibration:
     """Return what `write_calibration` wrote; UsageError if the file holds something else."""
     try:
-        return Calibration(**json.loads(Path(path).read_text(encoding="utf-8")))
+        found = Calibration(**parse_json(Path(path).read_text(encoding="utf-8")))
+        numbers = (found.context_bytes, found.factor, found.slack)
+        if not all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in numbers) or not found.factor:
+            raise ValueError("context_bytes, factor and slack must be numbers from 0, factor above 0")
+        return found
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--calibration {path}: {error}; `qm size calibrate` writes such a file") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.errors import DiskError
-from query_mutator.files import atomic_write, write_json, write_text
+from query_mutator.files import atomic_write, parse_json, write_json, write_text
 
 
 def test_content_and_folder_are_synced_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +54,29 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
         write_text(pipe, "hello")
         assert reader.result() == "hello"
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 200_000, "nested more than 100 levels deep"),
+        ("[" * 101 + "]" * 101, "nested more than 100 levels deep"),
+        ('{"a": NaN}', "NaN is not a JSON number; write null"),
+        ("[-Infinity]", "-Infinity is not a JSON number"),
+        ("1e400", "the number 1e400 is too large"),
+        ('"\\ud800"', "a lone surrogate"),
+        ('{"\\uDFFF": 1}', "a lone surrogate"),
+        ("9" * 5000, "Exceeds the limit"),
+    ],
+)
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_json_of_a_user_that_cannot_be_written_back_is_refused(text: str, says: str, as_bytes: bool) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_json(text.encode() if as_bytes else text)
+
+
+def test_json_of_a_user_is_read_as_it_is() -> None:
+    deep = "[" * 100 + "]" * 100
+    for text in (deep, '{"a": "\\ud83d\\ude00", "b": 123456789012345678901234567890}', '"\u2028"'):
+        assert parse_json(text) == parse_json(text.encode()) == json.loads(text)
+    assert parse_json(b"\xef\xbb\xbf[1]") == [1]

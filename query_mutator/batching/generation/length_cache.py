@@ -33,7 +33,7 @@ from query_mutator.batching.ids import IdTable
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write
+from query_mutator.files import atomic_write, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ class LengthCache:
 
     def _header(self, line: bytes) -> dict[str, Any]:
         try:
-            header = json.loads(line)
+            header = parse_json(line)
         except ValueError:
             header = None
         if not isinstance(header, dict) or "tokenizer_hash" not in header or "sample_id" in header:
@@ -229,7 +229,7 @@ class LengthCache:
 
     def _row(self, line: bytes, number: int) -> tuple[str, int]:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             name = sample_id_of(row["sample_id"])
             return name, _checked_length(name, row["length"])
         except (ValueError, KeyError, TypeError) as error:
