@@ -215,12 +215,11 @@ def _finite_number(text: str) -> float:
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
         level = [one for items in inner for one in items]
-        if not level:
-            return
-    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if any(isinstance(item, (dict, list)) for item in level):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
