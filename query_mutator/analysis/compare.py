@@ -17,7 +17,7 @@ from query_mutator.analysis.results import Analysis, Comparison, GroupValue, Met
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.watch import watch
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval, welch_interval
+from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval, welch_interval, within
 from query_mutator.stats.significance import holm, minimum_detectable_effect, permutation_test, pooled_spread, welch_p
 from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
 
@@ -114,7 +114,10 @@ def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> Grou
         values=values,
         best=tuple(reduced(c, metric, reducer="best_so_far") if has_best else c.nothing() for c in curves),
         mean=float(np.mean(numbers)) if numbers else math.nan,
-        interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM),
+        interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM, bounds=metric.bounds)
+        if len(numbers) > 1
+        else WHOLE_LINE,
+        sample=min((curve.sample for curve in curves if curve.sample is not None), default=None),
     )
 
 
@@ -126,7 +129,10 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
     seeds = {group.name: group.num_seeds for group in groups}
     pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
     enough = [min(len(a.numbers), len(b.numbers), seeds[a.group], seeds[b.group]) >= 2 for _, a, b in pairs]
-    p_values = [welch_p(a.numbers, b.numbers) if can else 1.0 for can, (_, a, b) in zip(enough, pairs, strict=True)]
+    p_values = [
+        welch_p(a.numbers, b.numbers, noise=_least_noise(a, b)) if can else 1.0
+        for can, (_, a, b) in zip(enough, pairs, strict=True)
+    ]
     deciding = [at for at, (result, *_) in enumerate(pairs) if enough[at] and result.metric.role == "performance"]
     for at, p in zip(deciding, holm([p_values[at] for at in deciding]), strict=True):
         p_values[at] = p
@@ -147,25 +153,29 @@ def _pairs(result: MetricResult, base: str) -> list[tuple[GroupValue, GroupValue
 def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, p: float, enough: bool) -> Comparison:
     a, b = ours.numbers, theirs.numbers
     difference = ours.mean - theirs.mean
-    spread = pooled_spread(*(value.numbers for value in result.groups))
+    low, high = result.metric.bounds
+    interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
+    if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
+        interval = within(interval, (low - high, high - low))
     comparison = Comparison(
         group=ours.group,
         baseline=theirs.group,
         difference=difference,
-        interval=welch_interval(a, b) if enough else WHOLE_LINE,
+        interval=interval if enough else WHOLE_LINE,
         share=difference / abs(theirs.mean) if theirs.mean else math.nan,
         permutation=permutation_test(a, b) if enough else None,
         p=p,
         margin=result.metric.margin_at(theirs.mean),
-        detectable=minimum_detectable_effect(len(a), len(b), spread=spread),
+        detectable=_detectable(result, ours, theirs),
         verdict="inconclusive",
         why="one seed does not predict the next" if a and b else "there is no number to compare",
     )
     if not enough:
         return comparison
     # Two one-sided tests at 5 % each: equivalent when the 90 % interval lies within the margin.
-    verdict, why = _verdict(comparison, result.metric, welch_interval(a, b, level=2 * LEVEL - 1))
-    return replace(comparison, verdict=verdict, why=why)
+    narrow = welch_interval(a, b, level=2 * LEVEL - 1, noise=_most_noise(ours, theirs))
+    verdict, why = _verdict(comparison, result.metric, narrow)
+    return replace(comparison, verdict=verdict, why=why + _on_questions(ours, theirs))
 
 
 def _verdict(comparison: Comparison, metric: MetricSpec, narrow: Interval) -> tuple[Verdict, str]:
@@ -173,12 +183,58 @@ def _verdict(comparison: Comparison, metric: MetricSpec, narrow: Interval) -> tu
     margin, (low, high) = comparison.margin, comparison.interval
     if margin is not None and -margin < narrow[0] and narrow[1] < margin:
         return "equivalent", f"the difference is within {margin:.3g}"
+    if not math.isfinite(high - low):
+        return "inconclusive", "all runs of a group have the same value, so the noise between seeds is unknown"
     if low <= 0 <= high:
-        return "inconclusive", f"the interval contains 0; {comparison.detectable:.3g} would be detectable"
+        seen = f"; {comparison.detectable:.3g} would be detectable" if math.isfinite(comparison.detectable) else ""
+        return "inconclusive", f"the interval contains 0{seen}"
     if comparison.p > 1 - LEVEL:
         return "inconclusive", f"p = {comparison.p:.3g} after correction for several comparisons"
     better = (comparison.difference > 0) == (metric.direction == "up")
     return ("better" if better else "worse"), "the interval excludes 0"
+
+
+def _questions(ours: GroupValue, theirs: GroupValue) -> int | None:
+    """Return the fewest questions that a value of the two is a share of; None where that is unknown."""
+    known = [value.sample for value in (ours, theirs) if value.sample is not None]
+    is_share = all(0 <= number <= 1 for value in (ours, theirs) for number in value.numbers)
+    return min(known) if known and is_share else None
+
+
+def _on_questions(ours: GroupValue, theirs: GroupValue) -> str:
+    questions = _questions(ours, theirs)
+    return "" if questions is None else f"; from {questions} questions"
+
+
+def _least_noise(ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the least variance that Q questions give a difference d of shares, even if both answer the same ones.
+
+    That is |d| (1 - |d|) / Q: all questions on which the two differ then count for the same side.
+    """
+    questions, difference = _questions(ours, theirs), abs(ours.mean - theirs.mean)
+    return difference * (1 - difference) / questions if questions and math.isfinite(difference) else 0.0
+
+
+def _most_noise(ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the variance of the difference of two shares of Q questions that were drawn independently.
+
+    One question more on each side of a share, as in its plus-four interval: 8 of 8 right is not certain either.
+    """
+    questions = _questions(ours, theirs)
+    if not questions:
+        return 0.0
+    shares = [(value.mean * questions + 1) / (questions + 2) for value in (ours, theirs)]
+    return sum(share * (1 - share) / questions for share in shares if math.isfinite(share))
+
+
+def _detectable(result: MetricResult, ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the difference that these seeds and questions detect with 80 % power; NaN where the noise is unknown."""
+    n, m = len(ours.numbers), len(theirs.numbers)
+    if not n or not m:
+        return math.nan
+    spread = pooled_spread(*(value.numbers for value in result.groups))
+    noise = _most_noise(ours, theirs) / (1 / n + 1 / m)
+    return minimum_detectable_effect(n, m, spread=math.sqrt(spread**2 + noise))
 
 
 def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Curve:
     tag: str
     axis: str
     divided_by: str = ""  # the setting and its value, where values were normalised
+    sample: int | None = None  # questions that a value is a share of, where that is known
 
     def __len__(self) -> int:
         return len(self.x)
@@ -83,7 +84,7 @@ class Curve:
         return self.reading(math.nan, math.nan)
 
     def _with(self, x: Floats, y: Floats) -> Curve:
-        return Curve(x=x, y=y, run=self.run, tag=self.tag, axis=self.axis, divided_by=self.divided_by)
+        return replace(self, x=x, y=y)
 
 
 class UnknownDivisorError(UsageError):
@@ -123,8 +124,18 @@ def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -
             tag=tag,
             axis=axis,
             divided_by=divided_by,
+            sample=_sample(run, metric, spec),
         )
     return found
+
+
+def _sample(run: Run, metric: MetricSpec, spec: Spec) -> int | None:
+    """Return the number of questions that a value of the metric is a share of, as a run logged or set it."""
+    for name in metric.sample:
+        found = run.series[name].value[-1] if name in run.series else setting(run, spec, name)
+        if isinstance(found, (int, float)) and 1 <= found < math.inf:
+            return int(found)
+    return None
 
 
 def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:

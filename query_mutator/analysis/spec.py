@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from query_mutator.analysis.tables import read_mapping
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known, nearest
+from query_mutator.stats.intervals import WHOLE_LINE, Interval
 
 __all__ = [
     "DEFAULT_SPEC", "Confounder", "Direction", "FieldAlias", "MetricSpec", "Reducer", "Role", "Spec", "TagPattern",
@@ -104,6 +105,8 @@ class MetricSpec:
     threshold: float | None = None
     role: Role = "diagnostic"
     margin: str = ""
+    limits: tuple[float, float] | None = None
+    sample: Names = ()
     watch: Annotated[tuple[Annotated[WatchRule, _or_text("rule")], ...], _LIST] = ()
 
     @model_validator(mode="after")
@@ -112,7 +115,16 @@ class MetricSpec:
             raise ValueError("time_to_threshold needs a threshold")
         if not re.fullmatch(r"|[0-9.]+(e-?\d+)?%?", self.margin):
             raise ValueError(f"margin must be a number, or a share such as 5%, not {self.margin!r}")
+        if self.limits is not None and not self.limits[0] < self.limits[1]:
+            raise ValueError(f"limits must be the least and the greatest possible value, not {list(self.limits)}")
         return self
+
+    @property
+    def bounds(self) -> Interval:
+        """Return the least and greatest possible value of what the metric is reduced to."""
+        if self.reducer in ("time_to_threshold", "rate"):
+            return WHOLE_LINE
+        return self.limits or ((0.0, 1.0) if self.unit == "share" else WHOLE_LINE)
 
     @property
     def maximize(self) -> bool:

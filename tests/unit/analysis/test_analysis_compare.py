@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html.parser
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from query_mutator.analysis.compare import analyze
+from query_mutator.analysis.config import AnalyzeFlags
 from query_mutator.analysis.groups import group_runs
+from query_mutator.analysis.job import ComparisonJob
 from query_mutator.analysis.results import Analysis, MetricResult, checkpoints
 from query_mutator.analysis.runs import find_runs, load_runs
 from query_mutator.analysis.spec import read_spec
@@ -74,6 +79,71 @@ def test_verdicts(tmp_path: Path, ours: list[float], theirs: list[float], expect
     write_group(tmp_path, "a", theirs, batch=64)
     write_group(tmp_path, "b", ours, batch=128)
     assert verdict(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "questions", "expected"),
+    [
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], 8, "inconclusive"),
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], 20_000, "equivalent"),
+        ([0.625, 0.625, 0.625], [0.5, 0.5, 0.5], 8, "inconclusive"),
+        ([0.62, 0.62, 0.62], [0.5, 0.5, 0.5], 400, "better"),
+        ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], None, "inconclusive"),
+        ([0.9, 0.9], [0.1, 0.1], None, "inconclusive"),
+    ],
+)
+def test_the_noise_of_few_questions_counts(
+    ours: list[float], theirs: list[float], questions: int | None, expected: str, tmp_path: Path
+) -> None:
+    for name, finals in (("a", theirs), ("b", ours)):
+        for seed, final in enumerate(finals):
+            asked = {} if questions is None else {"eval/questions": [questions] * 9}
+            path = write_run(tmp_path / f"{name}-s{seed}", {"eval/success": [final] * 9, **asked})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == expected
+    assert (f"from {questions} questions" in comparison.why) == (questions is not None)
+    assert "nan" not in comparison.why
+    low, high = comparison.interval
+    assert (low, high) == (-math.inf, math.inf) or -1 <= low <= high <= 1
+
+
+def test_an_interval_of_shares_stays_within_0_and_1(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.8, 0.99], batch=64)
+    write_group(tmp_path, "b", [0.01, 0.2], batch=128)
+    for value in compared(tmp_path).of_role("performance")[0].groups:
+        assert 0 <= value.interval[0] < value.mean < value.interval[1] <= 1
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path: Path) -> None:
+    odd = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e30, -1e30, 1e-30, math.nan, math.inf, -math.inf])
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    for group in range(data.draw(st.integers(1, 3))):
+        for seed in range(data.draw(st.integers(1, 3))):
+            values = data.draw(st.lists(odd, min_size=1, max_size=5))
+            names = data.draw(st.sets(st.sampled_from(["eval/success", "eval/mean_reward", "llm/calls", "x"])))
+            run = write_run(folder / f"g{group}-s{seed}", dict.fromkeys({"losses/td_loss", *names}, values))
+            (run / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": group}}))
+    analysis = compared(folder)
+    assert analysis.results
+    flags = AnalyzeFlags(runs=("*",), logdir=str(folder), template="experiment", csv=str(folder / "x.csv"))
+    job = ComparisonJob(flags)
+    job.write()
+    page = job.as_text()
+    json.loads(job.as_json())
+    told = [line for line in page.splitlines() if "not finite" not in line]  # the watch rule "nan" says so
+    assert not re.search(r"\b(nan|inf)\b", "\n".join(told))
+    for result in analysis.results:
+        assert all(value.interval[0] <= value.interval[1] for value in result.groups)
+        assert all(one.interval[0] <= one.interval[1] and 0 <= one.p <= 1 for one in result.comparisons)
 
 
 def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
