@@ -68,12 +68,15 @@ def _panel(axes: Any, result: MetricResult, unit: str) -> None:
             x, mean, half = _mean_and_band(curves)
             runs = f"{len(curves)} run" + ("s" if len(curves) > 1 else "")
             axes.plot(x, mean, color=color, label=f"{group.group} ({runs})")
-            axes.fill_between(x, mean - half, mean + half, color=color, alpha=0.18, linewidth=0)
+            low, high = result.metric.bounds
+            band = (np.maximum(mean - half, np.minimum(mean, low)), np.minimum(mean + half, np.maximum(mean, high)))
+            axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0)
     label = result.metric.title or result.name
     axes.set(xlabel=unit, ylabel=f"{label} ({result.metric.unit})" if result.metric.unit else label)
     axes.set_title(result.name + best, fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[0]:  # none without a finite value
+        axes.legend(fontsize="small")
 
 
 def _mean_and_band(curves: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
