@@ -28,6 +28,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST}
 _CLOSED |= {errno.ENAMETOOLONG, errno.ELOOP}
 
@@ -93,7 +94,9 @@ class TooManyFailuresError(QueryMutatorError):
 
 
 def disk_advice(error: OSError) -> str | None:
-    """Return what to do about a file that cannot be written, None for errors of another kind."""
+    """Return what to do about a file that cannot be written or opened, None for errors of another kind."""
+    if error.errno in TOO_MANY_FILES:
+        return f"{error.strerror}; allow more with `ulimit -n`, or make fewer calls at once (--batch-size)"
     place = f"{error.filename}: " if error.filename else ""
     if error.errno in _FULL:
         return f"{place}the disk is full ({error.strerror}); free some space, or choose another place to write to"

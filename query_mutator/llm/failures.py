@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from query_mutator.errors import TOO_MANY_FILES, disk_advice
 from query_mutator.files import decode
 from query_mutator.llm.reply import BadReply, NoReply, Reply
 from query_mutator.types import ErrorInfo
@@ -42,6 +43,8 @@ def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> Err
         return ErrorInfo(kind="malformed", message=f"{url} {error}")
     if isinstance(error, NoReply) and error.errno is None:  # closed, not reset
         return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
+    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:  # the server is not away
+        return ErrorInfo(kind="server", message=f"cannot reach {url}: {disk_advice(error)}")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
     return ErrorInfo(kind="connect", message=f"cannot reach {url}: {reason}")
 

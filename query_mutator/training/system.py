@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 EMBEDDED_TARGET = "pydoc-assistant"
 EMBEDDED_MUTATOR = "rule-rewriter"
 BUNDLED_DATASET = "python_docs"
+OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,28 @@ class SystemSettings(ClientSettings):
     running_speed: float = 0.0
     latency_ms: float = 0.0
     latency_sigma: float = 0.0
+
+
+def check_open_files(settings: SystemSettings, *, servers: int, embedded: bool) -> None:
+    """Raise the limit on open files if the run needs more; UsageError when this is not allowed.
+
+    A connection to each server is kept for every call in flight; the embedded server holds its other ends here.
+    """
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    each = 2 if embedded else max(1, servers)
+    needed = OTHER_FILES + each * settings.batch_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"--batch-size {settings.batch_size} needs about {needed} open files, and {hard} are allowed; allow more "
+            f"with `ulimit -n {needed}`, or give --batch-size {max(1, (hard - OTHER_FILES) // each)}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def default_mutator(target_model: str, *, embedded: bool) -> str:
@@ -94,6 +117,7 @@ class System:
                 target_model=settings.target_model,
                 mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
             )
+            check_open_files(settings, servers=len(self.choice.urls), embedded=self.choice.kind == EMBEDDED)
             self._start()
         except BaseException:
             self.close()
