@@ -71,8 +71,8 @@ class _ServerSentEvents(StreamedText):
 class OpenAIBackend(HttpServer):
     """One server; `url` ends before `/chat/completions`, and in `/v1` unless it names another path.
 
-    A subclass may name another `key_variable`. UsageError for a key that cannot be a header value. `num_ctx` is not sent:
-    it is the context that the server was started with, for servers that do not report it.
+    A subclass may name another `key_variable`. UsageError for a key that cannot be a header value. `num_ctx` is not
+    sent: it is the context that the server was started with, for servers that do not report it.
     """
 
     title = "an OpenAI-compatible server"

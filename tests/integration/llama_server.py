@@ -7,23 +7,19 @@ lower-case letters. A prompt has about as many tokens as characters.
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
+
+from tests.integration.real_server import RealServer
 
 CONTEXT = 2048  # tokens of a slot
 MODEL = "tiny"  # the file's name without its ending, under which the server lists it
 _WIDTH, _LAYERS, _HEADS = 64, 2, 4
 _END = 256  # the token that ends a reply
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-_START_S = 60.0
 
 
 def write_gguf(folder: Path, *, seed: int = 0) -> Path:
@@ -96,47 +92,17 @@ def _weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return tensors
 
 
-class LlamaServer:
-    """A running server with `slots` slots of `CONTEXT` tokens; `kill` and `start` again on the same port."""
+class LlamaServer(RealServer):
+    """llama.cpp's server with `slots` slots of `CONTEXT` tokens."""
 
     def __init__(self, model: Path, *, slots: int = 1) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
         self.slots = slots
         self._model = model
-        self._log = model.with_name(f"server-{self.port}.log")
-        self.start()
+        super().__init__(model.parent)
 
-    def __enter__(self) -> LlamaServer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.kill()
-
-    def start(self) -> None:
-        """Start the process and wait until it answers."""
-        argv = [sys.executable, "-m", "tests.integration.llama_server", self._model, self.port, self.slots]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen([*map(str, argv)], stdout=log, stderr=log)
-        give_up_at = time.monotonic() + _START_S
-        while not self._is_ready():
-            is_alive = self._process.poll() is None and time.monotonic() < give_up_at
-            assert is_alive, self._log.read_text()[-3000:]
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        """Kill the process as a crash would."""
-        self._process.kill()
-        self._process.wait()
-
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
-                return bool(reply.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+    def command(self) -> Sequence[str | Path]:
+        """Return this module as a command."""
+        return ["-m", "tests.integration.llama_server", self._model, str(self.port), str(self.slots)]
 
 
 def serve(model: str, port: int, slots: int) -> None:
