@@ -178,7 +178,10 @@ class Identity:
 
         Raises BackendError when a server does not answer, or does not have the model.
         """
-        model = request.model
+        return self.of(request.model)
+
+    def of(self, model: str) -> str:
+        """Return the same for a model's name."""
         if model not in self._known:
             digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in self._servers})
             self._known[model] = f"{' '.join(digests)} {self._extra}"

@@ -132,6 +132,7 @@ class ClientStack:
     counted: Counted  # the cost of the calls of `client`; shared and cached replies cost nothing
     eval_counted: Counted  # that of `eval_client`
     coalesced: tuple[Coalesce, ...]
+    identity: Identity  # of the models, for the cache
     store: ReplyStore | None  # what the cache remembers, with its hits and misses
     early_stops: tuple[EarlyStop, ...] = ()  # one per server, none without early stopping
     away: WaitForServer | None = None  # waits while no server answers
@@ -155,6 +156,9 @@ class ClientStack:
     def require_models(self, models: Sequence[str]) -> None:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
         require_same_models(self.servers, models, allow_mixed=self.allow_mixed)
+        if self.store is not None:
+            for model in models:
+                self.identity.of(model)  # now, so that known replies are found while no server answers
         if self.away is not None:
             self.away.answered()
 
@@ -270,6 +274,7 @@ def _wrapped(
         counted=counted,
         eval_counted=eval_counted,
         coalesced=(shared, eval_shared),
+        identity=identity,
         store=store,
         allow_mixed=settings.allow_mixed,
     )

@@ -20,7 +20,9 @@ _NUMBER = (int, float)
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("env", "episode"), int),
     **dict.fromkeys(("question_id", "question", "operator", "rewrite"), str),
-    "parts": dict, "baseline_score": _NUMBER, "valid": bool,
+    "parts": dict,
+    "baseline_score": _NUMBER,
+    "valid": bool,
 }
 
 

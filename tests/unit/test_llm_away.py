@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,21 @@ def test_embeddings_wait_too(connect: Callable[..., ClientStack], shown: list[st
         until(lambda: bool(shown))
         with again(server):
             assert rows.result(timeout=20).shape[0] == 1
+
+
+def test_known_replies_are_found_while_the_server_is_away(shown: list[str], tmp_path: Path) -> None:
+    request = ChatRequest.user("why?", model="echo", seed=0)
+    with start_server([]) as server:
+        for is_away in (False, True):
+            stack = build_client(
+                server.url, cache="eval", cache_path=tmp_path / "replies", wait_for_server_s=30, show=shown.append
+            )
+            stack.require_models(["echo"])
+            if is_away:
+                server.close()
+            assert stack.eval_client.complete(request).attempts == (0 if is_away else 1)
+            stack.close()
+    assert not shown
 
 
 def test_a_server_that_never_answered_is_not_waited_for(connect: Callable[..., ClientStack], shown: list[str]) -> None:
