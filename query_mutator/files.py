@@ -235,27 +235,32 @@ class JsonLines:
 
     def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
         self.path = path
-        self._lock = threading.Lock()  # guards the checksum, and the file, which buffers a row until it is flushed
+        self._lock = threading.Lock()  # guards the checksum and the order of rows
         self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows
         if path.exists():
             for row in scan_json_lines(path, end=cut_at):
                 self.crc, end = row.crc, row.end
         with disk_errors(path):
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             self._file.truncate(end)
             if end and not _ends_a_line(path):
                 self._file.write(b"\n")
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows and flush them to the operating system."""
+        """Write rows and hand them to the operating system."""
         bodies = [encode(row)[:-1] for row in rows]
-        with disk_errors(self.path), self._lock:
+        with self._lock:
             crc, lines = self.crc, []
             for body in bodies:
                 crc = zlib.crc32(body, crc)
                 lines.append(b'%b%b%08x"}\n' % (body, _CRC, crc))
-            self._file.write(b"".join(lines))
-            self._file.flush()
+            try:
+                left = b"".join(lines)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError as error:
+                with disk_errors(self.path):
+                    raise error from None
             self.crc = crc
 
     @property

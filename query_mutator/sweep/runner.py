@@ -64,7 +64,10 @@ class SweepFolder:
     def ended(self) -> dict[str, Ended]:
         """Return how each trial ended, by its last row."""
         rows = read_json_lines(self.rows_path) if self.rows_path.exists() else ()
-        return {row["name"]: Ended(**row) for row in rows}
+        try:
+            return {row["name"]: Ended(**row) for row in rows}
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{self.rows_path}: a row is not a trial ({error}); choose another --out") from None
 
 
 class Runner:

@@ -18,6 +18,7 @@ from query_mutator.commands.gym_serve import rewriting_game
 from query_mutator.files import read_json_lines
 from query_mutator.gym.server import GymServer
 from query_mutator.sft.config import SftFlags
+from tests.attack.harness import unchanged
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
@@ -86,6 +87,25 @@ def test_resuming_gives_the_same_weights_to_the_bit(sft: Any, tmp_path: Path) ->
     assert report["steps"] == 6
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "again"))
     assert curve(tmp_path / "whole") == curve(tmp_path / "again")
+
+
+def test_a_damaged_checkpoint_falls_back_and_damaged_metrics_are_named(
+    sft: Any, tiny_lm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    sft("out", "--epochs", "1", "--batch-size", "4", "--save-interval", "3", "--log-interval", "1")
+    before, newest = weights(out), out / "checkpoints" / "step_6.pt"
+    newest.write_bytes(newest.read_bytes()[:-300] + b"?" + newest.read_bytes()[-299:])
+    assert sft("out", "--resume", out)["steps"] == 6
+    assert f"cannot read the checkpoint {newest}" in caplog.text
+    assert "using the previous one" in caplog.text
+    assert same(weights(out), before)
+    metrics = out / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().replace(b'"step":2', b'"step":7', 1))
+    with unchanged(out) as files:
+        assert qm("train", "sft", "--model", tiny_lm, "--output", out, "--resume", out) == 2
+    assert f"{metrics}:2: damaged" in capsys.readouterr().err
+    assert files.changed() == []
 
 
 def test_a_plan_of_ones_own_gives_what_its_settings_would(
