@@ -2,7 +2,7 @@
 
     python benchmark_batching.py                                       the embedded server, 100 ms a call, 64 slots
     python benchmark_batching.py --latency-sigma 1.0 --figure out.png
-    python benchmark_batching.py --ollama-url gpu-box --target-model llama3.2 --batch-sizes 1,4,8
+    python benchmark_batching.py --ollama-url http://gpu-box:11434 --target-model llama3.2 --batch-sizes 1,4,8
 
 Each query is one rewrite and then one answer:
 

@@ -1,7 +1,7 @@
 """`qm doctor`: inspect a model server, whether it can serve a run, and the one change that would make it faster.
 
 qm doctor --target-model llama3.2                     the server at OLLAMA_HOST, else http://127.0.0.1:11434
-qm doctor --ollama-url gpu-box --batch-size 16        another server, for runs with --batch-size 16
+qm doctor --ollama-url http://gpu-box --batch-size 16 another server, for runs with --batch-size 16
 qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 """
 

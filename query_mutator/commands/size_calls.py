@@ -39,7 +39,7 @@ def size_server(flags: SizeCallsFlags) -> None:
     backend, urls = choose_backend(flags.backend, flags.urls)
     with closing(build_client(urls, flags.client_settings(batch_size=flags.width), backend=backend)) as stack:
         server = stack.servers[0]
-        names = [flags.target_model] if flags.target_model else [*(server.models() or ())]
+        names = [flags.target_model] if flags.target_model else [*(server.text_models() or ())]
         if not names:
             raise UsageError(f"{server.url} has no model; {server.more_models}, or name one with --target-model")
         stack.require_models([names[0]])

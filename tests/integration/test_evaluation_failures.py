@@ -188,3 +188,21 @@ def test_a_method_past_the_rate_asks_no_further_questions(
     assert kinds["not_asked"] == 140 - 1 - kinds["empty"]
     assert outcomes[0].error is None
     assert summarize(outcomes, [])["success"] == 1.0
+
+
+@pytest.mark.parametrize("behave_as", ["0.9", "0.24"])
+def test_a_question_beyond_the_context_is_unscored_in_every_evaluation(
+    behave_as: str, flags: list[str], held_out: list[str], dataset: Path, tmp_path: Path
+) -> None:
+    lines = dataset.read_text().replace(held_out[0], held_out[0] + " and then" * 1000)
+    dataset.write_text(lines)
+    models: Sequence[Any] = [Librarian(), Softener()]
+    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as=behave_as) as server:
+        argv = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--max-failure-rate", "0.9"]
+        assert train(*argv) == 0
+    rows = [row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "eval/success" in row]
+    assert [row["eval/unscored"] for row in rows] == [1] * len(rows)
+    methods = summary(tmp_path)["eval"]["methods"]
+    assert {name: method["unscored"] for name, method in methods.items()} == dict.fromkeys(
+        methods, {"prompt_too_long": 1}
+    )

@@ -96,7 +96,7 @@ def test_the_benchmark_has_the_same_slots_and_ends_within_its_budget(server: Lla
     assert exit_code(benchmark, [*flags, "--budget-s", "4"], prog="benchmark_batching") == 0
     report = json.loads(out.read_text())
     assert report["inferred_slots"] == server.slots
-    assert len(report["rows"]) == 7
+    assert {row["mode"] for row in report["rows"]} >= {"sequential", "async"}
     assert report["recommended"]["batch_size"] in (1, 4)
 
 
