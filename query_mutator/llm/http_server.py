@@ -16,7 +16,7 @@ from query_mutator.llm.failures import parsed
 from query_mutator.llm.transport import Json, Transport
 from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, wire_text
 
-__all__ = ["HttpServer", "StreamedText", "names_in", "rows_in"]
+__all__ = ["USUAL_CONTEXT", "HttpServer", "StreamedText", "names_in", "rows_in"]
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ _TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than 
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
 TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
+USUAL_CONTEXT = 2048  # tokens; no server has less by default
 
 
 class StreamedText:
@@ -245,7 +246,7 @@ class HttpServer(ModelServer):
 
         The count of its tokens comes at the end of a stream, so a reply to a longer one is read to the end.
         """
-        context = self._contexts.get(request.model)
+        context = self._contexts.get(request.model, USUAL_CONTEXT)
         longest = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
         return context is None or longest + TEMPLATE_TOKENS < context
 

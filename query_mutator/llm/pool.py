@@ -31,8 +31,8 @@ FIRST_BREAK_S = 1.0  # doubles each time the breaker opens in a row
 MAX_BREAK_S = 30.0
 
 _NOT_REACHED = frozenset({"connect"})  # the server is gone: its breaker opens at once
-_ELSEWHERE = _NOT_REACHED | {"busy", "memory"}  # the call goes to another server at once
-_UNHEALTHY = _ELSEWHERE | {"timeout", "server", "malformed"}
+_UNHEALTHY = _NOT_REACHED | {"busy", "memory", "timeout", "server", "malformed"}
+_ELSEWHERE = _NOT_REACHED | {"busy", "memory", "prompt_too_long"}  # the call goes to another server at once
 
 _MIN_SAMPLES = 8  # replies after which a server's speed counts
 _WINDOW = 50  # replies in the running mean of a call's time

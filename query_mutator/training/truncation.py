@@ -13,6 +13,7 @@ from typing import Protocol
 from query_mutator.env.task import Task
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local
+from query_mutator.llm.http_server import USUAL_CONTEXT
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.types import ChatRequest, Question
 
@@ -20,7 +21,6 @@ __all__ = ["LongPrompts", "cut_line", "long_questions"]
 
 MAX_CUT_SHARE = 0.05  # of the replies, without a line about it
 CHARS_PER_TOKEN = 2  # fewer than any language has in the mean: a prompt of more tokens than that is rare
-USUAL_CONTEXT = 2048  # tokens; no server has less by default
 _SHOWN = 5
 
 
@@ -97,10 +97,10 @@ def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question]
 def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Question]) -> list[str]:
     """Return the line for one model; `around` are the characters that a prompt adds to the question."""
     server, longest = calls.servers[0], max(len(question.text) for question in questions) + around
-    context = server.context(model)
+    context = _largest_context(calls, model)
     if context is None and longest > CHARS_PER_TOKEN * USUAL_CONTEXT:
         calls.limit.complete(ChatRequest.user("Hello", model=model, max_tokens=1))  # a loaded model has a context
-        context = server.context(model)
+        context = _largest_context(calls, model)
     if context is None:
         return []
     found = {q.id: _tokens(server, model, q.text, around) for q in questions if _is_long(q.text, around, context)}
@@ -112,6 +112,12 @@ def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Q
         f"{_ids([*found])}: the prompt (up to about {most} tokens) does not fit the context of {model} ({context} "
         f"tokens) and will not be scored; {server.more_context}"
     ]
+
+
+def _largest_context(calls: ClientStack, model: str) -> int | None:
+    """Return the context of the server with the largest one, to which a prompt goes in the end."""
+    contexts = [server.context(model) for server in calls.servers]
+    return None if None in contexts else max(filter(None, contexts))
 
 
 def _is_long(text: str, around: int, context: int) -> bool:

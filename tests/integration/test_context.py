@@ -191,6 +191,23 @@ def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: Em
         ours.close()
 
 
+def test_a_prompt_goes_to_the_server_that_has_the_context(server: EmbeddedServer) -> None:
+    with start_server([OnUpper("upper", num_ctx=128)], behave_as=server.version) as small:  # type: ignore[attr-defined]
+        stack = build_client([small.url, server.url], batch_size=2, max_retries=0)
+        replies = [stack.client.complete(ChatRequest.user(LONG, model="upper", seed=n)) for n in range(6)]
+        stack.close()
+        assert small.stats()["routes"]["/api/chat"] >= 2
+    assert all(reply.ok and reply.text.startswith("BEGIN") for reply in replies)
+
+
+def test_the_first_streamed_reply_to_a_long_prompt_is_not_cut_early(server: EmbeddedServer) -> None:
+    ours = OllamaBackend(server.url)
+    request = ChatRequest.user("word " * 5000, model="upper")
+    errors = [ours.complete_until(request, lambda text: True).error for _ in range(2)]
+    ours.close()
+    assert [error and error.kind for error in errors] == ["prompt_too_long"] * 2
+
+
 def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(UsageError, match=r"0\.25.*0\.24"):
         start_server([Upper()], behave_as="0.25")
