@@ -151,6 +151,8 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
     import torch
 
+    from ppo.algorithm import usable_device
+
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     make_reward(settings_of(TaskSettings, config))
@@ -158,10 +160,9 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     if checkpoint is not None:
         checkpoint.check_actions([*chosen, UNDO, SUBMIT])
     try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {config.device} cannot be used ({reason}); try --device cpu") from error
+        usable_device(config.device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     # A small network gains nothing from more threads, and waiting ones compete with those that make calls.
     torch.set_num_threads(1)
 

@@ -56,6 +56,20 @@ class Args(PPOConfig):
     json: str | None = None
     """Write the result as JSON to this file; - prints it."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in (("torch_threads", 1024), ("eval_episodes", 1_000_000)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 1 and {most}")
+        for flag, path, content in (("--save", self.save, b"data.pkl"), ("--json", self.json, b'"mean_return"')):
+            if path not in (None, "-") and not _may_write(Path(path), content):
+                raise ValueError(f"{flag} {path} exists and was not written by this command; choose another file")
+
+
+def _may_write(path: Path, content: bytes) -> bool:
+    """Return whether a file is new, or an earlier output, which holds `content`."""
+    return not path.exists() or (path.is_file() and content in path.read_bytes())
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, build, train, evaluate, report; invalid input prints one line and exits with code 2."""

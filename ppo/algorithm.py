@@ -123,11 +123,13 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
     return float(1 - (returns - values).var(correction=0) / variance) if variance > 0 else 0.0
 
 
-def _usable_device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """Return the torch device of a name; ValueError if this machine has none."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
-        raise ValueError(f"device={name} cannot be used here ({str(error).splitlines()[0]}); try cpu") from error
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"--device {name} cannot be used ({reason}); try --device cpu") from error
 
 
 class PPO:
@@ -136,7 +138,7 @@ class PPO:
     def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None = None) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
-        self.device = _usable_device(config.device)
+        self.device = usable_device(config.device)
         self.policy = Policy(obs_dim, num_actions, config.hidden_sizes, seed=config.seed, mask_columns=mask_columns).to(
             self.device
         )

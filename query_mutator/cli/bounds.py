@@ -93,6 +93,7 @@ SHOWN_CHARACTERS = 60
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,12}(:\d{1,3})?")
+_DURATION = re.compile(r"-?(\d+|(\d+(\.\d+)?(ms|s|m|h))+)")  # as Ollama reads keep_alive
 
 
 def bounds_of(cls: type[Any]) -> Bounds:
@@ -155,6 +156,8 @@ def _fault(field: dataclasses.Field[Any], text: str) -> str:
         return f"is longer than {MOST_CHARACTERS} characters"
     if field.name == "device" and not _DEVICE.fullmatch(text):
         return "is not a device of torch; try cpu or cuda:0"
+    if field.name == "keep_alive" and not _DURATION.fullmatch(text):
+        return "is not a time; try 30m, or -1 for ever"
     return ""
 
 

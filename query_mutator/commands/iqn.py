@@ -77,9 +77,9 @@ def run(args: Args) -> dict[str, Any]:
     torch.set_num_threads(args.torch_threads)
     try:
         envs = make_envs(args.env, args.num_processes)
+        learner = IQN(envs.single_observation_space.shape[0], int(envs.single_action_space.n), args)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    learner = IQN(envs.single_observation_space.shape[0], int(envs.single_action_space.n), args)
     began = time.perf_counter()
     train(learner, envs, args)
     train_s = time.perf_counter() - began

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppo.algorithm import ACTION_STREAM, restore_streams
+from ppo.algorithm import ACTION_STREAM, restore_streams, usable_device
 from ppo.descent import FlatAdam
 from query_mutator.env.steps import Steps
 from query_mutator.iqn.config import IQNConfig
@@ -32,7 +32,7 @@ class IQN:
     def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, mask_columns: slice | None = None) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
-        self.device = torch.empty(0, device=config.device).device
+        self.device = usable_device(config.device)
         network = QuantileNetwork(
             obs_dim,
             num_actions,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
+from ppo.algorithm import usable_device
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
@@ -60,10 +61,9 @@ def pick_device(flags: SftFlags, local_rank: int) -> torch.device:
     if name == "cuda" and torch.cuda.device_count() > 1:
         name = f"cuda:{local_rank}"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {flags.device} cannot be used ({reason}); try --device cpu") from None
+        usable_device(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     return torch.device(name)
 
 

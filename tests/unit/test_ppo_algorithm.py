@@ -209,6 +209,6 @@ def test_an_update_depends_on_the_batch_and_the_stream_alone() -> None:
 
 @pytest.mark.parametrize("device", ["warp9", "cuda:99"])
 def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
-    with pytest.raises(ValueError, match=f"device={device} cannot be used here") as caught:
+    with pytest.raises(ValueError, match=f"--device {device} cannot be used") as caught:
         PPO(OBS_DIM, NUM_ACTIONS, replace(CONFIG, device=device))
     assert "\n" not in str(caught.value)
