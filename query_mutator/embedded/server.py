@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import socket
 import threading
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from query_mutator.encoder import Encoder
 
 __all__ = ["EmbeddedServer", "ServerSettings", "start_server"]
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
 
@@ -92,6 +95,7 @@ class EmbeddedServer:
         self._stats = stats = Stats()
         self._closing = threading.Lock()
         self._clients: Clients
+        self._quiet_until_s = 0.0
         runners = Runners(
             num_parallel=settings.num_parallel,
             max_queue=settings.max_queue,
@@ -101,6 +105,7 @@ class EmbeddedServer:
         engine = Engine(runners, latency=settings.latency(), stats=stats, behave_as=settings.behave_as)
         ollama, openai = OllamaRoutes(catalogue, runners, engine), OpenAIRoutes(catalogue, engine)
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._on_loop_error)
         try:
             self._listener = self._loop.run_until_complete(
                 self._loop.create_server(
@@ -148,6 +153,15 @@ class EmbeddedServer:
             self._loop.run_until_complete(self._shut_down())
             self._catalogue.close()
             self._loop.close()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report that no connection can be accepted on one line a second; asyncio tries thousands of times in it."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._quiet_until_s:
+            self._quiet_until_s = loop.time() + 1.0
+            logger.warning("too many open files for another connection (%s); raise `ulimit -n`", error.strerror)
 
     def _sweep(self) -> None:
         self._clients.sweep()

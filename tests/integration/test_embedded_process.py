@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -87,6 +88,29 @@ def test_the_command_takes_its_slots_from_ollamas_variable() -> None:
         assert process.wait(20) == 0
     for each in held:
         each.leave()
+
+
+def test_more_clients_than_open_files_wait_and_one_line_says_why() -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    command = [*COMMAND, "--model", "echo", "--port", "0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=few_files) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        assert "too many open files for another connection" in process.stderr.readline()
+        for client in clients:
+            client.close()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/")
+        assert connection.getresponse().read() == b"Ollama is running"
+        connection.close()
+        process.terminate()
+        assert len(process.stderr.readlines()) < 60  # one a second
+        assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize(
