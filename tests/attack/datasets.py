@@ -17,6 +17,8 @@ import train_query_mutator
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
 from query_mutator.batching.samples import Sample, SampleMeta
 from query_mutator.data import load_questions
+from query_mutator.runs.metrics import EventWriter
+from query_mutator.sft.data import read_tokens
 from tests.attack.damage import damage
 from tests.attack.harness import Finished, Outcome, run_cli, run_qm, unchanged
 
@@ -78,6 +80,14 @@ def make_files() -> Path:
             for step in range(8)
         ]
         _write_rows(folder / "runs" / run / "metrics.jsonl", numbers)
+    (folder / "runs" / "c-s1").mkdir()
+    (folder / "runs" / "c-s1" / "progress.csv").write_text(
+        "step,success\n" + "".join(f"{step},{step / 9}\n" for step in range(8))
+    )
+    events = EventWriter(folder / "runs" / "d-s1")
+    for step in range(8):
+        events.write({"charts/episodic_return": step / 9}, step=step)
+    events.close()
     (folder / "runs" / "a-s1" / "config.json").write_text(json.dumps({"flags": {"lr": 0.1, "seed": 1}}))
     samples = [Sample(input_ids=[1, n, 3], loss_mask=[0, 1, 1], meta=SampleMeta.create(f"i{n}", "d")) for n in range(6)]
     save_samples(samples, folder / "samples.jsonl")
@@ -163,6 +173,16 @@ def _stream(folder: Path) -> int:
     return sum(1 for _ in stream) + stream.metrics.samples_errored + stream.metrics.samples_filtered
 
 
+def _tokens(folder: Path) -> int:
+    data = read_tokens(str(folder / "rows.jsonl"), _bytes(), mask_prompt=True, skip_bad=True)
+    return len(data.rows) + data.bad_rows
+
+
+def _all_rows_are_read(folder: Path, ended: Finished) -> str:
+    there = sum(bool(line.strip()) for line in (folder / "rows.jsonl").read_bytes().split(b"\n"))
+    return "" if int(ended.out) == there else f"{there} rows in the file, {ended.out} counted"
+
+
 def _bytes() -> object:
     from query_mutator.batching.tokenizers import load_tokenizer
 
@@ -181,9 +201,12 @@ def _targets() -> Iterator[Target]:
     build = "data lengths build -d rows.jsonl -t bytes -o new.bin --json -"
     yield Target("lengths build", "rows.jsonl", qm(build), _all_rows_are_counted)
     yield Target("lengths build --skip-bad", "rows.jsonl", qm(f"{build} --skip-bad"), _all_rows_are_counted)
-    yield Target("stream", "rows.jsonl", call("stream", _stream))
+    yield Target("stream", "rows.jsonl", call("stream", _stream), _all_rows_are_read)
+    yield Target("read_tokens", "rows.jsonl", call("tokens", _tokens), _all_rows_are_read)
     yield Target("bench", "rows.jsonl", qm("bench -d rows.jsonl -t bytes"))
     yield Target("batch generate", "rows.jsonl", qm("data batch generate -p plan -d rows.jsonl -t bytes -o new"))
+    generate = "data batch generate -p plan -d rows.jsonl -t bytes -o new --skip-bad"
+    yield Target("batch generate --skip-bad", "rows.jsonl", qm(generate))
     yield Target("batchplan build -d", "rows.jsonl", qm("data batchplan build -l lengths.bin -d rows.jsonl -o new"))
     for name in ("lengths.bin", "lengths.jsonl"):
         for line in ("lengths stats", "batching histogram", "batching analyze", "batching suggest"):

@@ -26,6 +26,7 @@ from query_mutator.batching.streaming.types import (
     StreamState,
 )
 from query_mutator.errors import DatasetError, UsageError
+from query_mutator.sft.data import read_tokens
 
 WORDS = ["<unk>", "<s>", "a", "b", "c", "d", "Instruction", "Response", "User", "Assistant", "#", ":"]
 
@@ -377,3 +378,34 @@ def test_saved_samples_are_read_by_every_loader(tmp_path: Path) -> None:
     for read in (load_samples, JsonlIndex, lambda path: compute_dataset_fingerprint(path, "t")):
         with pytest.raises(BatchFileError, match="does not match its end line"):
             read(path)
+
+
+#: Rows that no loader can turn into tokens, each for another reason.
+BAD_ROWS = (
+    "{not json", "[1]", '{"text": "\\ud800"}', '{"id": "\\udfff", "text": "x"}', '{"input_ids": null}',
+    '{"input_ids": 7}', '{"input_ids": [[1], [2, 3]]}', '{"input_ids": ["a"]}', '{"input_ids": [1], "loss_mask": null}',
+    '{"input_ids": [99999999999]}', '{"text": null}', '{"text": NaN}', '{"messages": "hi"}', '{"messages": [7]}',
+    '{"instruction": 1, "response": 2}', '{"id": {"a": 1}, "text": "x"}', '{"id": true, "text": "x"}', "[" * 200_000,
+    '{"text": ' + "[" * 500 + "]" * 500 + "}", "\ufeff{", "null",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BAD_ROWS)))
+def test_a_bad_row_is_named_or_skipped_by_every_loader(number: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": "one", "text": "a b"}\n' + BAD_ROWS[number] + '\n{"id": "two", "text": "b c"}\n')
+    where = r"rows\.jsonl:2: "
+    with pytest.raises(DatasetError, match=where):
+        dict(JsonlSamples(path, tokenizer).tokenized())
+    with pytest.raises(DatasetError, match=where):
+        list(OfflineDatasetStream(path, tokenizer=tokenizer))
+    with pytest.raises(DatasetError, match=where):
+        read_tokens(str(path), tokenizer, mask_prompt=True)
+    samples = JsonlSamples(path, tokenizer, skip_bad=True)
+    assert [name for name, _ in samples.tokenized()] == ["one", "two"]
+    assert samples.bad_rows == 1
+    stream = OfflineDatasetStream(path, tokenizer=tokenizer, skip_bad=True)
+    assert [sample.sample_id for sample in stream] == ["one", "two"]
+    assert stream.metrics.samples_errored == 1
+    data = read_tokens(str(path), tokenizer, mask_prompt=True, skip_bad=True)
+    assert (list(data.rows), data.bad_rows) == (["one", "two"], 1)
