@@ -157,7 +157,8 @@ def _check_parent(flag: str, path: Path) -> None:
     """Raise for an output whose folder is not one, or can neither be written nor made."""
     parent = next(one for one in path.absolute().parents if one.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"{flag} {path} cannot be written ({parent} is not a writable folder); choose another")
+        why = f"{parent} is not a writable folder"
+        raise UsageError(f"{flag} {path} cannot be written ({why}); choose another place to write to")
 
 
 def _paths(value: Any) -> Iterator[Path]:
