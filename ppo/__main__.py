@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -61,14 +62,17 @@ class Args(PPOConfig):
         for name, most in (("torch_threads", 1024), ("eval_episodes", 1_000_000)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 1 and {most}")
-        for flag, path, content in (("--save", self.save, b"data.pkl"), ("--json", self.json, b'"mean_return"')):
-            if path not in (None, "-") and not _may_write(Path(path), content):
+        for flag, path, start in (
+            ("--save", self.save, b"PK.{28}[^/]*/data.pkl"),
+            ("--json", self.json, b'{\n  "env":'),
+        ):
+            if path not in (None, "-") and not _may_write(Path(path), start=start):
                 raise ValueError(f"{flag} {path} exists and was not written by this command; choose another file")
 
 
-def _may_write(path: Path, content: bytes) -> bool:
-    """Return whether a file is new, or an earlier output, which holds `content`."""
-    return not path.exists() or (path.is_file() and content in path.read_bytes())
+def _may_write(path: Path, *, start: bytes) -> bool:
+    """Return whether a file is new, or an earlier output, which begins with the pattern `start`."""
+    return not path.exists() or (path.is_file() and re.match(start, path.read_bytes(), re.DOTALL) is not None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

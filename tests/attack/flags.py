@@ -189,7 +189,9 @@ def judge(done: Finished, program: Program, words: Sequence[str]) -> Outcome:
     said = line.replace("_", "-")
     if any(re.search(rf"(?<![\w-]){re.escape(name.replace('_', '-'))}(?![\w-])", said) for name in named):
         return outcome
-    values |= {" ".join(re.sub("/+", "/", value).split()) for value in values}  # as a Path, or one line, has it
+    values |= {
+        " ".join(re.sub("/+", "/", value).rstrip("/").split()) for value in values
+    }  # as a Path, or one line, has it
     if any(value in line or repr(value)[1:-1] in line for value in values):
         return outcome
     return Outcome(case=done.case, verdict="wrong", detail=f"names no flag: {line[:500]}")
