@@ -20,6 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 MIB, GIB = 2**20, 2**30
+_MOST_BYTES = 2.0**60
 
 #: Memory of cards in GiB, as their makers state it
 CARDS = {
@@ -73,8 +74,11 @@ class Calibration:
     rests_on: str = "context and fragmentation by rule of thumb"
 
     def __post_init__(self) -> None:
-        if not (0 < self.factor < math.inf and 0 <= self.context_bytes < math.inf and 0 <= self.slack < 1):
-            raise ValueError(f"factor={self.factor}, context_bytes={self.context_bytes}, slack={self.slack} cannot be")
+        if not (0.01 <= self.factor <= 100 and 0 <= self.context_bytes < _MOST_BYTES and 0 <= self.slack < 1):
+            raise UsageError(
+                f"a factor of {self.factor:.3g}, a context of {self.context_bytes / MIB:.3g} MiB and a slack of "
+                f"{self.slack} cannot be a calibration; check that the figures are of this model"
+            )
 
     def room(self, vram_bytes: int) -> float:
         """Return the largest estimate in bytes that fits a card."""
@@ -91,8 +95,8 @@ def fit_calibration(measured: Sequence[float], estimated: Sequence[float], *, to
     import numpy as np
 
     y, x = np.asarray(measured, dtype=np.float64), np.asarray(estimated, dtype=np.float64)
-    if not len(x) or not (x > 0).all() or not (y > 0).all() or not np.isfinite([x, y]).all():
-        raise UsageError("measured memory must be above 0")
+    if not len(x) or not all(1 <= size < _MOST_BYTES for size in (*x, *y)):
+        raise UsageError("measured memory must be above 0, and of a size that there is")
     context, offset = float(CONTEXT_BYTES), float(CONTEXT_BYTES) if totals else 0.0
     factor = float((y - offset) @ x / (x @ x))
     points, by_rule = "1 measured point" if len(x) == 1 else f"{len(x)} measured points", ""

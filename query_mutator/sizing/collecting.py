@@ -57,7 +57,7 @@ def size_calls(slots: int | None, *, width: int | None, service_s: float | None)
     `width` is the number of calls that the probe sent at once: if as many slots were seen, there may be more. It is
     None for slots that the server reports.
     """
-    if slots is None or not service_s:
+    if slots is None or slots < 1 or service_s is None or not 0 < service_s < math.inf:
         return None
     seen = f"{slots} slots or more" if width is not None and slots >= width else f"{slots} slots"
     return CallsAdvice(
@@ -71,14 +71,21 @@ def size_calls(slots: int | None, *, width: int | None, service_s: float | None)
 def cache_bytes(info: Mapping[str, object], *, num_ctx: int, slots: int) -> int | None:
     """Return the bytes of a model's attention caches (16 bit) from Ollama's `model_info`; None without its shapes."""
     found = {name.partition(".")[2]: value for name, value in info.items()}
-    layers, heads = found.get("block_count"), found.get("attention.head_count_kv")
-    width = found.get("attention.key_length")
-    if width is None and found.get("attention.head_count"):
-        width = int(str(found.get("embedding_length", 0))) // int(str(found["attention.head_count"]))
-    if not (layers and heads and width):
+    layers, width = _count(found.get("block_count")), _count(found.get("attention.key_length"))
+    heads = found.get("attention.head_count_kv")
+    if not width and (query_heads := _count(found.get("attention.head_count"))):
+        width = _count(found.get("embedding_length")) // query_heads
+    # some models have another number of heads in each layer; those with none keep no cache
+    total_heads = sum(map(_count, heads)) if isinstance(heads, list) else layers * _count(heads)
+    if not (layers and total_heads and width):
         return None
     # keys and values, 2 bytes each
-    return 2 * 2 * int(str(layers)) * int(str(heads)) * int(str(width)) * num_ctx * slots
+    return 2 * 2 * total_heads * width * num_ctx * slots
+
+
+def _count(value: object) -> int:
+    """Return a number that a server reports as one of parts; 0 for anything that cannot be."""
+    return value if isinstance(value, int) and 0 < value < 2**40 else 0
 
 
 def cache_line(info: Mapping[str, object], *, num_ctx: int | None, slots: int) -> str:

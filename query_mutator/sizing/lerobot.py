@@ -90,6 +90,7 @@ def train_line(
 
 # --- logs ------------------------------------------------------------------------------------------------------------
 
+_MOST = 1e6  # workers that a log may claim, or a verdict ask for
 HEADROOM = 1.2  # more workers than the logged times ask for
 _WAITS = re.compile(r"(?:^|[/_])(data_s|data_time|dataloading_s|dataload\w*|data_wait\w*)$")
 _STEPS = re.compile(r"(?:^|[/_])(updt_s|update_s|step_time|train_step_s|batch_time)$")
@@ -120,7 +121,7 @@ def read_times(place: str, *, workers: int | None = None) -> LoggedTimes:
     if not (wait_tags and step_tags):
         raise UsageError(f"{place} has no waiting times (data_s, dataloading_s) with step times (updt_s)")
     known = run.config.get("num_workers")
-    if workers is None and isinstance(known, (int, float)):
+    if workers is None and isinstance(known, (int, float)) and 0 <= known < _MOST:
         workers = int(known)
     waits, steps = (list(run.series[tags[0]].value) for tags in (wait_tags, step_tags))
     return _times(waits, steps, workers, f"{place} {step_tags[0]}")
@@ -147,7 +148,7 @@ def verdict(times: LoggedTimes) -> str:
         return f"{seen}: the workers are enough, more cannot help; `qm size workers` finds out whether fewer do"
     if not times.workers:
         return f"{seen}: data are the bottleneck; give the run's number of workers with --num-workers"
-    needed = math.ceil(times.workers * (times.wait_s + times.step_s) / times.step_s * HEADROOM)
+    needed = math.ceil(min(_MOST, times.workers * (times.wait_s + times.step_s) / times.step_s * HEADROOM))
     return (
         f"{seen}: data are the bottleneck; about {needed} workers instead of {times.workers} would keep up if "
         "processors and disks allow it (estimated: as if each worker kept its speed)"
@@ -158,10 +159,10 @@ def _times(waits: Sequence[float], steps: Sequence[float], workers: int | None, 
     wait_s, step_s = (median([value for value in values if math.isfinite(value)] or [0.0]) for values in (waits, steps))
     if step_s <= 0:
         raise UsageError(f"{source}: the step times are not above 0")
-    return LoggedTimes(wait_s=wait_s, step_s=step_s, workers=workers)
+    return LoggedTimes(wait_s=max(0.0, wait_s), step_s=step_s, workers=workers)
 
 
 def _logged(path: Path, name: str) -> list[float]:
     """Return every `name:NUMBER` of a log."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [float(value) for value in re.findall(rf"\b{name}:\s*([0-9.]+(?:[eE][-+]?\d+)?)", text)]
+    return [float(value) for value in re.findall(rf"\b{name}:\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", text)]

@@ -35,8 +35,8 @@ def predicted_stall(
 ) -> float:
     """Return the share of time that steps of `step_s` wait; more than `cpus` busy workers slow each other down."""
     if workers == 0:
-        made = sum(batch_s) / len(batch_s)
-        return made / (made + step_s)
+        made = sum(batch_s) / max(1, len(batch_s))
+        return made / (made + step_s) if made + step_s else 0.0
     slowed = max(1.0, workers * cpu_share / cpus)
     ahead, waited, now = workers * prefetch, 0.0, 0.0
     done, taken = [0.0] * workers, [0.0] * len(batch_s)

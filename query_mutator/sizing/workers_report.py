@@ -99,8 +99,9 @@ def _data_bound(advice: WorkersAdvice) -> str:
             "on this machine; try larger batches, or a quiet machine"
         )
     limit = f", and {advice.limited_by} allow no more than {advice.most}" if advice.workers == advice.most else ""
-    faster = 1 / (1 - advice.chosen.loaded.stall)
-    return f"no number of workers is enough{limit}: {_CURES[advice.bound]}; up to {faster:.2g} times as fast"
+    works = 1 - advice.chosen.loaded.stall
+    faster = f"; up to {1 / works:.2g} times as fast" if works > 0 else ""
+    return f"no number of workers is enough{limit}: {_CURES[advice.bound]}{faster}"
 
 
 def known_line(advice: WorkersAdvice, dataset: str, *, cpus: float) -> str:
