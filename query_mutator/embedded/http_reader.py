@@ -13,6 +13,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_BODIES_BYTES = 4 * MAX_BODY_BYTES
 
+_TOO_LARGE = "request header fields too large"
+
 
 class HttpError(Exception):
     """Bytes that are not a valid request; `status` is the reply before the connection is closed."""
@@ -122,7 +124,8 @@ class RequestReader:
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed request: {error}") from error
             break
-        _check_head(self._unread_bytes)
+        if self._unread_bytes > MAX_HEAD_BYTES:
+            raise HttpError(431, _TOO_LARGE)
 
     def _head_again(self) -> bytes:
         """Return the head without its offer of another protocol, which this server declines, for a new parser."""
@@ -147,15 +150,19 @@ class RequestReader:
     def on_url(self, piece: bytes) -> None:
         """Add a piece of the request's target."""
         self._url += piece
-        _check_head(len(self._url))
+        if len(self._url) > MAX_HEAD_BYTES:
+            raise HttpError(431, _TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header, joined with commas to an earlier one of its name; trailers are ignored."""
         self._header_bytes += len(name) + len(value)
-        _check_head(self._header_bytes)
+        if self._header_bytes > MAX_HEAD_BYTES:
+            raise HttpError(431, _TOO_LARGE)
         if self._is_head:
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
-            self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+            key, text = name.lower().decode("latin-1"), value.strip().decode("latin-1")
+            before = self._headers.setdefault(key, text)
+            if before is not text:
+                self._headers[key] = f"{before}, {text}"
 
     def on_headers_complete(self) -> None:
         """Refuse a body that is too large or in another coding before it arrives."""
@@ -193,8 +200,3 @@ class RequestReader:
         self._ready.append(Request(method, path, self._headers, bytes(self._body), keep_alive, is_new))
         self._unread_bytes = 0
         self._reset()
-
-
-def _check_head(num_bytes: int) -> None:
-    if num_bytes > MAX_HEAD_BYTES:
-        raise HttpError(431, "request header fields too large")

@@ -75,7 +75,7 @@ def read_body(body: bytes) -> dict[str, Any]:
     if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
         raise ApiError(413, f"the request has more than {MAX_VALUES:,} values")
     try:
-        payload = json.loads(body, parse_constant=_refuse_constant)
+        payload = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except RecursionError:
         raise ApiError(400, "exceeded max depth") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
@@ -102,6 +102,9 @@ def wrong_type(name: str, value: Any, wanted: str) -> ApiError:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(name)  # NaN and Infinity, which JSON does not have
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _go_message(error: ValueError) -> str:
