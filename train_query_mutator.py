@@ -214,14 +214,7 @@ class Trainer:
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.env_list)
-        self.evaluator = Evaluator(
-            QueryMutationEnv,
-            client=system.calls.eval_client,
-            batch_size=config.calls_in_flight,
-            retry_policy=system.retry_policy,
-            max_failure_rate=config.max_failure_rate,
-            progress=progress,
-        )
+        self.evaluator = make_evaluator(config, system)
         self.runlog = RunLog(system.calls, wall_s=done.wall_s)
         self.failures = FailureWindow(
             config.max_failure_rate, size=min(WINDOW_STEPS, config.rollout_steps), why=self._most_common_failure
@@ -478,6 +471,18 @@ def make_envs(config: TrainConfig, system: System, task: Task, run_dir: RunDir) 
         )
         for env_id in range(config.num_processes)
     ]
+
+
+def make_evaluator(config: TrainConfig, system: System) -> Evaluator:
+    """Return what runs evaluations during and after the training."""
+    return Evaluator(
+        QueryMutationEnv,
+        client=system.calls.eval_client,
+        batch_size=config.calls_in_flight,
+        retry_policy=system.retry_policy,
+        max_failure_rate=config.max_failure_rate,
+        progress=progress,
+    )
 
 
 def batch_envs(

@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = re.compile(
 # Ollama; llama-server; OpenAI, vLLM and llama_cpp.server; SGLang and vLLM for prompts that exceed it alone.
 _TOO_LONG = re.compile(
     r"exceeds? (the |maximum )?(available )?context|maximum context length|context_length_exceeded"
-    r"|longer than the (maximum )?model('s)? (context )?length",
+    r"|longer than the (maximum )?model('s)? (context )?length|input \(\d+ tokens\) is too large to process",
     re.IGNORECASE,
 )
 _NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist", re.IGNORECASE)

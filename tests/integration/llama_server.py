@@ -93,19 +93,21 @@ def _weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 class LlamaServer(RealServer):
-    """llama.cpp's server with `slots` slots of `CONTEXT` tokens."""
+    """The server with `slots` slots of `CONTEXT` tokens; with `embeds` it makes embeddings instead of replies."""
 
-    def __init__(self, model: Path, *, slots: int = 1) -> None:
+    def __init__(self, model: Path, *, slots: int = 1, embeds: bool = False) -> None:
         self.slots = slots
+        self._embeds = embeds
         self._model = model
         super().__init__(model.parent)
 
     def command(self) -> Sequence[str | Path]:
         """Return this module as a command."""
-        return ["-m", "tests.integration.llama_server", self._model, str(self.port), str(self.slots)]
+        flags = (str(self.port), str(self.slots), *(["embeds"] if self._embeds else []))
+        return ["-m", "tests.integration.llama_server", self._model, *flags]
 
 
-def serve(model: str, port: int, slots: int) -> None:
+def serve(model: str, port: int, slots: int, *, embeds: bool) -> None:
     """Serve a model until the process is killed."""
     import xllamacpp
 
@@ -117,10 +119,13 @@ def serve(model: str, port: int, slots: int) -> None:
     params.n_ctx = CONTEXT * slots
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.warmup = False
+    if embeds:
+        params.embedding = True
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     signal.pause()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), embeds="embeds" in sys.argv[4:])
