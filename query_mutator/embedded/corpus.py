@@ -48,10 +48,10 @@ class Corpus:
 
     def vocabulary(self) -> frozenset[str]:
         """Return the lower-case words of names and summaries, identifiers both whole and split into words."""
+        text = "\n".join(f"{entry.name} {entry.summary}" for entry in self.entries)
         words: set[str] = set()
-        for entry in self.entries:
-            for token in re.findall(r"[A-Za-z_]+", f"{entry.name} {entry.summary}"):
-                words.update((token.strip("_").lower(), *split_identifier(token)))
+        for token in set(re.findall(r"[A-Za-z_]+", text)):
+            words.update((token.strip("_").lower(), *split_identifier(token)))
         return frozenset(words - {""})
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from query_mutator.encoder.base import FloatArray, unit_rows
 __all__ = ["HashEncoder"]
 
 HASH_DIM = 384
+CACHED_WORDS = 65_536
+_END = zlib.crc32(b"\0")  # keeps an empty text off the zero vector
 
 
 class HashEncoder:
@@ -31,7 +35,8 @@ class HashEncoder:
         """Return one unit row per text, [n, dim]."""
         rows = np.zeros((len(texts), self.dim), np.float32)
         for row, text in zip(rows, texts, strict=True):
-            hashes = np.array([zlib.crc32(feature.encode()) for feature in _features(text)], np.uint32)
+            words = re.findall(r"\w+", text.lower())
+            hashes = np.array([_END, *itertools.chain.from_iterable(map(_word_hashes, words))], np.uint32)
             signs = np.where(hashes >> np.uint32(31), np.float32(1), np.float32(-1))
             np.add.at(row, hashes % np.uint32(self.dim), signs)
         return unit_rows(rows)
@@ -40,10 +45,9 @@ class HashEncoder:
         """Do nothing; there are no weights to release."""
 
 
-def _features(text: str) -> list[str]:
-    """Return the words of a text and their character trigrams; the end mark keeps an empty text off the zero vector."""
-    features = ["\0"]
-    for word in re.findall(r"\w+", text.lower()):
-        padded = f"<{word}>"
-        features += [word, *(padded[i : i + 3] for i in range(len(padded) - 2))]
-    return features
+@lru_cache(maxsize=CACHED_WORDS)
+def _word_hashes(word: str) -> tuple[int, ...]:
+    """Return the hashes of a word and of its character trigrams."""
+    padded = f"<{word}>"
+    features = [word, *(padded[i : i + 3] for i in range(len(padded) - 2))]
+    return tuple(zlib.crc32(feature.encode()) for feature in features)
