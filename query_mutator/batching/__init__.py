@@ -39,8 +39,9 @@ from query_mutator.batching.distributed.sharding import (
 from query_mutator.batching.files import BatchFileError
 from query_mutator.batching.generation.collate import CollatedBatch, collate_microbatch, default_collate, pad_sequences
 from query_mutator.batching.generation.io import BatchReader, BatchWriter
+from query_mutator.batching.generation.jsonl import JsonlSamples
 from query_mutator.batching.generation.length_cache import LengthCache, LengthEntry
-from query_mutator.batching.generation.rows import JsonlSamples, RowTokenizer, TokenRow, tokenizer_fingerprint
+from query_mutator.batching.generation.rows import RowTokenizer, TokenRow, tokenizer_fingerprint
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable, as_lengths
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from query_mutator.batching.files import BatchFileError, json_bytes, reading, sha256_of
-from query_mutator.batching.generation.rows import JsonlIndex, parse_row
+from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row
 from query_mutator.batching.records import Int32Array, Record, UInt8Array
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError

@@ -13,7 +13,8 @@ from ppo.algorithm import usable_device
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.rows import JsonlIndex, parse_row, prompt_template, tokenizer_fingerprint
+from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row
+from query_mutator.batching.generation.rows import prompt_template, tokenizer_fingerprint
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.batching.generation.rows import JsonlSamples, TokenRow, prompt_template, tokenizer_fingerprint
+from query_mutator.batching.generation.jsonl import JsonlSamples
+from query_mutator.batching.generation.rows import TokenRow, prompt_template, tokenizer_fingerprint
 from query_mutator.batching.samples import compute_dataset_fingerprint
 from query_mutator.errors import UsageError
 

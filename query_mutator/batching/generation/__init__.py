@@ -4,4 +4,4 @@ Offers LengthCache, RowTokenizer and JsonlSamples (rows of a JSONL file as token
 collation into rectangular batches. Imports `planning` and `core`.
 """
 
-__all__ = ["collate", "io", "length_cache", "rows", "token_store"]
+__all__ = ["collate", "io", "jsonl", "length_cache", "rows", "token_store"]

@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.generation.rows import JsonlIndex, RowTokenizer, Tokenizer, parse_row, row_errors, row_id
+from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row, row_errors, row_id
+from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
 from query_mutator.batching.samples import DifficultyLevel
 from query_mutator.batching.streaming.stream_base import StreamBase
 from query_mutator.batching.streaming.types import SampleSource, StreamMetrics, StreamSample, StreamState

@@ -22,7 +22,8 @@ from query_mutator.batching.generation.collate import (
     pad_sequences,
 )
 from query_mutator.batching.generation.io import BatchReader, BatchWriter
-from query_mutator.batching.generation.rows import JsonlSamples, TokenRow
+from query_mutator.batching.generation.jsonl import JsonlSamples
+from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, RowTokenizer, tokenizer_fingerprint
+from query_mutator.batching.generation.jsonl import JsonlIndex, JsonlSamples
+from query_mutator.batching.generation.rows import RowTokenizer, tokenizer_fingerprint
 from query_mutator.batching.samples import Sample, SampleMeta, compute_dataset_fingerprint, load_samples, save_samples
 from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
 from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
