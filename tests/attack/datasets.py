@@ -56,44 +56,48 @@ def make_files() -> Path:
         writer.writerow(("id", "query", "answer"))
         writer.writerows((row["id"], row["query"], "sorted") for row in questions)
     _write_parquet(folder / "questions.parquet", questions)
-    rows = [
-        {"id": "r0", "text": "some words here"},
-        {"id": "r1", "instruction": "add", "input": "1 2", "response": "3"},
-        {"id": "r2", "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-        {"id": "r3", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "difficulty": "easy", "reward": 0.5},
-        *({"id": f"t{number}", "text": "word " * number} for number in range(1, 9)),
-    ]
-    _write_rows(folder / "rows.jsonl", rows)
+    _write_rows(folder / "rows.jsonl", ROWS)
     _write_rows(folder / "transcripts.jsonl", [_step(number) for number in range(6)])
-    (folder / "flags.json").write_text(json.dumps({"lr": 0.001, "num_processes": 4, "operators": "spelling,neutral"}))
-    (folder / "sft.json").write_text(
-        json.dumps({"learning_rate": 0.001, "batch_size": 4, "pack": False, "data": "rows.jsonl"})
-    )
-    (folder / "calibration.json").write_text(json.dumps({"context_bytes": 1 << 20, "factor": 1.5, "slack": 0.1}))
-    (folder / "spec.yaml").write_text(
-        "metrics:\n  - name: success\n    tags: [charts/episodic_return]\n    role: performance\n"
-    )
-    for run in ("a-s1", "a-s2", "b-s1", "b-s2"):
-        (folder / "runs" / run).mkdir(parents=True)
-        numbers = [
-            {"step": step, "wall_s": float(step), "charts/episodic_return": step / 9, "data_s": 0.1, "updt_s": 0.2}
-            for step in range(8)
-        ]
-        _write_rows(folder / "runs" / run / "metrics.jsonl", numbers)
-    (folder / "runs" / "c-s1").mkdir()
-    (folder / "runs" / "c-s1" / "progress.csv").write_text(
-        "step,success\n" + "".join(f"{step},{step / 9}\n" for step in range(8))
-    )
-    events = EventWriter(folder / "runs" / "d-s1")
-    for step in range(8):
-        events.write({"charts/episodic_return": step / 9}, step=step)
-    events.close()
-    (folder / "runs" / "a-s1" / "config.json").write_text(json.dumps({"flags": {"lr": 0.1, "seed": 1}}))
+    for name, value in SETTINGS.items():
+        (folder / name).write_text(json.dumps(value))
+    (folder / "spec.yaml").write_text(SPEC)
+    _write_runs(folder / "runs")
     samples = [Sample(input_ids=[1, n, 3], loss_mask=[0, 1, 1], meta=SampleMeta.create(f"i{n}", "d")) for n in range(6)]
     save_samples(samples, folder / "samples.jsonl")
     for line in _COMMANDS:
         assert run_qm(line.split(), folder).code == 0, line
     return folder
+
+
+ROWS: list[dict[str, object]] = [
+    {"id": "r0", "text": "some words here"},
+    {"id": "r1", "instruction": "add", "input": "1 2", "response": "3"},
+    {"id": "r2", "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+    {"id": "r3", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "difficulty": "easy", "reward": 0.5},
+    *({"id": f"t{number}", "text": "word " * number} for number in range(1, 9)),
+]
+SETTINGS = {
+    "flags.json": {"lr": 0.001, "num_processes": 4, "operators": "spelling,neutral"},
+    "sft.json": {"learning_rate": 0.001, "batch_size": 4, "pack": False, "data": "rows.jsonl"},
+    "calibration.json": {"context_bytes": 1 << 20, "factor": 1.5, "slack": 0.1},
+}
+SPEC = "metrics:\n  - name: success\n    tags: [charts/episodic_return]\n    role: performance\n"
+
+
+def _write_runs(folder: Path) -> None:
+    """Write runs of three kinds: rows of numbers, progress.csv, TensorBoard events."""
+    for run in ("a-s1", "a-s2", "b-s1", "b-s2", "c-s1"):
+        (folder / run).mkdir(parents=True)
+    for run in ("a-s1", "a-s2", "b-s1", "b-s2"):
+        steps = [{"step": step, "wall_s": float(step), "charts/episodic_return": step / 9} for step in range(8)]
+        _write_rows(folder / run / "metrics.jsonl", [{**row, "data_s": 0.1, "updt_s": 0.2} for row in steps])
+    (folder / "a-s1" / "config.json").write_text(json.dumps({"flags": {"lr": 0.1, "seed": 1}}))
+    progress = "".join(f"{step},{step / 9}\n" for step in range(8))
+    (folder / "c-s1" / "progress.csv").write_text(f"step,success\n{progress}")
+    events = EventWriter(folder / "d-s1")
+    for step in range(8):
+        events.write({"charts/episodic_return": step / 9}, step=step)
+    events.close()
 
 
 _COMMANDS = (
@@ -189,7 +193,8 @@ def _bytes() -> object:
     return load_tokenizer("bytes")
 
 
-def _targets() -> Iterator[Target]:
+def _row_targets() -> Iterator[Target]:
+    """Yield the commands that read questions and rows."""
     yield Target(
         "load_questions",
         "questions.jsonl",
@@ -208,6 +213,10 @@ def _targets() -> Iterator[Target]:
     generate = "data batch generate -p plan -d rows.jsonl -t bytes -o new --skip-bad"
     yield Target("batch generate --skip-bad", "rows.jsonl", qm(generate))
     yield Target("batchplan build -d", "rows.jsonl", qm("data batchplan build -l lengths.bin -d rows.jsonl -o new"))
+
+
+def _sealed_targets() -> Iterator[Target]:
+    """Yield the commands that read files with checksums."""
     for name in ("lengths.bin", "lengths.jsonl"):
         for line in ("lengths stats", "batching histogram", "batching analyze", "batching suggest"):
             yield Target(line, name, qm(f"data {line} -c {name}"), sealed=True)
@@ -221,6 +230,10 @@ def _targets() -> Iterator[Target]:
             "batchplan shard", name, qm(f"data batchplan shard -p {name} -w 2 -o new --equal-steps"), sealed=True
         )
         yield Target("batch generate", name, qm(f"data batch generate -p {name} -d rows.jsonl -t bytes -o new"))
+
+
+def _other_targets() -> Iterator[Target]:
+    """Yield the commands that read stores, samples, transcripts, settings and runs."""
     yield Target("batch generate again", "store", qm("data batch generate -p plan -d rows.jsonl -t bytes -o store"))
     yield Target("BatchReader", "store", call("reader", _read_store), sealed=True)
     yield Target("load_samples", "samples.jsonl", call("samples", lambda f: load_samples(f / "samples.jsonl")))
@@ -241,7 +254,7 @@ def _targets() -> Iterator[Target]:
     yield Target("sweep --spec", "spec.yaml", qm("sweep --grid lr=1,2 --seeds 1 --dry-run --spec spec.yaml -- true"))
 
 
-TARGETS = tuple(_targets())
+TARGETS = (*_row_targets(), *_sealed_targets(), *_other_targets())
 
 
 # --- one case --------------------------------------------------------------------------------------------------------
