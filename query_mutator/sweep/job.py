@@ -127,7 +127,7 @@ class Sweep:
         return measure(self._folder, done, self.spec, self.flags)
 
     def _results(self, trials: Sequence[Trial]) -> list[SettingResult]:
-        return by_setting(self._measured(trials), maximize=self.metric.maximize)
+        return by_setting(self._measured(trials), maximize=self.metric.maximize, bounds=self.metric.bounds)
 
     def _means(self, settings: Sequence[Setting]) -> list[float | None]:
         """Run settings; return the mean of each over its seeds, None where no trial has a number."""
@@ -153,7 +153,7 @@ class Sweep:
 
     def _findings(self) -> Findings:
         measured = self._measured(self.trials)
-        results = by_setting(measured, maximize=self.metric.maximize)
+        results = by_setting(measured, maximize=self.metric.maximize, bounds=self.metric.bounds)
         optimum = optimum_of(measured, maximize=self.metric.maximize)
         ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
         failed = [one for one in ended if one.status != "done"]

@@ -15,7 +15,7 @@ from query_mutator.analysis.runs import load_run, newest_run
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.wording import interval, number
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import BOOTSTRAP_FROM, Interval, mean_interval
+from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting, Trial, Value
 from query_mutator.sweep.runner import SweepFolder
@@ -24,6 +24,7 @@ from query_mutator.sweep.surface import Optimum, find_optimum, pareto_front
 __all__ = ["PRINTED", "Measured", "SettingResult", "best_setting", "by_setting", "measure", "optimum_of", "sentence"]
 
 PRINTED = "output"  # source of a number that a trial printed
+_MOST = 1e300  # printed numbers are below: NaN, infinity and integers beyond floats are not
 
 _KINDS = {
     "interior": "The golden middle is at",
@@ -86,13 +87,16 @@ def measure(folder: SweepFolder, trials: Sequence[Trial], spec: Spec, flags: Swe
     ]
 
 
-def by_setting(measured: Sequence[Measured], *, maximize: bool) -> list[SettingResult]:
-    """Return the result of each setting with a number, those on the Pareto front against throughput marked."""
+def by_setting(measured: Sequence[Measured], *, maximize: bool, bounds: Interval = WHOLE_LINE) -> list[SettingResult]:
+    """Return the result of each setting with a number, those on the Pareto front against throughput marked.
+
+    Intervals of several trials stay within `bounds`.
+    """
     rows_of: dict[tuple[tuple[str, Value], ...], list[Measured]] = {}
     for row in measured:
         if row.performance is not None:
             rows_of.setdefault(tuple(row.trial.setting.items()), []).append(row)
-    results = [_setting_result(dict(key), rows) for key, rows in rows_of.items()]
+    results = [_setting_result(dict(key), rows, bounds) for key, rows in rows_of.items()]
     if not all(math.isfinite(result.throughput) for result in results):
         return results
     sign = 1.0 if maximize else -1.0
@@ -147,14 +151,14 @@ def _distance(setting: Setting, found: Optimum) -> float:
     return sum((math.log2(float(setting[axis.name])) - math.log2(axis.best)) ** 2 for axis in found.axes)
 
 
-def _setting_result(setting: Setting, rows: Sequence[Measured]) -> SettingResult:
+def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval) -> SettingResult:
     values = [row.performance for row in rows if row.performance is not None]
     speeds = [row.throughput for row in rows if row.throughput is not None]
     return SettingResult(
         setting=setting,
         values=tuple(values),
         mean=float(np.mean(values)),
-        interval=mean_interval(values, bootstrap_from=BOOTSTRAP_FROM),
+        interval=mean_interval(values, bootstrap_from=BOOTSTRAP_FROM, bounds=bounds if len(values) > 1 else WHOLE_LINE),
         throughput=float(np.mean(speeds)) if speeds else math.nan,
     )
 
@@ -181,10 +185,10 @@ def _printed(folder: Path) -> Mapping[str, float]:
     try:
         text = (folder / "stdout.txt").read_text(encoding="utf-8", errors="replace")
         data = json.loads(text.rstrip().rpartition("\n")[2])
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     pairs = data.items() if isinstance(data, dict) else ()
-    return {key: float(value) for key, value in pairs if isinstance(value, (int, float))}
+    return {key: float(value) for key, value in pairs if isinstance(value, (int, float)) and abs(value) < _MOST}
 
 
 def _reading(curve: Curve, metric: MetricSpec, end: float) -> float | None:
