@@ -21,6 +21,7 @@ from query_mutator.cli.console import run_cli
 from query_mutator.cli.flags import HELP, flags_of, parse_flags, read_base, written
 from query_mutator.commands import COMMANDS
 from query_mutator.errors import UsageError
+from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
 
 __all__ = ["main", "run"]
@@ -47,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     command = COMMANDS[name]
     base, base_name = _resumed(command.flags, words)
-    return command.run(parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, base_name=base_name)) or 0
+    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, base_name=base_name)
+    check_addresses(**{key: value for key, value in vars(flags).items() if key.endswith("_url")})
+    return command.run(flags) or 0
 
 
 def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:

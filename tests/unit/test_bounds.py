@@ -15,6 +15,7 @@ from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands import COMMANDS
 from query_mutator.commands.embedded import EmbeddedFlags
 from query_mutator.commands.iqn import Args as IQNArgs
+from query_mutator.commands.main import main as qm_main
 from query_mutator.errors import UsageError
 from query_mutator.iqn.config import IQNConfig
 from query_mutator.training.config import TrainConfig
@@ -73,6 +74,14 @@ def test_values_beyond_reason_are_refused_by_a_dry_run(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
+
+
+@pytest.mark.parametrize("command", ["eval", "rewrite", "doctor", "size calls", "gym serve"])
+def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*command.split(), *(["how?"] if command == "rewrite" else [])]
+    for url in ("http://h?key=1", "ftp://h", "nonsense"):
+        assert exit_code(qm_main, [*words, "--ollama-url", url], prog="qm") == 2
+        assert "--ollama-url" in capsys.readouterr().err
 
 
 def test_column_that_a_file_has_not_is_refused_by_a_dry_run(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
