@@ -61,6 +61,14 @@ class PolicyFlags:
     """Seconds to wait for one reply."""
     wait_for_server_s: Annotated[float | None, arg(aliases=["--wait-for-server"])] = None
     """Seconds to wait for a server that stopped answering; by default as in the training, 0: none."""
+    max_reply_mb: float | None = None
+    """Longest reply that is read, in MB; a longer one is a failed call."""
+    max_retries: int | None = None
+    """Retries after transient failures; a timeout is retried once."""
+    num_ctx: int | None = None
+    """Context length: sent to Ollama with every call, else what the server was started with."""
+    keep_alive: str | None = None
+    """How long an Ollama server keeps a model loaded after a call."""
     cache: Literal["off", "eval", "all"] | None = None
     """Whether replies are cached on disk; eval and all mean the same here."""
     cache_path: str | None = None

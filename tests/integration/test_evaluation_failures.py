@@ -204,3 +204,20 @@ def test_a_question_beyond_the_context_is_unscored_in_every_evaluation(
     assert [row["eval/unscored"] for row in rows] == [1] * len(rows)
     methods = summary(tmp_path)["eval"]["methods"]
     assert all(method["unscored"] == {"prompt_too_long": 1} for method in methods.values())
+
+
+def test_qm_eval_with_a_larger_context_scores_the_question(
+    flags: list[str], held_out: list[str], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.write_text(dataset.read_text().replace(held_out[0], held_out[0] + " and then" * 1000))
+    models: Sequence[Any] = [Librarian(), Softener()]
+    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as="0.24") as server:
+        run = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--no-evaluate", "--eval-interval", "0"]
+        assert train(*run) == 0
+        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--max-failure-rate", "1", "--json"]
+        unscored = []
+        for num_ctx in ("1024", "32768"):
+            capsys.readouterr()
+            assert exit_code(qm_main, [*argv, "--num-ctx", num_ctx], prog="qm") == 0
+            unscored.append(json.loads(capsys.readouterr().out)["methods"]["identity"]["unscored"])
+    assert unscored == [{"prompt_too_long": 1}, {}]
