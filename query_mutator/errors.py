@@ -45,6 +45,14 @@ def hide_credentials(text: str) -> str:
     return _CREDENTIALS.sub(lambda match: f"{match['before'] or match['name']}{HIDDEN}", text)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what a library says, without PyTorch's advice to run the code in a file after all."""
+    text = str(error).strip()
+    if re.search("weights[_ ]only", text, re.IGNORECASE):
+        return "it holds Python objects, which may run code; only tensors are read"
+    return text.partition("\n")[0] or type(error).__name__
+
+
 class QueryMutatorError(Exception):
     """Base of all errors; `str(error)` is one line that says what to do, `exit_code` is for command lines."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, reason_of
 
 BYTES = "bytes"
 
@@ -40,7 +40,7 @@ def load_tokenizer(spec: str) -> Any:
         what = (
             "the folder has no loadable tokenizer" if Path(spec).is_dir() else "not a folder, not loadable from the hub"
         )
-        reason = str(error).strip().partition("\n")[0]
+        reason = reason_of(error)
         raise UsageError(
             f"tokenizer {spec!r}: {what} ({reason}); give a folder, a hub id, or {BYTES} (one token per byte)"
         ) from None

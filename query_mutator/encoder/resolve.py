@@ -12,7 +12,7 @@ from query_mutator.encoder.cached import CachedEncoder
 from query_mutator.encoder.hashing import HashEncoder
 from query_mutator.encoder.remote import Embed, RemoteEncoder
 from query_mutator.encoder.weights import DEFAULT_ENCODER, EncoderSettings, Weights, find_weights
-from query_mutator.errors import EncoderError
+from query_mutator.errors import EncoderError, reason_of
 
 __all__ = ["resolve_encoder"]
 
@@ -53,5 +53,5 @@ def _load(weights: Weights, settings: EncoderSettings) -> Encoder:
 
         return SentenceTransformerEncoder(weights, settings)
     except Exception as error:  # each reader reports a broken file with its own exception types
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = reason_of(error)
         raise EncoderError(f"encoder {weights.name!r} ({weights.source}) cannot be loaded: {reason[:160]}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from query_mutator.errors import EncoderError
+from query_mutator.errors import EncoderError, reason_of
 
 __all__ = ["DEFAULT_ENCODER", "PACKAGE", "EncoderSettings", "Weights", "find_weights", "packaged_folder"]
 
@@ -170,6 +170,6 @@ def _downloaded(spec: str) -> tuple[Path, str]:
             snapshot_download(_repository(spec), allow_patterns=list(_DOWNLOAD_PATTERNS), cache_dir=hub_cache_folder())
         )
     except Exception as error:  # the hub client raises a dozen types
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = reason_of(error)
         raise _NotThereError(f"download from the hub failed ({reason[:120]})") from error
     return folder, f"downloaded from the hub, {_repository(spec)}"

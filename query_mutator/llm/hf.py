@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, reason_of
 from query_mutator.llm.client import Backend, FloatArray
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -131,7 +131,7 @@ class HfModel:
             try:
                 texts = self._generate(batch)
             except Exception as error:  # out of memory, or anything that a model's own code raises
-                reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+                reason = reason_of(error)
                 for one in batch:
                     one.reply.set_result(Completion.failed("server", reason, model=self.name))
                 continue
@@ -244,7 +244,7 @@ def _load(folder: str, device: str) -> tuple[Any, Any]:
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
         return AutoTokenizer.from_pretrained(folder), model.to(device).eval()
     except Exception as error:  # broken files fail in as many ways as there are readers
-        reason = str(error).strip().partition("\n")[0]
+        reason = reason_of(error)
         raise UsageError(f"{PREFIX}{folder}: no model can be loaded ({reason}); give a folder or a hub id") from None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ppo.checkpoint import load_checkpoint, save_checkpoint
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import CheckpointError, UsageError, reason_of
 from query_mutator.files import disk_errors, write_json
 from query_mutator.llm.hf import PROMPT_FILE
 from query_mutator.runs.run_dir import checkpoints_in, newest_checkpoint
@@ -37,7 +37,7 @@ def load_model(flags: SftFlags, device: torch.device) -> Any:
         )
     except Exception as error:  # files that are not a model fail in many ways
         what = "no model can be read from it" if Path(flags.model).is_dir() else "not a folder, and not on the hub"
-        reason = str(error).strip().partition("\n")[0]
+        reason = reason_of(error)
         raise UsageError(f"--model {flags.model!r}: {what} ({reason}); give a folder or a hub id") from None
     _freeze(model, flags.freeze_layers)
     if flags.gradient_checkpointing:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, reason_of
 from query_mutator.sizing.cards import Fit
 from query_mutator.sizing.cuda import CudaFullPrecision, reserved_peak
 from query_mutator.sizing.real_steps import Optimizer
@@ -106,7 +106,7 @@ def estimate(
             trainer.step(micro_batches=tracked)
             peaks, trace = dict(ledger.peaks), list(ledger.trace)
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
+            reason = reason_of(error)
             raise UsageError(
                 f"{workload.name} cannot be sized: its code needs the data of a tensor ({reason})"
             ) from error

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, note, table
-from query_mutator.errors import DiskError, ServerDownError, TooManyFailuresError, UsageError, hide_credentials
+from query_mutator.errors import (
+    DiskError,
+    ServerDownError,
+    TooManyFailuresError,
+    UsageError,
+    hide_credentials,
+    reason_of,
+)
 from query_mutator.files import disk_errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,3 +207,10 @@ def test_warnings_and_progress_bars_show_no_control_characters() -> None:
 )
 def test_credentials_in_addresses_are_hidden(text: str, shown: str) -> None:
     assert hide_credentials(text) == shown
+
+
+def test_a_librarys_reason_is_one_line_without_unsafe_advice() -> None:
+    advice = "Weights only load failed. Re-running `torch.load` with `weights_only` set to `False` will likely succeed"
+    assert "weights" not in reason_of(RuntimeError(advice)).lower()
+    assert reason_of(OSError("no such file\nmore")) == "no such file"
+    assert reason_of(KeyError()) == "KeyError"
