@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from query_mutator.encoder.base import FloatArray, unit_rows
+from query_mutator.encoder.base import FloatArray, readable, unit_rows
 
 __all__ = ["HashEncoder"]
 
@@ -34,7 +34,7 @@ class HashEncoder:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text, [n, dim]."""
         rows = np.zeros((len(texts), self.dim), np.float32)
-        for row, text in zip(rows, texts, strict=True):
+        for row, text in zip(rows, readable(texts), strict=True):
             words = re.findall(r"\w+", text.lower())
             hashes = np.array([_END, *itertools.chain.from_iterable(map(_word_hashes, words))], np.uint32)
             signs = np.where(hashes >> np.uint32(31), np.float32(1), np.float32(-1))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_MAX_LINES = 200_000  # of a streamed reply: a line is a token
+_MAX_LINES = 100_000  # of a streamed reply: a line is a token
 _TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than {_MAX_LINES:,} lines")
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
@@ -76,7 +76,7 @@ class StreamedText:
             return True
         self._texts.append(text)
         if len(self._beginning) < BEGINNING_CHARS:
-            self._beginning += text
+            self._beginning += text[:BEGINNING_CHARS]
             self.was_cut = self._is_enough(self._beginning)
         return not self.was_cut
 

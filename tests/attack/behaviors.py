@@ -258,7 +258,7 @@ CONTENT: dict[str, Behavior] = {
     "true": lambda ask: [_content(ask, "true")],
     "message a list": lambda ask: [_json(ask, [1], choices=[[1]])],
     "message a text": lambda ask: [_json(ask, "because", choices="because")],
-    "no choices": lambda ask: [_json(ask, choices=[], message=None)],
+    "no choices": lambda ask: [_json(ask, {}, choices=[])],
     "not done": lambda ask: [_json(ask, done=False, choices=[{"message": {"content": "be"}}])],
     "done a text": lambda ask: [_json(ask, done="yes", choices=[{"message": {"content": "be"}}])],
     "only loaded": lambda ask: [_json(ask, {"content": ""}, done_reason="load")],
@@ -310,6 +310,7 @@ STATUSES: dict[str, Behavior] = {
 }
 BAD: dict[str, Behavior] = {**PROTOCOL, **SIZES, **JSON, **CONTENT, **STREAMS, **TIMES, **CONNECTIONS, **STATUSES}
 BEHAVIORS: dict[str, Behavior] = {**GOOD, **BAD}
+LARGE = {"big", "15 MB of text"}  # once in a case: memory is bounded for one reply
 UNCHECKED = {"15 MB of text"}  # the answer is what was sent, too long to keep here
 
 ROWS = ["[[1, NaN]]", "[[1, null]]", "[[1e39, 1]]", "[null]", "[[]]", "[]", "7", "[[1], [2, 3]]", "[[0, 0, 0, 0]]",

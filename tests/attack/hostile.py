@@ -127,9 +127,17 @@ class HostileServer:
     """Misbehaves in `share` of the chat requests; with `probes` also in the questions about itself."""
 
     def __init__(
-        self, behavior: Behavior, *, rng: random.Random, share: float = 1.0, probes: bool = False, embeds: bool = False
+        self,
+        behavior: Behavior,
+        *,
+        rng: random.Random,
+        share: float = 1.0,
+        probes: bool = False,
+        embeds: bool = False,
+        limit: int = 1 << 30,
     ) -> None:
         self.behavior, self.share, self.probes, self.embeds = behavior, share, probes, embeds
+        self._left = limit  # of the times that it misbehaves
         self.meant: dict[str, str] = {}  # prompt -> what the last reply to it meant to say
         self._rng = rng
         self._lock = threading.Lock()
@@ -188,7 +196,8 @@ class HostileServer:
         ask = Ask(CHAT[path], body.get("stream") is True, str(messages[-1].get("content")), self._closing, rng)
         ask.previous, self._previous = self._previous, ask.honest()
         pieces: Iterable[bytes] = [ask.honest()]
-        if rng.random() < self.share:
+        if rng.random() < self.share and self._left > 0:
+            self._left -= 1
             pieces = self.behavior(ask)
         with self._lock:
             self.meant[ask.prompt] = ask.text

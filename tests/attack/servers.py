@@ -18,7 +18,7 @@ from query_mutator.errors import QueryMutatorError
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.types import MAX_ERROR_CHARS, ChatRequest, Completion
-from tests.attack.behaviors import BEHAVIORS, GOOD, UNCHECKED, embeddings
+from tests.attack.behaviors import BEHAVIORS, GOOD, LARGE, UNCHECKED, embeddings
 from tests.attack.harness import Finished, Outcome, run_cli, run_qm
 from tests.attack.hostile import MODEL, HostileServer, answer_to
 from train_query_mutator import main as train_main
@@ -45,7 +45,7 @@ def _calls(rng: random.Random, folder: Path, name: str) -> Outcome:
     backend, streamed = rng.choice(["ollama", "openai"]), rng.random() < 0.5
     share, threads = rng.choice([1.0, 0.4]), rng.choice([1, 3])
     case = f"{name}: {backend}, {'streamed' if streamed else 'whole'}, share {share}, {threads} threads"
-    server = HostileServer(BEHAVIORS[name], rng=rng, share=share)
+    server = HostileServer(BEHAVIORS[name], rng=rng, share=share, limit=1 if name in LARGE else 1000)
     stack = build_client(
         server.url,
         backend=backend,
@@ -159,7 +159,9 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
     (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     remote = rng.random() < 0.3
     share = rng.choice([1.0, 0.3])
-    server = HostileServer(embeddings if remote else behavior, rng=rng, share=share, embeds=remote)
+    server = HostileServer(
+        embeddings if remote else behavior, rng=rng, share=share, embeds=remote, limit=1 if name in LARGE else 1000
+    )
     flags = {
         "ollama-url": server.url, "target-model": MODEL, "dataset": "q.jsonl", "num-env-steps": 16, "num-processes": 2,
         "num-steps": 4, "num-mini-batch": 1, "batch-size": 2, "timeout-s": TIMEOUT_S, "max-retries": 1,

@@ -404,6 +404,12 @@ def test_rows_that_are_not_finite_are_a_backend_error() -> None:
         resolve_encoder("ollama:m", embed=lambda _, texts, keep: keep(np.full((len(texts), 2), np.nan, np.float32)))
 
 
+def test_the_beginning_of_a_long_text_is_read(encoder: Encoder) -> None:
+    long = "sort a list " * 100_000
+    for any_encoder in (encoder, HashEncoder()):
+        np.testing.assert_array_equal(*(any_encoder.encode([text])[0] for text in (long, long[:100_000])))
+
+
 def test_the_cache_holds_texts_by_their_length_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "MAX_CHARS", 1000)
     encoder = CachedEncoder(HashEncoder())
