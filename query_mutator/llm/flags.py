@@ -39,7 +39,6 @@ class ServerFlags:
     """How long an Ollama server keeps a model loaded after a call."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
     """Seconds to wait for one reply, from connecting to its last byte."""
-
     max_reply_mb: float = MAX_REPLY_MB
     """Longest reply that is read, in MB; a longer one is a failed call."""
 

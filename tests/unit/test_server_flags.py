@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from query_mutator.cli.flags import flags_of
+from benchmark_batching import BenchmarkConfig
+from query_mutator.cli.flags import flags_of, parse_flags
+from query_mutator.commands.size_calls import SizeCallsFlags
+from query_mutator.errors import UsageError
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.training.config import TrainConfig
 
@@ -20,7 +24,10 @@ def test_server_flags_have_the_names_types_and_defaults_of_the_trainer() -> None
     assert all(field.default == defaults[field.name] for field in dataclasses.fields(ServerFlags))
 
 
-@pytest.mark.parametrize("name", ["num_ctx", "timeout_s", "max_reply_mb"])
-def test_a_bound_must_be_above_zero(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0 must be above 0"):
-        ServerFlags(**{name: 0})
+@pytest.mark.parametrize("flag", ["--num-ctx", "--timeout-s", "--max-reply-mb"])
+@pytest.mark.parametrize(
+    ("flags", "prog"), [(BenchmarkConfig, "benchmark_batching"), (SizeCallsFlags, "qm size calls")]
+)
+def test_a_bound_must_be_above_zero(flag: str, flags: type[Any], prog: str) -> None:
+    with pytest.raises(UsageError, match=flag.strip("-").replace("-", ".")):
+        parse_flags(flags, [flag, "0"], prog=prog)
