@@ -29,7 +29,9 @@ def interval(bounds: Interval, *, signed: bool = False) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time as h:mm:ss."""
+    """Return a time as h:mm:ss, "-" for one that is not known."""
+    if not math.isfinite(seconds):
+        return "-"
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 

@@ -24,13 +24,13 @@ _VALUE = re.compile(rb'(?<=: )("(?:[^"\\]|\\.)*"|-?[0-9.eE+-]+|true|false|null|\
 CELLS = ("", " ", '"', '"open', "a,b", "x" * 200_000, "\x00", "=1+1", "nan", "9" * 400, "\u202e", "\r", "\\ud800")
 
 
-def damage(rng: random.Random, path: Path) -> str:
-    """Damage a file, or a file in a folder; return how."""
+def damage(rng: random.Random, path: Path, *, subtle: bool = False) -> str:
+    """Damage a file, or a file in a folder; return how. Subtle damage keeps the structure: only checksums find it."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return f"{damage(rng, rng.choice(files))} in the folder" if files else "an empty folder"
+        return f"{damage(rng, rng.choice(files), subtle=subtle)} in the folder" if files else "an empty folder"
     structured = [*TEXT, *(JSON if path.suffix in (".json", ".jsonl") else CSV if path.suffix == ".csv" else [])]
-    name, mutate = rng.choice(sorted({**ANY, **dict(structured)}.items()))
+    name, mutate = rng.choice(sorted((SUBTLE if subtle else {**ANY, **dict(structured)}).items()))
     mutate(rng, path)
     return f"{path.name}: {name}"
 
@@ -79,6 +79,20 @@ def _swap(rng: random.Random, path: Path) -> None:
     shutil.copyfile(other, path) if other != path else path.write_bytes(content * 2)
 
 
+def _bit(rng: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data) // 2, len(data))] ^= 1 << rng.randrange(8)  # behind the header of a binary file
+    path.write_bytes(data)
+
+
+def _digit(rng: random.Random, path: Path) -> None:
+    data = path.read_bytes()
+    places = [place.start() for place in re.finditer(rb"[1-9]", data)]
+    place = rng.choice(places)
+    path.write_bytes(data[:place] + bytes([rng.choice(b"123456789")]) + data[place + 1 :])
+
+
+SUBTLE: dict[str, Mutation] = {"one bit": _bit, "a digit": _digit}
 ANY: dict[str, Mutation] = {
     "bits flipped": _flip,
     "cut": _cut,

@@ -266,7 +266,7 @@ def attack(rng: random.Random, folder: Path) -> Outcome:
     source = make_files()
     shutil.copytree(source, folder, dirs_exist_ok=True)
     path = folder / target.file
-    how = "; ".join(_safely(rng, path) for _ in range(rng.choice((1, 1, 1, 2))))
+    how = "; ".join(_safely(rng, path, target) for _ in range(rng.choice((1, 1, 1, 2))))
     case = f"{target.name}, {how}"
     with unchanged(folder) as inputs:
         ended = target.run(folder)
@@ -280,9 +280,9 @@ def attack(rng: random.Random, folder: Path) -> Outcome:
     return Outcome(case=case, verdict="wrong" if wrong else "ok", detail=wrong)
 
 
-def _safely(rng: random.Random, path: Path) -> str:
+def _safely(rng: random.Random, path: Path, target: Target) -> str:
     try:
-        return damage(rng, path)
+        return damage(rng, path, subtle=target.sealed and rng.random() < 0.6)
     except (OSError, ValueError, IndexError, TypeError):  # a second mutation of what is no file any more
         return "nothing more"
 

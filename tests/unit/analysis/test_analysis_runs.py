@@ -10,6 +10,7 @@ import pytest
 from query_mutator.analysis.runs import find_runs, load_run, load_runs
 from query_mutator.errors import UsageError
 from query_mutator.runs.metrics import MetricsWriter
+from tests.qm_command import qm
 from tests.unit.analysis.writing import write_events, write_run
 
 
@@ -124,3 +125,14 @@ def test_a_path_without_a_run_says_what_to_do(tmp_path: Path, name: str, words: 
     (tmp_path / "bad" / "config.json").write_text("{")
     with pytest.raises(UsageError, match=words):
         load_runs(find_runs([str(tmp_path / name)]))
+
+
+@pytest.mark.parametrize("wall", ["1e999", "NaN", "-1e999"])
+def test_times_that_are_not_finite_are_not_known(wall: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in ("a-s1", "a-s2", "b-s1", "b-s2"):
+        (tmp_path / run).mkdir()
+        times = [wall if (run, step) == ("a-s1", 7) else f"{step}" for step in range(1, 8)]
+        rows = [f'{{"step": {time}, "wall_s": {time}, "eval/success": 0.5}}\n' for time in times[:-1]]
+        rows.append(f'{{"step": 7, "wall_s": {times[-1]}, "eval/success": 0.5}}\n')
+        (tmp_path / run / "metrics.jsonl").write_text("".join(rows))
+    assert qm("analyze", *sorted(tmp_path.iterdir())) == 0
