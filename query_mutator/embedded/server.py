@@ -168,6 +168,8 @@ class EmbeddedServer:
         self._loop.call_later(min(1.0, self._clients.request_timeout_s / 4), self._sweep)
 
     async def _shut_down(self) -> None:
+        # Without files for connections asyncio still has attempts to accept them scheduled, on a closed socket.
+        self._loop.set_exception_handler(lambda _, context: logger.debug("while closing: %s", context["message"]))
         self._listener.close()
         for connection in tuple(self._clients.connections):
             connection.transport.abort()
