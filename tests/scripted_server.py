@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -45,7 +46,7 @@ class ScriptedServer:
             self._threads[-1].start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, sock.makefile("rb") as stream:
+        with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
             sock.settimeout(20)
             while (request := self._read(stream)) and not self._closing.is_set():
                 self.requests.append(request)
