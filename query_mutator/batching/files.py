@@ -116,6 +116,8 @@ def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFil
             meta = files.parse_json(info["meta"])
             checksum = info.get("sha256") or meta.pop("sha256")  # files of older versions have two metadata keys
             arrays = _mapped(path, {name: file.get_slice(name) for name in file.offset_keys()})
+    except BatchFileError:
+        raise
     except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise BatchFileError(
             f"{path} is not a readable {kind} file; it is truncated, edited or another kind"

@@ -32,6 +32,7 @@ __all__ = [
 
 FloatArray: TypeAlias = "NDArray[np.float32]"
 
+MAX_EXAMINED = 50  # models whose capabilities are asked for a message
 MAX_REPLY_MB = 16.0  # an answer of 256 tokens has a thousandth of it, 2,000 embeddings two thirds
 _SHOWN_NAMES = 20
 BEGINNING_CHARS = 4096  # of a reply: no refusal is recognized later
@@ -157,9 +158,15 @@ class ModelServer(Backend, Protocol):
         )
 
     def text_models(self) -> tuple[str, ...] | None:
-        """Return the names of the models without those that only make embeddings; None when there is no list."""
+        """Return the names of the models without those that only make embeddings; None when there is no list.
+
+        Of a long list only the first names are examined, since each may take a request; the others are kept.
+        """
         names = self.models()
-        return None if names is None else tuple(name for name in names if self.writes_text(name) is not False)
+        if names is None:
+            return None
+        examined = (name for name in names[:MAX_EXAMINED] if self.writes_text(name) is not False)
+        return (*examined, *names[MAX_EXAMINED:])
 
     def digest(self, model: str) -> str:
         """Return the digest of a model's weights, "" when the server does not report one; ModelMissingError."""

@@ -67,7 +67,7 @@ class _Worker:
         self.pipe, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs,))
         self.process.start()
-        self.done = 0
+        self.done, self.begun = 0, set[str]()
 
     def run(self, area: str, index: int, seed: int) -> Outcome:
         if self.done >= CASES_PER_PROCESS:
@@ -81,11 +81,12 @@ class _Worker:
         return outcome
 
     def _once(self, area: str, index: int, seed: int) -> tuple[Outcome, int]:
-        started = not self.done
+        is_first = area not in self.begun
         self.done += 1
+        self.begun.add(area)
         self.pipe.send((area, index, seed))
         try:
-            if self.pipe.poll(HANG_S * (3 if started else 1)):  # the first case of a process also loads modules
+            if self.pipe.poll(HANG_S * (3 if is_first else 1)):  # the first of an area also loads modules, makes inputs
                 result: tuple[Outcome, int] = self.pipe.recv()
                 return result
             verdict, detail = Outcome(case=f"{area}:{index}", verdict="hang", detail=f"over {HANG_S:.0f} s"), 0

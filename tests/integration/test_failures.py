@@ -66,7 +66,7 @@ def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str]
 def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: Serve, tmp_path: Path) -> None:
     # Without stalls: a time-out long enough for a busy machine would make them long.
     server = serve(0.2, kinds=("500", "503", "reset", "cut", "empty", "incomplete"), latency_ms=2)
-    flags = [*flags, "--ollama-url", server.url, "--save-interval", "1", "--timeout", "60"]
+    flags = [*flags, "--ollama-url", server.url, "--save-interval", "1", "--timeout", "60", "--num-steps", "2"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
