@@ -353,11 +353,14 @@ def _parse_line(line: bytes, before: Sequence[int], *, has_crc: bool) -> tuple[d
     return _row(row + b"}"), crc
 
 
-def _row(text: bytes) -> Any:
+def _row(text: bytes) -> dict[str, Any]:
     try:
-        return decode(text)
+        row = decode(text)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"a JSON {type(row).__name__} where an object is expected")
+    return row
 
 
 def _is_cut_off(line: bytes, *, is_last: bool) -> bool:

@@ -116,10 +116,10 @@ def read_steps(run: str) -> list[dict[str, Any]]:
     return steps
 
 
-def _wrong_in(step: Any) -> str:
+def _wrong_in(step: dict[str, Any]) -> str:
     """Return what a step of a transcript lacks, or which entry has another type than in a run; "" if nothing."""
-    if not isinstance(step, dict) or not step.keys() >= _NEEDED.keys():
-        return f"it lacks {', '.join(sorted(_NEEDED.keys() - set(step)))}"
+    if missing := _NEEDED.keys() - step.keys():
+        return f"it lacks {', '.join(sorted(missing))}"
     wrong = [name for name, kind in _NEEDED.items() if not isinstance(step[name], kind)]
     wrong = wrong or [f"parts.{name}" for name, value in step["parts"].items() if not isinstance(value, _NUMBER)]
     return f"its {wrong[0]} has another type" if wrong else ""
