@@ -40,7 +40,10 @@ class ScriptedServer:
 
     def _accept(self) -> None:
         while not self._closing.is_set():
-            sock, _ = self._listener.accept()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
             self.accepted += 1
             self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
             self._threads[-1].start()

@@ -57,10 +57,6 @@ def _first(names: Iterable[str], rows: list[dict[str, float]]) -> str | None:
 
 def _json_rows(path: Path) -> Iterator[dict[str, float]]:
     for row in read_json_lines(path):
-        if not isinstance(row, dict):
-            raise UsageError(
-                f"{path}: a row is not a JSON object; each line must be one, as {{'step': 1, 'loss': 0.5}}"
-            )
         yield {name: _as_float(value) for name, value in flat(row, "/") if isinstance(value, (int, float))}
 
 
