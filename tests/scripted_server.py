@@ -12,6 +12,8 @@ from typing import Any
 
 from query_mutator.types import ErrorInfo
 
+Step = bytes | str | threading.Event
+
 RESET, STALL, DRIBBLE, CLOSE = "reset", "stall", "dribble", "close"
 
 
@@ -22,9 +24,12 @@ def http(body: bytes | str, *, status: str = "200 OK", headers: Sequence[str] = 
 
 
 class ScriptedServer:
-    """Answers request i with script[i] (the last one from then on): bytes as they are, or one of the words above."""
+    """Answers request i with script[i] (the last one from then on).
 
-    def __init__(self, *script: bytes | str | tuple[bytes | str, ...]) -> None:
+    A step is bytes that are sent as they are, one of the words above, or an event that is waited for.
+    """
+
+    def __init__(self, *script: Step | tuple[Step, ...]) -> None:
         self.script = script
         self.requests: list[bytes] = []
         self.accepted = 0
@@ -68,8 +73,10 @@ class ScriptedServer:
         length = next((int(row.split(b":")[1]) for row in head.split(b"\r\n") if row.startswith(b"Content-Length")), 0)
         return head + (b"\r\n" + stream.read(length) if head else b"")
 
-    def _act(self, sock: socket.socket, step: bytes | str) -> bool:
+    def _act(self, sock: socket.socket, step: Step) -> bool:
         """Do one step of the script; False ends the connection."""
+        if isinstance(step, threading.Event):
+            return step.wait(20)
         if isinstance(step, bytes):
             try:
                 sock.sendall(step)

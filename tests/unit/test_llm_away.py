@@ -244,15 +244,17 @@ def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for(
     stack = connect(server)
     assert ask(stack).ok
     server.close()
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(ask, stack, "how?")
+    with ThreadPoolExecutor(2) as pool:
+        replies = [pool.submit(ask, stack, "how?")]
         until(lambda: bool(shown))
         loading = Loading(server.port)
         until(lambda: loading.asked >= 3)
+        replies.append(pool.submit(ask, stack, "and why?"))  # does not start: it would be refused
+        until(lambda: loading.asked >= 6)
         loading.close()
-        assert not reply.done()
+        assert not any(reply.done() for reply in replies)
         with again(server):
-            assert reply.result(timeout=20).ok
+            assert all(reply.result(timeout=20).ok for reply in replies)
 
 
 def test_a_reply_cut_by_the_servers_death_is_asked_for_again() -> None:

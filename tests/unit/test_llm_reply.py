@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import threading
 import tracemalloc
 from typing import Any
 
@@ -23,6 +25,16 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 def test_bytes_after_a_reply_never_answer_the_next_request(serve: Any, first: bytes, extra: bytes) -> None:
     server, transport = serve(first + extra, http('{"a": 2}'))
     transport.get("/")
+    assert transport.get("/") == {"a": 2}
+    assert server.accepted == 2
+
+
+def test_bytes_that_arrive_between_two_requests_answer_neither(serve: Any) -> None:
+    is_read = threading.Event()
+    server, transport = serve((http('{"a": 1}'), is_read, http('{"a": "stale"}')), http('{"a": 2}'))
+    assert transport.get("/") == {"a": 1}
+    is_read.set()
+    assert select.select([transport._idle[0]._sock], [], [], 10)[0]
     assert transport.get("/") == {"a": 2}
     assert server.accepted == 2
 
@@ -123,11 +135,12 @@ def test_a_line_in_many_pieces_is_put_together_in_linear_time(serve: Any) -> Non
 
 @pytest.mark.parametrize("step", [1, 2, 7, 1000])
 def test_a_reply_is_the_same_however_its_bytes_are_split(step: int) -> None:
-    data = b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED + b"4\r\n{}  \r\n0\r\nX: 1\r\n\r\n"
+    data = b"HTTP/1.1 100 Continue\r\nY: 1\r\n\r\n" + CHUNKED + b"4\r\n{}  \r\n0\r\nX: 1\r\n\r\n"
     parts = iter([*(data[at : at + step] for at in range(0, len(data), step)), b""])
     reply = Reply(lambda: next(parts))
     reply.read_head()
     assert (reply.status, reply.read(), reply.is_reusable) == (200, b"{}  ", True)
+    assert reply.headers == {"transfer-encoding": "chunked"}  # neither those before it nor its trailers
 
 
 def test_the_end_before_a_reply_and_within_one_are_told_apart() -> None:
