@@ -1,4 +1,4 @@
-"""Files: the only place that writes one whole. Atomic writes, JSON as bytes, JSON-lines files, errors of the disk.
+"""Files: the only place that writes one whole. Atomic writes, JSON as bytes, errors of the disk.
 
 JSON goes through orjson, which takes a fifth of the time of the standard library; what orjson refuses (a lone
 surrogate, an integer beyond 64 bits) falls back to the standard library.
@@ -11,32 +11,25 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
-import threading
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import orjson
 
 from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
-    "LOCK", "JsonLines", "JsonRow", "atomic_folder", "atomic_write", "check_json_lines", "decode", "disk_advice",
-    "disk_errors", "encode", "finite", "parse_json", "read_checked_json", "read_json_lines", "scan_json_lines",
-    "sync_folder", "verified", "write_checked_json", "write_json", "write_text",
+    "LOCK", "atomic_folder", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite", "parse_json",
+    "read_checked_json", "sync_folder", "verified", "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
 LOCK = "lock"  # the file in a folder that a process writes (runs/lock.py)
 MAX_DEPTH = 100  # levels of JSON that a user's file may have; Python's own parser ends at about 1,000
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
-_CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
-_CRC_BYTES = len(_CRC) + 10
-_NAMED = ("metrics.jsonl", "transcripts.jsonl")  # checksums of their rows start with the name: no two can be exchanged
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------
@@ -220,151 +213,3 @@ def _check_depth(value: Any) -> None:
         level = [one for items in inner for one in items]
     if any(isinstance(item, (dict, list)) for item in level):
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-
-
-# --- JSON lines ------------------------------------------------------------------------------------------------------
-
-
-class JsonLines:
-    """Append rows to a file, one JSON object per line. `cut_at` first truncates the file to that many bytes.
-
-    The last entry of a row, `crc`, is the CRC-32 of the row before that entry, continued from the row above: it also
-    finds rows that were exchanged, removed or repeated. Opening a file verifies the rows that stay, and drops a last
-    line that was cut off. Thread-safe. Raises DiskError when the file cannot be written, UsageError for damaged rows.
-    """
-
-    def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
-        self.path = path
-        self._lock = threading.Lock()  # guards the checksum and the order of rows
-        self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows
-        if path.exists():
-            for row in scan_json_lines(path, end=cut_at):
-                self.crc, end = row.crc, row.end
-        with disk_errors(path):
-            self._file = path.open("ab", buffering=0)
-            self._file.truncate(end)
-            if end and not _ends_a_line(path):
-                self._file.write(b"\n")
-
-    def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows and hand them to the operating system."""
-        bodies = [encode(row)[:-1] for row in rows]
-        with self._lock:
-            crc, lines = self.crc, []
-            for body in bodies:
-                crc = zlib.crc32(body, crc)
-                lines.append(b'%b%b%08x"}\n' % (body, _CRC, crc))
-            try:
-                left = b"".join(lines)
-                while left:
-                    left = left[self._file.write(left) :]
-            except OSError as error:
-                with disk_errors(self.path):
-                    raise error from None
-            self.crc = crc
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the length of the file."""
-        return self.path.stat().st_size
-
-    def sync(self) -> None:
-        """Sync all rows to disk."""
-        with disk_errors(self.path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file; idempotent. Every row is flushed already, so every error has been reported."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
-
-
-class JsonRow(NamedTuple):
-    """A row of a JSON-lines file, the offset behind its line, and its checksum."""
-
-    value: dict[str, Any]
-    end: int
-    crc: int
-
-
-def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file in order, as `scan_json_lines` does."""
-    return (row.value for row in scan_json_lines(path))
-
-
-def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[JsonRow]:
-    """Yield the rows of a file in order, those of the first `end` bytes; skip a last line that was cut off.
-
-    Raises a UsageError `file:line: ...` for damage of any other kind. Rows of older versions and of other programs have
-    no checksum.
-    """
-    at, number, crc, starts = 0, 0, None, _starts(path)
-    try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if end is not None and at >= end:
-                    break
-                try:
-                    value, crc = _parse_line(line, starts if crc is None else (crc,), has_crc=crc is not None)
-                except ValueError as error:
-                    if _is_cut_off(line, is_last=not file.peek(1)):
-                        break
-                    raise UsageError(f"{path}:{number}: {error}") from None
-                at += len(line)
-                yield JsonRow(value, at, starts[0] if crc is None else crc)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    if end is not None and at != end:
-        raise UsageError(f"{path}:{number}: damaged, its whole lines take {at:,} bytes and not {end:,}")
-
-
-def check_json_lines(path: Path, *, end: int, crc: int | None) -> None:
-    """Raise a UsageError unless the first `end` bytes of a file are whole rows, the last with the checksum `crc`."""
-    found = _starts(path)[0]
-    for row in scan_json_lines(path, end=end):
-        found = row.crc
-    if crc not in (None, found):
-        raise UsageError(f"{path}: its first {end:,} bytes are not the rows that were written there")
-
-
-def _starts(path: str | Path) -> tuple[int, ...]:
-    """Return the checksums that rows may start from; a copy under another name may be of any file."""
-    names = (name,) if (name := Path(path).name) in _NAMED else ("", *_NAMED)
-    return tuple(zlib.crc32(name.encode()) for name in names)
-
-
-def _parse_line(line: bytes, before: Sequence[int], *, has_crc: bool) -> tuple[dict[str, Any], int | None]:
-    """Return the row of a line and its checksum, None without one; the line above has one of the checksums `before`."""
-    body = line.removesuffix(b"\n")
-    row, stored = body[:-_CRC_BYTES], body[-10:-2]
-    if body[-_CRC_BYTES:-10] != _CRC or not body.endswith(b'"}'):
-        if has_crc:
-            raise ValueError("damaged, it has no checksum")
-        return _row(body), None
-    crc = next((crc for crc in (zlib.crc32(row, start) for start in before) if b"%08x" % crc == stored), None)
-    if crc is None:
-        raise ValueError("damaged, it does not match its checksum")
-    return _row(row + b"}"), crc
-
-
-def _row(text: bytes) -> dict[str, Any]:
-    try:
-        row = decode(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"a JSON {type(row).__name__} where an object is expected")
-    return row
-
-
-def _is_cut_off(line: bytes, *, is_last: bool) -> bool:
-    """Return whether a process or the machine stopped while it wrote this line; some file systems leave zeros."""
-    if not line.strip(b"\0\n"):
-        return is_last
-    return not line.endswith(b"\n") and not re.search(rb',"crc":"[0-9a-f]{8}"}.?\Z', line, re.DOTALL)

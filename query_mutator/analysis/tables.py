@@ -14,7 +14,8 @@ import yaml
 
 from query_mutator.analysis.series import Series
 from query_mutator.errors import UsageError
-from query_mutator.files import read_json_lines, verified
+from query_mutator.files import verified
+from query_mutator.runs.json_lines import read_json_lines
 
 __all__ = ["TABLES", "flat", "number_or_text", "read_mapping", "read_table"]
 

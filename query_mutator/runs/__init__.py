@@ -2,7 +2,8 @@
 
 `run_dir` creates the folder and writes config, transcripts and summary; `metrics` reads `metrics.tsv`, the list of
 every metric key, and writes `metrics.jsonl`; `run_log` computes the `charts/`, `llm/` and `counters/` of a row;
-`provenance` has versions, commit and hardware. The keys of `losses/` come from the learner's `update`.
+`json_lines` has the files of rows, `provenance` versions, commit and hardware. The keys of `losses/` come from the
+learner's `update`.
 """
 
-__all__ = ["metrics", "provenance", "run_dir", "run_log"]
+__all__ = ["json_lines", "metrics", "provenance", "run_dir", "run_log"]

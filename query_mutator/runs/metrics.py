@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from query_mutator.files import JsonLines, disk_errors
+from query_mutator.files import disk_errors
+from query_mutator.runs.json_lines import JsonLines
 
 __all__ = ["METRICS", "METRICS_FILE", "EventWriter", "Metric", "MetricsWriter"]
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from query_mutator.errors import CheckpointError
-from query_mutator.files import JsonLines, disk_errors, read_checked_json, write_checked_json
+from query_mutator.files import disk_errors, read_checked_json, write_checked_json
+from query_mutator.runs.json_lines import JsonLines
 from query_mutator.runs.metrics import MetricsWriter
 from query_mutator.types import StepRecord
 

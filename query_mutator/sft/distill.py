@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from query_mutator import operators
 from query_mutator.errors import UsageError
-from query_mutator.files import read_checked_json, read_json_lines
+from query_mutator.files import read_checked_json
 from query_mutator.plugins import load_plugins
 from query_mutator.rewards.weighted import WeightedReward
+from query_mutator.runs.json_lines import read_json_lines
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
 

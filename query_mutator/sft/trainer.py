@@ -16,7 +16,8 @@ from query_mutator.batching.generation.rows import tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import check_json_lines, disk_errors, write_checked_json
+from query_mutator.files import disk_errors, write_checked_json
+from query_mutator.runs.json_lines import check_json_lines
 from query_mutator.runs.lock import locked
 from query_mutator.runs.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.sft import build, model

@@ -22,7 +22,8 @@ from typing import Any, Literal
 
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.errors import UsageError, hide_credentials
-from query_mutator.files import JsonLines, read_checked_json, read_json_lines, write_checked_json, write_text
+from query_mutator.files import read_checked_json, write_checked_json, write_text
+from query_mutator.runs.json_lines import JsonLines, read_json_lines
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting, Trial, command_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.files import JsonLines, read_json_lines
+from query_mutator.runs.json_lines import JsonLines, read_json_lines
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting
 

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.errors import UsageError
-from query_mutator.files import JsonLines, disk_errors, scan_json_lines
+from query_mutator.files import disk_errors
 from query_mutator.llm.coalesce import is_repeatable, request_key
+from query_mutator.runs.json_lines import JsonLines, scan_json_lines
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import check_json_lines, read_checked_json
+from query_mutator.files import read_checked_json
+from query_mutator.runs.json_lines import check_json_lines
 from query_mutator.runs.metrics import METRICS_FILE
 from query_mutator.runs.run_dir import SUMMARY
 from query_mutator.training.checkpoint import Checkpoint

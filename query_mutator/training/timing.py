@@ -14,8 +14,8 @@ import numpy as np
 
 from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import FloatArray, resolve_encoder
-from query_mutator.files import read_json_lines
 from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.config import TrainConfig
 
 __all__ = ["Timing", "time_of"]

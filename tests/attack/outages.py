@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_mutator.files import decode, read_json_lines
+from query_mutator.files import decode
+from query_mutator.runs.json_lines import read_json_lines
 from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import ServerProcess, start
 

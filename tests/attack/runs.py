@@ -22,7 +22,7 @@ from query_mutator.analysis.runs import load_run
 from query_mutator.analysis.tables import read_mapping
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import DiskError, UsageError
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.sft.distill import read_steps, reward_of
 from query_mutator.training.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.training.journal import Journal

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from query_mutator.cli.console import run_cli
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from train_query_mutator import main
 

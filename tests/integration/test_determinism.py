@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from query_mutator.data.bundled import FOLDER
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from train_query_mutator import main
 

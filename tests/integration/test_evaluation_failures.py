@@ -20,10 +20,10 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, always
 from query_mutator.evaluation.outcomes import failure_kinds, summarize
-from query_mutator.files import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.runs.json_lines import read_json_lines
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS, Librarian, Softener
 from train_query_mutator import main as train_main

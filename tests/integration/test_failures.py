@@ -13,7 +13,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import FloatArray, resolve_encoder
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, start, train, transcript, weights

@@ -13,9 +13,9 @@ import pytest
 from query_mutator import operators
 from query_mutator.cli.console import exit_code
 from query_mutator.errors import UsageError
-from query_mutator.files import read_json_lines
 from query_mutator.llm.hf import HfModel, is_local, local_models
 from query_mutator.operators import OperatorContext
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.types import ChatRequest, Completion
 from tests.qm_command import qm
 from tests.tiny_lm import save_model, write_rows

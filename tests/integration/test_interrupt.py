@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess

@@ -15,7 +15,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import start_server
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.metrics import METRICS
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config

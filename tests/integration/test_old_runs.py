@@ -11,7 +11,7 @@ import pytest
 
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.learners import load_policy
 from train_query_mutator import main

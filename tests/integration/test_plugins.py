@@ -16,11 +16,11 @@ from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.task import Task
-from query_mutator.files import read_json_lines
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer
-from query_mutator.files import LOCK, read_json_lines
+from query_mutator.files import LOCK
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.lock import locked
 from tests.attack.harness import Finished, run_cli, run_qm, unchanged
 from tests.integration.conftest import ROWS

@@ -13,7 +13,7 @@ import torch
 
 from query_mutator.cli.console import exit_code
 from query_mutator.embedded.server import start_server
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.metrics import METRICS
 from tests.conftest import Librarian, Softener
 from train_query_mutator import main

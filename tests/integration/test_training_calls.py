@@ -13,7 +13,7 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.integration.embedded_http import until
 from train_query_mutator import main

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from query_mutator.cli.flags import flags_of
 from query_mutator.commands.gym_serve import rewriting_game
-from query_mutator.files import read_json_lines
 from query_mutator.gym.server import GymServer
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.sft.config import SftFlags
 from tests.attack.harness import unchanged
 from tests.qm_command import qm

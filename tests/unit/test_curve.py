@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from query_mutator.files import JsonLines
 from query_mutator.report.curve import draw_learning_curve, smoothed
 from query_mutator.report.table import result_table
+from query_mutator.runs.json_lines import JsonLines
 
 ROWS = [
     {"step": 0, "eval/success": 0.3, "eval/identity_success": 0.3},

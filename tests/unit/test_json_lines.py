@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from query_mutator.errors import UsageError
-from query_mutator.files import JsonLines, check_json_lines, read_checked_json, read_json_lines, write_checked_json
+from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.runs.json_lines import JsonLines, check_json_lines, read_json_lines
 
 ROWS = [{"step": step, "text": f"é{step}", "nested": {"a": [1.5, None]}} for step in range(6)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.analysis.events import merged, read_event_file
-from query_mutator.files import read_json_lines
+from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.metrics import METRICS, MetricsWriter
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"

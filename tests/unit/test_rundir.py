@@ -15,7 +15,8 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, DiskError, UsageError
-from query_mutator.files import JsonLines, read_json_lines, write_json
+from query_mutator.files import write_json
+from query_mutator.runs.json_lines import JsonLines, read_json_lines
 from query_mutator.runs.run_dir import RunDir, checkpoints_in
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.training.system import SystemSettings, TaskSettings
