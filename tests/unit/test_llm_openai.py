@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import openai
@@ -19,6 +20,7 @@ from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.conftest import Upper
+from tests.scripted_server import http
 
 KEY = "sk-very-secret-0123"
 
@@ -152,6 +154,26 @@ def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
         with pytest.raises(ModelMissingError, match="has no model 'other' and lists none"):
             resolve_backend(openai_url=url, target_model="other")
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("reported", "num_ctx", "context"),
+    [
+        ({"max_model_len": 8192}, 4096, 4096),
+        ({"max_model_len": 2048}, 4096, 2048),
+        ({"meta": {"n_ctx": 8192}}, None, 8192),
+        ({"meta": {"n_ctx": 8192}}, 4096, 4096),
+        ({"meta": 7}, 4096, 4096),
+        ({}, None, None),
+    ],
+)
+def test_the_context_is_the_smaller_of_the_reported_one_and_num_ctx(
+    serve: Any, reported: dict[str, object], num_ctx: int | None, context: int | None
+) -> None:
+    server, _ = serve(http(json.dumps({"data": [{"id": "m", **reported}]})))
+    backend = OpenAIBackend(server.url, runner_options={"num_ctx": num_ctx})
+    assert backend.context("m") == context
+    backend.close()
 
 
 def test_another_kind_of_server_is_told_apart_from_none(server: EmbeddedServer) -> None:

@@ -60,6 +60,16 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
     assert (probe.slots, probe.error) == (None, None)
 
 
+def test_slots_that_a_server_reports_are_not_probed() -> None:
+    with start_server({}, latency_ms=20) as server:
+        backend = OllamaBackend(server.url)
+        probe = probe_server(backend, "echo", reported=3)
+        backend.close()
+        assert server.stats()["calls"] == 2
+    assert (probe.slots, probe.width, probe.error) == (3, None, None)
+    assert probe.service_s is not None
+
+
 @pytest.mark.parametrize(
     ("slots", "batch_size", "advice"),
     [
@@ -77,3 +87,6 @@ def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_si
 def test_one_slot_is_said_to_make_batching_useless() -> None:
     assert "batching cannot help" in str(slots_advice(1, 8, server=OllamaBackend))
     assert "llama-server --parallel" in str(slots_advice(1, 8, server=OpenAIBackend))
+    assert "until then" not in str(slots_advice(1, 8, server=OpenAIBackend))  # a guess, from the time of calls alone
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OpenAIBackend, is_reported=True))
+    assert "more than 4 at once only wait" in str(slots_advice(4, 8, server=OpenAIBackend, is_reported=True))
