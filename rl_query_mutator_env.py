@@ -39,7 +39,7 @@ from query_mutator.env.task import SUBMIT, UNDO, Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
+from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
@@ -48,7 +48,7 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, St
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
 
-RESET_TRIES_PER_QUESTION = 3
+RESET_TRIES_PER_QUESTION = 3  # of a failure that is transient
 RESET_QUESTIONS = 5  # questions whose first answer may fail before the run stops
 
 
@@ -207,7 +207,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 self._note_error(index, error)
                 if error is None:
                     return self._observe(), self._info(valid=True)
-                if error.kind == "prompt_too_long":
+                if not is_transient(error):
                     break
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 

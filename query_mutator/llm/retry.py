@@ -17,14 +17,19 @@ from typing import TypeVar
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["DEFAULT_MAX_RETRIES", "DEFAULT_POLICY", "Attempts", "Retry", "RetryPolicy", "repeat"]
+__all__ = ["DEFAULT_MAX_RETRIES", "DEFAULT_POLICY", "Attempts", "Retry", "RetryPolicy", "is_transient", "repeat"]
 
 T = TypeVar("T")
 
 DEFAULT_MAX_RETRIES = 4
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
 MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
-_TRANSIENT = frozenset({"connect", "busy", "server", "malformed", "empty", "incomplete"})
+_TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "empty", "incomplete"})
+
+
+def is_transient(error: ErrorInfo) -> bool:
+    """Return whether the same call may succeed later; a wrong request or a missing model fails every time."""
+    return error.kind in _TRANSIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +51,9 @@ class RetryPolicy:
         give equal waits. A server's Retry-After is honored. A second timeout, a wrong request, a missing model, a
         server out of memory and a cancelled call are final.
         """
-        if error.kind == "timeout":
-            if (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
-                return None
-        elif error.kind not in _TRANSIENT:
+        if not is_transient(error) or attempt > self.max_retries:
             return None
-        if attempt > self.max_retries:
+        if error.kind == "timeout" and (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
             return None
         longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (attempt - 1))
         delay_s = longest_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))

@@ -34,13 +34,13 @@ def env(tiny_task: MakeTask, tiny_client: Client) -> QueryMutationEnv:
 class FailingModel:
     """Fails calls to one model for good, around a real client."""
 
-    def __init__(self, client: Client, model: str) -> None:
-        self.client, self.model, self.calls = client, model, 0
+    def __init__(self, client: Client, model: str, *, kind: str = "server") -> None:
+        self.client, self.model, self.kind, self.calls = client, model, kind, 0
 
     def complete(self, request: ChatRequest) -> Completion:
         self.calls += 1
         if request.model == self.model:
-            return Completion.failed("server", "broken for good")
+            return Completion.failed(self.kind, "broken for good")
         return self.client.complete(request)
 
     def close(self) -> None:
@@ -139,14 +139,15 @@ def test_step_whose_call_failed_changes_nothing_but_the_length(tiny_task: MakeTa
     assert env.invalid_steps == 1
 
 
-def test_reset_tries_a_question_three_times_then_the_next_and_gives_up_at_last(
-    tiny_task: MakeTask, tiny_client: Client
+@pytest.mark.parametrize(("kind", "calls"), [("server", 15), ("timeout", 15), ("request", 5), ("prompt_too_long", 5)])
+def test_reset_repeats_a_transient_failure_twice_then_takes_the_next_question_and_gives_up_at_last(
+    tiny_task: MakeTask, tiny_client: Client, kind: str, calls: int
 ) -> None:
-    client = FailingModel(tiny_client, "librarian")
+    client = FailingModel(tiny_client, "librarian", kind=kind)
     env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY)
     with pytest.raises(BackendError, match="broken for good"):
         env.reset(seed=0)
-    assert client.calls == 15
+    assert client.calls == calls
 
 
 def test_record_tells_the_step(tiny_task: MakeTask, tiny_client: Client) -> None:
