@@ -13,46 +13,35 @@ from dataclasses import dataclass
 
 from query_mutator import operators
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
-from query_mutator.llm.backends import AUTO, EMBEDDED, EMBEDDED_VERSION, check_backend, choose_backend, open_servers
+from query_mutator.llm.backends import EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.probe import Probe, probe_server, reported_slots, slots_advice
-from query_mutator.plugins import load_plugins
 from query_mutator.training.system import default_mutator, missing_operators
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig:
+class DoctorConfig(ServerAddressFlags):
     """Inspect a model server: version, models, runner options, and how many calls it really answers at once.
 
     The last takes a probe of a few short calls. Exit code 2 when the server or a model is missing.
     """
 
-    plugin: tuple[str, ...] = ()
-    """Modules or .py files to load first, which register backends of yours."""
-    backend: str = AUTO
-    """The kind of server: ollama, openai or a plugin's; by default the one whose address is given, else ollama."""
-    ollama_url: tuple[str, ...] = ()
-    """Address of the server, or of several; else OLLAMA_HOST, else http://127.0.0.1:11434."""
-    openai_url: str | None = None
-    """Address of an OpenAI-compatible server; else OPENAI_BASE_URL. The key is read from OPENAI_API_KEY."""
     target_model: str | None = None
     """The model to inspect; by default the first one installed."""
     mutator_model: str | None = None
     """The model that rewrites; by default the one that training takes."""
     batch_size: int = 8
     """Calls in flight at once in the planned runs."""
-    num_ctx: int | None = None
-    """Context length that runs request; by default the server's own."""
     probe: bool = True
     """Make the short calls that show how many the server answers at once."""
     probe_s: float = 30.0
     """Seconds after which the probe starts no more calls."""
 
     def __post_init__(self) -> None:
-        load_plugins(self.plugin)  # first: they may register the backend
-        check_backend(self.backend)
+        super().__post_init__()
         if self.backend == EMBEDDED:
             raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")
         if not 2 <= self.batch_size <= 1024:
@@ -61,7 +50,7 @@ class DoctorConfig:
 
 def doctor(config: DoctorConfig) -> int:
     """Print the findings, one line each, and return the exit code."""
-    backend, urls = choose_backend(config.backend, {"ollama_url": config.ollama_url, "openai_url": config.openai_url})
+    backend, urls = choose_backend(config.backend, config.urls)
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
     servers = open_servers(backend, urls, timeout_s=config.probe_s, pool_size=config.batch_size, runner_options=options)
     is_fit = True

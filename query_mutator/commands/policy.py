@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from query_mutator.env.task import Task
     from query_mutator.evaluation.outcomes import Outcome
     from query_mutator.training.checkpoint import Checkpoint
-    from query_mutator.training.system import System
-    from query_mutator.training.truncation import cut_line, long_questions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from query_mutator.llm.client import MAX_REPLY_MB
 from query_mutator.llm.stack import ClientSettings
 from query_mutator.plugins import load_plugins
 
-__all__ = ["ServerFlags"]
+__all__ = ["ServerAddressFlags", "ServerFlags"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFlags:
-    """Which servers to use, and how calls reach them."""
+class ServerAddressFlags:
+    """Which servers to use."""
 
     plugin: tuple[str, ...] = ()
     """Modules or .py files to load first, which register backends of yours."""
@@ -29,18 +29,10 @@ class ServerFlags:
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
-    allow_mixed: bool = False
-    """Allow several servers to have different weights under one model's name."""
     target_model: str | None = None
     """The model that answers."""
     num_ctx: int | None = None
     """Context length: sent to Ollama with every call, else what the server was started with; default: its own."""
-    keep_alive: str = "30m"
-    """How long an Ollama server keeps a model loaded after a call."""
-    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
-    """Seconds to wait for one reply, from connecting to its last byte."""
-    max_reply_mb: float = MAX_REPLY_MB
-    """Longest reply that is read, in MB; a longer one is a failed call."""
 
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend
@@ -51,6 +43,20 @@ class ServerFlags:
     def urls(self) -> dict[str, str | Sequence[str] | None]:
         """Return the addresses by the name of their flag, as `resolve_backend` and `choose_backend` take them."""
         return {"ollama_url": self.ollama_url, "openai_url": self.openai_url}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags(ServerAddressFlags):
+    """Which servers to use, and how calls reach them."""
+
+    allow_mixed: bool = False
+    """Allow several servers to have different weights under one model's name."""
+    keep_alive: str = "30m"
+    """How long an Ollama server keeps a model loaded after a call."""
+    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 120.0
+    """Seconds to wait for one reply, from connecting to its last byte."""
+    max_reply_mb: float = MAX_REPLY_MB
+    """Longest reply that is read, in MB; a longer one is a failed call."""
 
     @property
     def names_server(self) -> bool:
