@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,30 @@ def test_an_output_is_never_an_input(name: str, out: Flag, given: Flag, data: Pa
         for force in (False, True):
             with pytest.raises(UsageError, match=reason):
                 check_outputs(replace(flags, force=force, **{out.field: str(alias)}), declared_outputs(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(OutputFlags):
+    """Flags of a command whose input may be an earlier output of it."""
+
+    source: str
+    out: str
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_an_earlier_output_that_is_the_input_is_refused_under_every_name(prefix: str, data: Path) -> None:
+    own = {"out": ("--out", Output(lambda path: True))}
+    for alias in aliases(data):
+        with pytest.raises(UsageError, match="is the input"):
+            check_outputs(Flags(source=f"{prefix}{data}", out=str(alias), force=True), own)
+
+
+@pytest.mark.parametrize(("source", "out", "says"), [("sub/a", "sub", "holds"), ("sub", "sub/new", "lies in")])
+def test_an_earlier_output_around_or_within_the_input_is_refused(source: str, out: str, says: str, data: Path) -> None:
+    (data.parent / "sub" / "a").write_text("rows")
+    own = {"out": ("--out", Output(lambda path: True, is_folder=True))}
+    with pytest.raises(UsageError, match=f"--out {out} {says} the input {source}"):
+        check_outputs(Flags(source=source, out=out, force=True), own)
 
 
 EACH = [(name, out) for name in WRITERS for out in outputs_of(name)]

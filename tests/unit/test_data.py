@@ -151,6 +151,14 @@ def test_a_path_that_the_system_refuses_is_one_short_line(path: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_a_parquet_page_that_does_not_match_its_checksum_is_an_error(tmp_path: Path) -> None:
+    path, table = tmp_path / "q.parquet", pyarrow.table({"query": [f"what is {number}?" for number in range(10)]})
+    parquet.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"what is 7?", b"what is 1?"))
+    with pytest.raises(DatasetError, match="not a readable Parquet file"):
+        load_questions(path)
+
+
 def test_a_damaged_parquet_file_is_an_error_or_reads_as_some_questions(tmp_path: Path) -> None:
     path = tmp_path / "q.parquet"
     rows = [{"query": f"what is {number}?", "accept": ["len", "sum"], "id": number} for number in range(200)]
