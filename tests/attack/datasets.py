@@ -154,14 +154,19 @@ def call(name: str, work: Callable[[Path], object]) -> Run:
 def _all_rows_are_counted(folder: Path, ended: Finished) -> str:
     """Return what is wrong where rows are in neither count."""
     report = json.loads(ended.out)
-    there = sum(bool(line.strip()) for line in (folder / "rows.jsonl").read_bytes().split(b"\n"))
+    there = _rows_in(folder / "rows.jsonl")
     counted = report["samples"] + report["bad_rows"]
     return "" if counted == there else f"{there} rows in the file, {counted} counted"
 
 
+def _rows_in(path: Path) -> int:
+    """Return the number of lines with something in them, without the last one of `save_samples`."""
+    return sum(bool(line.strip()) and not line.startswith(b'{"end":') for line in path.read_bytes().split(b"\n"))
+
+
 def _all_questions_are_there(folder: Path, ended: Finished) -> str:
     path = next(folder.glob("questions*.jsonl"))
-    there = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+    there = _rows_in(path)
     return "" if int(ended.out) == there else f"{there} questions in the file, {ended.out} read"
 
 
@@ -183,7 +188,7 @@ def _tokens(folder: Path) -> int:
 
 
 def _all_rows_are_read(folder: Path, ended: Finished) -> str:
-    there = sum(bool(line.strip()) for line in (folder / "rows.jsonl").read_bytes().split(b"\n"))
+    there = _rows_in(folder / "rows.jsonl")
     return "" if int(ended.out) == there else f"{there} rows in the file, {ended.out} counted"
 
 

@@ -206,7 +206,7 @@ def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
             raise ValueError(f"{len(rows)} microbatches, not as many as in its header")
         fields: dict[str, Any] = {name: header[name] for name in ("epoch", "seed", "num_dropped", "sources")}
         fields |= _text_arrays(rows, context) if rows else _no_arrays(header["columns"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise BatchFileError(f"{path} is truncated or edited: {error}") from error
     epoch = _epoch(path, fields, context)
     if epoch.digest != digest:

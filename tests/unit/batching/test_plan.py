@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -196,6 +197,16 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         load_batch_plan(tmp_path / "good")
     with pytest.raises(BatchFileError, match=r"meta\.json"):
         load_batch_plan(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("unit", ["99999", "-1", "1e9", "10" + "0" * 30])
+def test_a_unit_that_does_not_exist_is_damage(tmp_path: Path, unit: str) -> None:
+    save_batch_plan(build(1), tmp_path / "plan.jsonl")
+    path = tmp_path / "plan.jsonl" / "epoch_0.jsonl"
+    header, row, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, re.sub(r'("units":\[)\d+', rf"\g<1>{unit}", row), *rest]))
+    with pytest.raises(BatchFileError, match=r"epoch_0\.jsonl"):
+        load_batch_plan(tmp_path / "plan.jsonl", verify_all=True)
 
 
 def test_a_plan_for_other_data_is_refused(tmp_path: Path) -> None:
