@@ -157,7 +157,7 @@ def _fault(field: dataclasses.Field[Any], text: str) -> str:
     if field.name == "device" and not _DEVICE.fullmatch(text):
         return "is not a device of torch; try cpu or cuda:0"
     if field.name == "keep_alive" and not _DURATION.fullmatch(text):
-        return "is not a time; try 30m, or -1 for ever"
+        return "is not a time; try 30m, or -1 to keep the model loaded"
     return ""
 
 

@@ -43,7 +43,7 @@ _HEAD_BYTES = 1 << 16
 class Output:
     """Metadata of a flag that names an output.
 
-    `is_own` tells whether a file or folder is an earlier output of this kind; with `resumes` the command continues it.
+    `is_own` returns whether a file or folder is an earlier output of this kind; with `resumes` the command resumes it.
     """
 
     is_own: Callable[[Path], bool]
@@ -162,7 +162,7 @@ def _check_parent(flag: str, path: Path) -> None:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """Yield the paths that exist among the values of a flag; `hf:FOLDER` and the like name a path after the colon."""
+    """Yield the paths that exist among the values of a flag; `hf:FOLDER` and similar name a path after the colon."""
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(item, (str, Path)) and str(item):
             for text in {str(item), str(item).partition(":")[2]}:

@@ -1,6 +1,6 @@
 """Text from servers, answers and files as a terminal may see it: no control characters, no credentials.
 
-Every command line prints through `plain_output`, so that no place that prints has to think of it.
+Every command line prints through `plain_output`, so no caller escapes text itself.
 """
 
 from __future__ import annotations

@@ -58,13 +58,14 @@ class PolicyFlags:
     timeout_s: Annotated[float | None, arg(aliases=["--timeout"])] = None
     """Seconds to wait for one reply."""
     wait_for_server_s: Annotated[float | None, arg(aliases=["--wait-for-server"])] = None
-    """Seconds to wait for a server that stopped answering; by default as in the training, 0: none."""
+    """Seconds to wait for a server that stopped answering; by default as in the training, 0 for no wait."""
     max_reply_mb: float | None = None
     """Longest reply that is read, in MB; a longer one is a failed call."""
     max_retries: int | None = None
     """Retries after transient failures; a timeout is retried once."""
     num_ctx: int | None = None
-    """Context length: sent to Ollama with every call, else what the server was started with."""
+    """Context length, by default as in the training. Sent to Ollama with every call; for other servers, the length they were started
+    with."""
     keep_alive: str | None = None
     """How long an Ollama server keeps a model loaded after a call."""
     cache: Literal["off", "eval", "all"] | None = None
@@ -72,7 +73,7 @@ class PolicyFlags:
     cache_path: str | None = None
     """File of the cache."""
     max_failure_rate: float | None = None
-    """Exit code 3 when calls failed for good for more than this share of the questions; by default as in training."""
+    """Exit with code 3 when the calls of more than this share of the questions failed; by default as in training."""
     device: str | None = None
     """Torch device of the sentence encoder."""
 
@@ -172,7 +173,7 @@ def rewrite(flags: RewriteFlags) -> None:
 
 
 def _row(text: str, outcome: Outcome, task: Task) -> dict[str, Any]:
-    """Return what became of a question: its rewrites, the operators chosen, the answer; or why it has none."""
+    """Return the row of a question: its rewrites, the operators chosen, the answer; or the error."""
     if outcome.error is not None:
         return {"question": text, "error": str(outcome.error)}
     operators = {operator.name for operator in task.operators}

@@ -54,7 +54,7 @@ def _check_ids(path: Path, questions: list[Question], lines: array[int]) -> None
     for place in np.flatnonzero(np.isin(hashes, doubled)).tolist() if len(doubled) else ():
         name, line = questions[place].id, lines[place]
         if name in seen:
-            raise DatasetError(f"{path}:{line}: id {name!r} stands in line {seen[name]} already")
+            raise DatasetError(f"{path}:{line}: id {name!r} is already in line {seen[name]}; give each row another id")
         seen[name] = line
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a prompt or a reply that does not fit the context, as in Ollama 0.9 and in 0.24.
+"""Handle prompts and replies that do not fit the context, as Ollama 0.9 and 0.24 do.
 
     truncate   True: the model reads the end of a prompt (the start of a text to embed); False: HTTP 400
     shift      True: a reply pushes the prompt out of the context; False: it ends there, with `done_reason` "length"

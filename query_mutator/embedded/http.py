@@ -76,7 +76,7 @@ def _head(status: int, content_type: str, *, connection: str, framing: str, extr
 
 
 def _connection_header(request: Request) -> str:
-    """Return the header that says what becomes of the connection: HTTP/1.0 closes unless it is told otherwise."""
+    """Return the Connection header of a reply; without one an HTTP/1.0 client closes."""
     if not request.keep_alive:
         return "Connection: close\r\n"
     return "" if request.chunked_reply else "Connection: keep-alive\r\n"

@@ -70,7 +70,7 @@ class ServerSettings:
     request_timeout_s: float = 60.0
     """Seconds in which a request must arrive; a connection without one is closed after ten times as long."""
     behave_as: OllamaVersion = "0.24"
-    """The Ollama to mimic where a prompt or reply does not fit the context: 0.9 cuts prompts without a word."""
+    """The Ollama version to mimic where a prompt or reply does not fit the context; 0.9 cuts prompts silently."""
 
     def __post_init__(self) -> None:
         for name in ("num_parallel", "max_queue"):

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_WAIT_S = 600.0
 POLL_S = 1.0  # between two questions whether a server is back
 ANSWER_S = 5.0  # a version comes from the server's memory
-MAX_ABSENCES = 3  # of one call: a request that ends the server must not be repeated for ever
+MAX_ABSENCES = 3  # of one call: a request that ends the server must not be repeated forever
 
 
 class WaitForServer:

@@ -32,7 +32,8 @@ class ServerAddressFlags:
     target_model: str | None = None
     """The model that answers."""
     num_ctx: int | None = None
-    """Context length: sent to Ollama with every call, else what the server was started with; default: its own."""
+    """Context length, by default the server's. Sent to Ollama with every call; for other servers, the length they were started
+    with."""
 
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend

@@ -99,7 +99,7 @@ class OpenAIBackend(HttpServer):
         self._num_ctx = _positive(options.pop("num_ctx", None))
         self._key = environ.get(self.key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
-            raise UsageError(f"{self.key_variable} holds characters that no key has; set it again")
+            raise UsageError(f"{self.key_variable} has characters that cannot be in a key; set it again")
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         super().__init__(base_url(url), headers=self._headers, runner_options=options, **settings)
         self._answered: set[str] = set()  # models that a server without a list of them has

@@ -136,7 +136,7 @@ class Results:
         )
 
     def line(self, case: Case) -> str:
-        """Return the row of one case on one line, for the reader who waits."""
+        """Return the row of one case on one line."""
         name = f"{case[0]}, batch size {case[1]}"
         if case not in self.runs:
             return f"{name}: no call was made"

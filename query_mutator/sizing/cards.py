@@ -96,7 +96,7 @@ def fit_calibration(measured: Sequence[float], estimated: Sequence[float], *, to
 
     y, x = np.asarray(measured, dtype=np.float64), np.asarray(estimated, dtype=np.float64)
     if not len(x) or not all(1 <= size < _MOST_BYTES for size in (*x, *y)):
-        raise UsageError("measured memory must be above 0, and of a size that there is")
+        raise UsageError("measured memory must be at least 1 byte and below 1 EiB; check the figures")
     context, offset = float(CONTEXT_BYTES), float(CONTEXT_BYTES) if totals else 0.0
     factor = float((y - offset) @ x / (x @ x))
     points, by_rule = "1 measured point" if len(x) == 1 else f"{len(x)} measured points", ""

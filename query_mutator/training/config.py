@@ -114,7 +114,8 @@ class ModelFlags:
     temperature: float = 0.0
     """Sampling temperature of both models."""
     num_ctx: int | None = None
-    """Context length: sent to Ollama with every call, else what the server was started with; default: its own."""
+    """Context length, by default the server's. Sent to Ollama with every call; for other servers, the length they were started
+    with."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     latency_ms: float = 0.0
@@ -144,7 +145,7 @@ class CallFlags:
     max_retries: int = 4
     """Retries after transient failures; a timeout is retried once."""
     wait_for_server_s: Annotated[float, arg(aliases=["--wait-for-server"])] = DEFAULT_WAIT_S
-    """Seconds to wait for a server that stopped answering, as in a restart, before calls count as failed; 0: none."""
+    """Seconds to wait for a server that stopped answering, as in a restart, before calls fail; 0 for no wait."""
     cache: Literal["off", "eval", "all"] = "eval"
     """Calls whose replies are cached on disk: none, those of evaluation, or all."""
     cache_path: str | None = None

@@ -42,7 +42,7 @@ class Timing:
 
 
 def time_of(config: TrainConfig, *, calls_per_step: float) -> Timing:
-    """Return the time of a step; the last run that fits is believed, else the encoder is timed now."""
+    """Return the time of a step; that of the last run with these settings, else the encoder is timed now."""
     return next(_measured(config), None) or _probed(config, calls_per_step=calls_per_step)
 
 

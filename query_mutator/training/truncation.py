@@ -1,6 +1,6 @@
-"""Prompts that do not fit a model's context, and replies that ended at the token limit: what a run says of them.
+"""Report prompts that do not fit a model's context, and replies that ended at the token limit.
 
-Both are nothing on the wire: some servers drop the beginning of a prompt, all of them end a reply. A prompt that does
+Servers report neither as an error: some drop the beginning of a prompt, all of them end a reply. A prompt that does
 not fit is a failed call (`prompt_too_long`); a reply that ended at its limit is scored and counted.
 """
 

@@ -1,4 +1,4 @@
-"""Many cases in processes of their own: watched for hangs and memory, resumable, counted by area."""
+"""Run many cases in separate processes: watched for hangs and memory, resumable, counted by area."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Kill a trainer at random moments and resume it: `python -m tests.attack.kills --kills 40`.
 
 After each kill, calls that the server received and that neither the checkpoint nor the journal nor the cache has are
-lost: they are paid again. No kill may lose more than were in flight. PPO must end with the weights of a run that was
+lost: they are repeated. No kill may lose more than were in flight. PPO must end with the weights of a run that was
 never killed.
 """
 

@@ -1,7 +1,7 @@
 """Kill the server of a trainer and start it again: `python -m tests.attack.outages --seconds 60`.
 
 Twice in training and twice in the final comparison, with the trainer's default flags. The run must end with exit code 0
-and without an invalid step, and pay for no call twice but those in flight.
+and without an invalid step, and repeat only calls that were in flight.
 """
 
 from __future__ import annotations

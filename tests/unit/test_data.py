@@ -58,7 +58,7 @@ def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
         ('{"query": ""}', ":2: the question is empty"),
         ('{"other": "x"}', ":2: no question column"),
         ('{"query": "x", "accept": []}', ":2: `accept` must be a list"),
-        ('{"id": "one", "query": "x"}', ":2: id 'one' stands in line 1 already"),
+        ('{"id": "one", "query": "x"}', ":2: id 'one' is already in line 1; give each row another id"),
         ('{"query": "x", "tags": "plain"}', ":2: `tags` must be a list"),
     ],
 )
