@@ -64,8 +64,7 @@ class PolicyFlags:
     max_retries: int | None = None
     """Retries after transient failures; a timeout is retried once."""
     num_ctx: int | None = None
-    """Context length, by default as in the training. Sent to Ollama with every call; for other servers, the length they were started
-    with."""
+    """Context length, by default as in the training. Sent to Ollama; other servers have what they were started with."""
     keep_alive: str | None = None
     """How long an Ollama server keeps a model loaded after a call."""
     cache: Literal["off", "eval", "all"] | None = None

@@ -32,8 +32,7 @@ class ServerAddressFlags:
     target_model: str | None = None
     """The model that answers."""
     num_ctx: int | None = None
-    """Context length, by default the server's. Sent to Ollama with every call; for other servers, the length they were started
-    with."""
+    """Context length, by default the server's. Sent to Ollama; other servers have what they were started with."""
 
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend

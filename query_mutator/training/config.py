@@ -114,8 +114,7 @@ class ModelFlags:
     temperature: float = 0.0
     """Sampling temperature of both models."""
     num_ctx: int | None = None
-    """Context length, by default the server's. Sent to Ollama with every call; for other servers, the length they were started
-    with."""
+    """Context length, by default the server's. Sent to Ollama; other servers have what they were started with."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     latency_ms: float = 0.0
