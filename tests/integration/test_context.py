@@ -70,6 +70,8 @@ def test_what_truncate_and_shift_change_depends_on_the_version(server: EmbeddedS
     messages = [{"role": "user", "content": LONG}]
     status, reply = post(server, "/api/chat", model="upper", messages=messages, **wanted)
     ended = chat(server, "go", model="talker", **{name: wanted[name] for name in ("shift", "options")})
+    limited = chat(server, "go", model="talker", shift=False, options={"num_ctx": 128, "num_predict": 400})
+    assert limited["eval_count"] == (400 if server.version == "0.9" else 127)  # type: ignore[attr-defined]
     embedded, vector = post(
         server, "/api/embed", model="all-minilm", input=LONG, truncate=False, options={"num_ctx": 8}
     )

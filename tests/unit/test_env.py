@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
@@ -277,6 +280,35 @@ def test_step_outside_an_episode_is_an_error(env: QueryMutationEnv) -> None:
     copy.load_state_dict(env.state_dict())
     with pytest.raises(ResetNeeded, match="the episode has ended"):
         copy.step(UNDO)
+
+
+def test_a_restored_environment_has_the_counts_of_steps_episodes_and_failures(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    client = FailingModel(tiny_client, "softener", kind="prompt_too_long")
+    env, copy = (QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY) for _ in range(2))
+    env.reset(seed=0, options=KILL)
+    for action in (NEUTRAL, NEUTRAL, SUBMIT):
+        env.step(action)
+    assert (env.total_steps, env.total_episodes, env.invalid_steps, env.prompts_too_long) == (3, 1, 2, {"q1": 2})
+    copy.load_state_dict(env.state_dict())
+    counts = (copy.total_steps, copy.total_episodes, copy.invalid_steps, copy.prompts_too_long)
+    assert counts == (3, 1, 2, {"q1": 2})
+
+
+def test_environments_of_equal_settings_share_what_runs_until_the_last_is_closed(
+    tiny_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(f'{{"question": "What is {n} and {n}?", "answer": "{2 * n}"}}\n' for n in range(30)))
+    settings = {"ollama_url": tiny_server.url, "target_model": "librarian", "mutator_model": "softener"}
+    settings |= {"encoder": "hash", "dataset": str(path)}
+    for _ in range(2):
+        one, other = (gymnasium.make("rl_query_mutator_env:QueryMutation-v0", **settings) for _ in range(2))
+        assert one.get_wrapper_attr("client") is other.get_wrapper_attr("client")
+        one.close()
+        other.reset(seed=0)
+        other.close()
 
 
 def test_question_that_does_not_exist_is_an_error(env: QueryMutationEnv) -> None:

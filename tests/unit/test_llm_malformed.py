@@ -234,6 +234,12 @@ def test_embeddings_that_are_not_finite_numbers_are_malformed(connect: Connect, 
     assert reply.kind == "malformed"
 
 
+def test_embeddings_of_openai_are_in_the_order_of_their_indices(connect: Connect) -> None:
+    rows = [{"index": index, "embedding": [index, 1]} for index in (2, 0, 1)]
+    _, backend = connect(OpenAIBackend, http(json.dumps({"data": rows})))
+    assert backend.embed("m", ["a", "b", "c"]).tolist() == [[0, 1], [1, 1], [2, 1]]
+
+
 def test_embeddings_of_openai_with_other_indices_are_malformed(connect: Connect) -> None:
     _, backend = connect(OpenAIBackend, http('{"data": [{"index": 1e400, "embedding": [1]}]}'))
     assert isinstance(backend.embed("m", ["text"]), ErrorInfo)

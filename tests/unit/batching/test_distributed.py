@@ -189,6 +189,10 @@ def test_a_position_goes_on_in_its_own_plan_only(plan: BatchPlan) -> None:
     changed = BatchPlanBuilder(LENGTHS, CONFIG.changed(seed=1), "d", "t").build_sync(2)
     with pytest.raises(CheckpointError, match="belongs to plan"):
         resume_shard(changed, CheckpointPosition.at(shard, 0, 5))
+    steps = shard.get_epoch(0).num_microbatches
+    assert list(resume_shard(plan, CheckpointPosition.at(shard, 0, steps))[0].iter_from(0, steps)) == everything[steps:]
+    with pytest.raises(CheckpointError, match=f"at microbatch {steps + 1}, its epoch has {steps}"):
+        resume_shard(plan, CheckpointPosition.at(shard, 0, steps + 1))
 
 
 #: Settings of a shard, each different from its default.
@@ -235,6 +239,17 @@ def test_training_goes_on_after_changes_of_the_world_size(plan: BatchPlan, equal
             ended = CheckpointPosition.at(shard, 0, begin + (steps or 0))
         position = ended
     assert Counter(done) == Counter(range(plan.get_epoch(0).num_microbatches))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_microbatch_that_only_filled_a_step_still_runs(seed: int) -> None:
+    config = BatchingConfig(token_budget=64, bucket_edges=(64,), overflow_max=64, seed=seed)
+    plan = BatchPlanBuilder([64] * 5, config).build_sync(1)  # on four ranks one step is whole, one has three fillers
+    before = [plan.shard(rank, 4, equal_steps=True) for rank in range(4)]
+    position = CheckpointPosition.at(before[0], 0, 1)
+    after = [resume_shard(plan, position, DistributedConfig(rank=rank, world_size=2))[0] for rank in range(2)]
+    run = [next(shard.iter_epoch(0)) for shard in before] + [batch for shard in after for batch in shard.iter_epoch(0)]
+    assert sorted(batch.index for batch in run if not batch.is_padding) == list(range(5))
 
 
 def test_after_an_elastic_epoch_the_next_is_whole(plan: BatchPlan) -> None:
