@@ -106,8 +106,14 @@ class OpenAIBackend(HttpServer):
         self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
-        """Return "", as these servers do not report one; ServerDownError when nothing answers."""
+        """Return "", as these servers do not report one; ServerDownError when nothing answers.
+
+        BackendError while the server loads its model: llama-server lists it then already.
+        """
         self._listed(timeout_s=timeout_s)
+        health = self._root_reply("/health", timeout_s=timeout_s)
+        if isinstance(health, ErrorInfo) and health.kind == "busy":
+            raise BackendError(f"{self.url} is not ready ({health}); wait until it is", kind="busy")
         return ""
 
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
@@ -178,12 +184,16 @@ class OpenAIBackend(HttpServer):
 
     def _at_root(self, path: str, body: Json | None = None) -> Json:
         """Return what the server says at a path outside `/v1`, {} for an error."""
+        reply = self._root_reply(path, body)
+        return {} if isinstance(reply, ErrorInfo) else reply
+
+    def _root_reply(
+        self, path: str, body: Json | None = None, *, timeout_s: float = INFO_TIMEOUT_S
+    ) -> Json | ErrorInfo:
         with closing(Transport(self.url.removesuffix("/v1"), pool_size=1, headers=self._headers)) as root:
             if body is None:
-                reply = root.get(path, timeout_s=INFO_TIMEOUT_S)
-            else:
-                reply = root.post(path, body, timeout_s=INFO_TIMEOUT_S)
-        return {} if isinstance(reply, ErrorInfo) else reply
+                return root.get(path, timeout_s=timeout_s)
+            return root.post(path, body, timeout_s=timeout_s)
 
     def hint(self, error: ErrorInfo) -> str:
         """Return where the key comes from, for an error about it."""

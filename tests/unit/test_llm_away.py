@@ -34,9 +34,10 @@ def shown() -> list[str]:
 def connect(shown: list[str]) -> Iterator[Callable[..., ClientStack]]:
     stacks = []
 
-    def make(*servers: EmbeddedServer, wait_s: float = 30.0) -> ClientStack:
+    def make(*servers: EmbeddedServer, wait_s: float = 30.0, backend: str = "ollama") -> ClientStack:
         urls = [server.url for server in servers]
-        stacks.append(build_client(urls, batch_size=4, wait_for_server_s=wait_s, max_retries=0, show=shown.append))
+        settings = {"batch_size": 4, "wait_for_server_s": wait_s, "max_retries": 0}
+        stacks.append(build_client(urls, backend=backend, show=shown.append, **settings))
         return stacks[-1]
 
     yield make
@@ -210,7 +211,7 @@ def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callab
 
 
 class Loading:
-    """A server that answers 503 to everything, as llama-server does while it loads its model."""
+    """A server that answers 503, as llama-server does while it loads its model; its list of models is there already."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_server(("127.0.0.1", port))
@@ -219,15 +220,16 @@ class Loading:
         self.thread.start()
 
     def _serve(self) -> None:
-        body = b'{"error": {"message": "Loading model"}}'
-        head = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        refusal, models = b'{"error": {"message": "Loading model"}}', b'{"data": [{"id": "echo"}]}'
         while True:
             try:
                 connection, _ = self.socket.accept()
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
+                is_list = b"/v1/models" in connection.recv(65536)
+                body, status = (models, b"200 OK") if is_list else (refusal, b"503 Service Unavailable")
+                head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
                 connection.sendall(head + body)
                 self.asked += 1
 
@@ -237,11 +239,12 @@ class Loading:
         self.thread.join()
 
 
+@pytest.mark.parametrize("backend", ["ollama", "openai"])
 def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for(
-    connect: Callable[..., ClientStack], shown: list[str]
+    connect: Callable[..., ClientStack], shown: list[str], backend: str
 ) -> None:
     server = start_server([])
-    stack = connect(server)
+    stack = connect(server, backend=backend)
     assert ask(stack).ok
     server.close()
     with ThreadPoolExecutor(2) as pool:
