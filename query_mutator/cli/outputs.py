@@ -126,10 +126,10 @@ def check_outputs(flags: Any, outputs: Mapping[str, tuple[str, Output]]) -> None
 
 def _check_apart(flag: str, path: Path, output: Output, inputs: list[Path]) -> None:
     """Raise for an output that is an input, or is a folder that holds one or lies in one."""
+    if output.resumes and output.is_folder:
+        return
     parents = list(_real(path).parents)
     for given in inputs:
-        if output.resumes and output.is_folder:
-            continue
         inside = output.is_folder and given.is_dir() and any(_is_same(one, given) for one in parents)
         holds = output.is_folder and any(_is_same(one, path) for one in _real(given).parents)
         if _is_same(path, given) or inside or holds:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import ClassVar
 
 from query_mutator import operators
+from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
 from query_mutator.llm.backends import EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
 from query_mutator.llm.client import ModelServer
@@ -29,6 +31,8 @@ class DoctorConfig(ServerAddressFlags):
     The last takes a probe of a few short calls. Exit code 2 when the server or a model is missing.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"batch_size": (2, 1024)}
+
     target_model: str | None = None
     """The model to inspect; by default the first one installed."""
     mutator_model: str | None = None
@@ -44,8 +48,6 @@ class DoctorConfig(ServerAddressFlags):
         super().__post_init__()
         if self.backend == EMBEDDED:
             raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")
-        if not 2 <= self.batch_size <= 1024:
-            raise ValueError(f"batch_size={self.batch_size} must be between 2 and 1024; the usual value is 8")
 
 
 def doctor(config: DoctorConfig) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from typing import ClassVar
 
+from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.backends import EMBEDDED, choose_backend
 from query_mutator.llm.flags import ServerFlags
@@ -19,6 +21,8 @@ __all__ = ["SizeCallsFlags", "size_server"]
 class SizeCallsFlags(ServerFlags):
     """Probe model servers with a few short calls, and print the --batch-size and --num-processes that they can use."""
 
+    BOUNDS: ClassVar[Bounds] = {"width": (2, 1024)}
+
     target_model: str | None = None
     """The model to call; by default the first one installed."""
     width: int = 16
@@ -30,8 +34,6 @@ class SizeCallsFlags(ServerFlags):
         super().__post_init__()
         if self.backend == EMBEDDED:
             raise UsageError("--backend embedded has as many slots as --batch-size; name the kind of a running server")
-        if not 2 <= self.width <= 1024:
-            raise ValueError(f"--width {self.width} must be between 2 and 1024; the usual value is 16")
 
 
 def size_server(flags: SizeCallsFlags) -> None:

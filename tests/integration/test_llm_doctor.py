@@ -83,7 +83,7 @@ def test_no_server_and_contradictions_are_errors_in_one_line(monkeypatch: pytest
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UsageError, match="--openai-url"):
         main(["doctor", "--backend", "openai"])
-    with pytest.raises(UsageError, match="batch_size=1 must be between 2"):
+    with pytest.raises(UsageError, match="batch_size=1 must be at least 2; the default is 8"):
         main(["doctor", "--batch-size", "1"])
 
 
