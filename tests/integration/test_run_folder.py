@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.lock import locked
+from query_mutator.training.config import parse_config
 from tests.attack.harness import Finished, run_cli, run_qm, unchanged
 from tests.integration.conftest import ROWS
-from train_query_mutator import main
+from train_query_mutator import main, open_run_dir
 
 STEPS = 64
 
@@ -65,6 +68,15 @@ def test_a_run_that_is_being_written_is_not_resumed(run: Path) -> None:
     with locked(run):
         refused(run, "is being written by process")
     assert resume(run).code == 0
+
+
+def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        new = open_run_dir(parse_config(["--save-dir", str(tmp_path)]), None, stack).path
+        with pytest.raises(UsageError, match="is being written by process"), locked(new):
+            pass
+    with locked(new):
+        pass
 
 
 def test_the_lock_of_another_host_is_broken_by_its_flag_alone(run: Path) -> None:

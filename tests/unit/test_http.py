@@ -117,6 +117,31 @@ def test_the_bodies_of_all_connections_share_a_budget() -> None:
     assert len(request.body) == 60
 
 
+def test_a_connection_that_ends_within_a_body_gives_back_its_memory_once() -> None:
+    budget = BodyBudget(100)
+    for _ in range(3):
+        reader = RequestReader(budget)
+        assert reader.feed(b"POST / HTTP/1.1\r\nContent-Length: 80\r\n\r\n" + b"a" * 70) == []
+        reader.close()
+        reader.close()
+    with pytest.raises(HttpError):
+        budget.take(101)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"CONNECT here:80 HTTP/1.1\r\nHost: here\r\n\r\n", 405),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET / HTTP/0.9\r\n\r\n", 505),
+    ],
+)
+def test_what_the_server_does_not_speak_is_refused(head: bytes, status: int) -> None:
+    with pytest.raises(HttpError) as raised:
+        take_all(head)
+    assert raised.value.status == status
+
+
 def test_an_announced_body_that_is_too_large_is_refused_before_it_arrives() -> None:
     with pytest.raises(HttpError) as raised:
         RequestReader(BodyBudget()).feed(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))

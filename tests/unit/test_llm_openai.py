@@ -20,7 +20,7 @@ from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.conftest import Upper
-from tests.scripted_server import http
+from tests.scripted_server import chunks, http
 
 KEY = "sk-very-secret-0123"
 
@@ -196,6 +196,17 @@ def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(backend: OpenAIBa
     with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
         OpenAIBackend("127.0.0.1:1", environ={"OPENAI_API_KEY": f"{KEY}\nX-Other: 1"})
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ['{"error": {"message": "the key %s is not valid"}}', "the key %s is not valid"])
+def test_a_key_that_a_stream_repeats_is_in_no_error(serve: Any, line: str) -> None:
+    server, _ = serve(chunks(f"data: {line % KEY}\n\ndata: [DONE]\n\n".encode()) + b"0\r\n\r\n")
+    backend = OpenAIBackend(server.url, environ={"OPENAI_API_KEY": KEY})
+    error = backend.complete_until(ChatRequest.user("why?", model="m"), lambda text: False).error
+    backend.close()
+    assert error is not None
+    assert "the key" in error.message
+    assert KEY[:12] not in error.message
 
 
 @pytest.mark.parametrize(
