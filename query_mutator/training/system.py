@@ -101,6 +101,17 @@ def missing_operators(server: ModelServer, mutator_model: str, names: Sequence[s
     )
 
 
+def encoder_of(settings: SystemSettings, embed: Embed | None) -> Encoder:
+    """Return the encoder that the settings name; `embed` makes the calls of one on a server."""
+    return resolve_encoder(
+        settings.encoder,
+        device=settings.device,
+        deterministic=settings.deterministic,
+        max_tokens=settings.encoder_max_tokens,
+        embed=embed,
+    )
+
+
 class System:
     """The models of a run behind one client, and the encoder; a context manager that stops what it started."""
 
@@ -176,14 +187,7 @@ class System:
         )
 
     def _resolve_encoder(self, embed: Embed | None) -> Encoder:
-        settings = self.settings
-        encoder = resolve_encoder(
-            settings.encoder,
-            device=settings.device,
-            deterministic=settings.deterministic,
-            max_tokens=settings.encoder_max_tokens,
-            embed=embed,
-        )
+        encoder = encoder_of(self.settings, embed)
         self._stack.callback(encoder.close)
         return encoder
 
