@@ -24,7 +24,8 @@ from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
     "LOCK", "atomic_folder", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite", "parse_json",
-    "read_checked_json", "sync_folder", "verified", "write_checked_json", "write_json", "write_text",
+    "parse_json_object", "read_checked_json", "sync_folder", "verified", "write_checked_json", "write_json",
+    "write_text",
 ]  # fmt: skip
 
 LOCK = "lock"  # the file in a folder that a process writes (runs/lock.py)
@@ -192,6 +193,19 @@ def parse_json(text: str | bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("a lone surrogate (\\ud800 to \\udfff), which is not a character") from None
+    return value
+
+
+def parse_json_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object of JSON that a user wrote, as `parse_json` does; ValueError in words for anything else."""
+    try:
+        value = parse_json(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason})") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__} where an object is expected")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from query_mutator.cli.console import progress
 from query_mutator.errors import DatasetError
-from query_mutator.files import parse_json
+from query_mutator.files import parse_json_object
 
 __all__ = ["Row", "read_rows"]
 
@@ -70,13 +70,9 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             if not text.strip():
                 continue
             try:
-                row = parse_json(text)
-            except UnicodeDecodeError as error:
-                raise DatasetError(f"{path}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+                row = parse_json_object(text)
             except ValueError as error:
-                raise DatasetError(f"{path}:{line}: not JSON ({error}); each line must be one JSON object") from None
-            if not isinstance(row, dict):
-                raise DatasetError(f"{path}:{line}: a JSON {type(row).__name__}; each line must be one JSON object")
+                raise DatasetError(f"{path}:{line}: {error}; each line must be one JSON object in UTF-8") from None
             yield line, row
 
 

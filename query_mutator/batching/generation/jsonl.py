@@ -15,7 +15,7 @@ from query_mutator.batching.files import BatchFileError, reading, sha256_of
 from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer, TokenRow
 from query_mutator.errors import DatasetError
-from query_mutator.files import parse_json
+from query_mutator.files import parse_json_object
 
 END_MARK = b'{"end":'  # how the end line of `save_samples` begins
 _CHUNK = 1 << 20
@@ -68,12 +68,9 @@ class JsonlIndex:
 def parse_row(line: bytes, where: str) -> dict[str, Any]:
     """Return the object of one line; raise DatasetError, prefixed with `where`, for any other line."""
     try:
-        row = parse_json(line)
+        return parse_json_object(line)
     except ValueError as error:
-        raise DatasetError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise DatasetError(f"{where}: not a JSON object")
-    return row
+        raise DatasetError(f"{where}: {error}") from error
 
 
 @contextmanager
