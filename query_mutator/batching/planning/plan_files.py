@@ -31,7 +31,7 @@ from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta,
 from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, PlanContext
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_folder, atomic_write, parse_json
+from query_mutator.files import atomic_folder, atomic_write, parse_json_object
 
 META_FILE = "meta.json"
 _UNITS_FILE = "units.safetensors"
@@ -201,7 +201,7 @@ def _read_text(path: Path, digest: str, context: PlanContext) -> EpochPlan:
     with reading(path):
         lines = path.read_bytes().splitlines()
     try:
-        header, *rows = (parse_json(line) for line in lines)
+        header, *rows = (parse_json_object(line) for line in lines)
         if header.pop("num_microbatches") != len(rows):
             raise ValueError(f"{len(rows)} microbatches, not as many as in its header")
         fields: dict[str, Any] = {name: header[name] for name in ("epoch", "seed", "num_dropped", "sources")}

@@ -209,6 +209,18 @@ def test_a_unit_that_does_not_exist_is_damage(tmp_path: Path, unit: str) -> None
         load_batch_plan(tmp_path / "plan.jsonl", verify_all=True)
 
 
+@pytest.mark.parametrize("line", [b"5", b"null", b'"text"', b"[1]"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_line_of_an_epoch_that_is_not_an_object_names_its_file(tmp_path: Path, number: int, line: bytes) -> None:
+    save_batch_plan(build(1), tmp_path / "plan.jsonl")
+    path = tmp_path / "plan.jsonl" / "epoch_0.jsonl"
+    lines = path.read_bytes().splitlines()
+    lines[number] = line
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(BatchFileError, match=r"epoch_0\.jsonl"):
+        load_batch_plan(tmp_path / "plan.jsonl", verify_all=True)
+
+
 def test_a_plan_for_other_data_is_refused(tmp_path: Path) -> None:
     save_batch_plan(build(1), tmp_path / "plan")
     for given in ({"dataset_hash": "x"}, {"tokenizer_hash": "x"}, {"lengths": {**LENGTHS, "s0": 999}}):
