@@ -305,10 +305,14 @@ def test_environments_of_equal_settings_share_what_runs_until_the_last_is_closed
     settings |= {"encoder": "hash", "dataset": str(path)}
     for _ in range(2):
         one, other = (gymnasium.make("rl_query_mutator_env:QueryMutation-v0", **settings) for _ in range(2))
-        assert one.get_wrapper_attr("client") is other.get_wrapper_attr("client")
+        client = one.get_wrapper_attr("client")
+        assert client is other.get_wrapper_attr("client")
         one.close()
         other.reset(seed=0)
         other.close()
+        error = client.complete(ChatRequest.user("why?", model="librarian")).error
+        assert error is not None
+        assert error.kind == "cancelled"
 
 
 def test_question_that_does_not_exist_is_an_error(env: QueryMutationEnv) -> None:

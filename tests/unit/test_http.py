@@ -104,6 +104,12 @@ def test_whatever_does_not_end_is_refused(head: bytes, flood: bytes, status: int
     assert raised.value.status == status
 
 
+def test_a_large_head_that_arrives_at_once_is_refused() -> None:
+    with pytest.raises(HttpError) as raised:
+        take_all(b"GET / HTTP/1.1\r\n" + b"X-Same: aaaaaaaaaaaaaaaaaa\r\n" * 5000 + b"\r\n")
+    assert raised.value.status == 431
+
+
 def test_the_bodies_of_all_connections_share_a_budget() -> None:
     budget = BodyBudget(100)
     one, other = RequestReader(budget), RequestReader(budget)
