@@ -337,7 +337,8 @@ def test_results_of_steps_in_flight_are_not_taken_for_others(batched: Callable[.
     env = batched(4)
     env.reset(seed=0)
     env.send([UNDO, UNDO], [1, 3])
-    for call in (lambda: env.step(np.full(5, UNDO)), env.reset, lambda: env.send([UNDO], [3]), env.send_reset):
+    sends = [lambda: env.send([UNDO], [3]), lambda: env.send([UNDO, UNDO], [0, 0])]
+    for call in (lambda: env.step(np.full(5, UNDO)), env.reset, env.send_reset, *sends):
         with pytest.raises(AlreadyPendingCallError, match="in the middle of a step"):
             call()
     assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]
