@@ -32,6 +32,7 @@ ERROR_KINDS = (
     "empty",  # a reply without text
     "incomplete",  # done: false, or done_reason "load"
     "cancelled",  # by us
+    "not_asked",  # an evaluation with too many failures asks no further question
 )
 
 NANOSECONDS = 1e-9
