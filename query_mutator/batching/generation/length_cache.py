@@ -127,12 +127,8 @@ class LengthCache:
         shared = f', "tokenizer_hash": {json.dumps(self.tokenizer_hash)}, "length": '
         rows = [f'{{"sample_id": {json.dumps(name)}{shared}{length}}}\n' for name, length in self.items()]
         body = "".join(rows).encode()
-        header = {
-            **self._hashes,
-            "version": VERSION,
-            "count": len(rows),
-            "sha256": sha256_of([body]),
-        }
+        header: dict[str, Any] = {**self._hashes, "version": VERSION, "count": len(rows)}
+        header["sha256"] = sha256_of([json_bytes(header), body])
         with atomic_write(self.path) as file:
             file.write(json_bytes(header) + b"\n")
             file.write(body)
@@ -210,7 +206,9 @@ class LengthCache:
         self.dataset_hash = str(header.get("dataset_hash", ""))
         if "count" not in header and not allow_unfinished:
             raise BatchFileError(f"{self.path} has no count; it may be the beginning of an interrupted build")
-        if "count" in header and header.get("sha256") != sha256_of([body]):
+        about = json_bytes({name: value for name, value in header.items() if name != "sha256"})
+        # Files of older versions have the checksum of the rows alone.
+        if "count" in header and header.get("sha256") not in (sha256_of([about, body]), sha256_of([body])):
             raise BatchFileError(f"{self.path} does not match its checksum; it was truncated or edited")
         rows = [self._row(line, number) for number, line in enumerate(body.split(b"\n"), start=2) if line.strip()]
         if header.get("count", len(rows)) != len(rows):

@@ -155,3 +155,12 @@ def test_the_binary_file_is_small(tmp_path: Path) -> None:
     with LengthCache.create(path, "tok") as cache:
         cache.add_many_sync([f"s{index:06d}" for index in range(10_000)], np.arange(10_000))
     assert path.stat().st_size < 10_000 * (8 + 4) + 1_000
+
+
+def test_a_changed_hash_in_the_header_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    with LengthCache.create(path, "0123abcd") as cache:
+        cache.add_sync("a", 3)
+    path.write_text(path.read_text().replace("0123abcd", "0133abcd", 1))
+    with pytest.raises(BatchFileError, match="checksum"):
+        LengthCache.load_sync(path)
