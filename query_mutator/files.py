@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,9 +23,9 @@ import orjson
 from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
-    "LOCK", "atomic_folder", "atomic_write", "decode", "disk_advice", "disk_errors", "encode", "finite", "parse_json",
-    "parse_json_object", "read_checked_json", "sync_folder", "verified", "write_checked_json", "write_json",
-    "write_text",
+    "LOCK", "atomic_folder", "atomic_write", "decode", "decode_object", "disk_advice", "disk_errors", "encode",
+    "finite", "parse_json", "parse_json_object", "read_checked_json", "sync_folder", "verified", "write_checked_json",
+    "write_json", "write_text",
 ]  # fmt: skip
 
 LOCK = "lock"  # the file in a folder that a process writes (runs/lock.py)
@@ -124,13 +124,11 @@ def write_checked_json(path: str | Path, data: Mapping[str, Any]) -> None:
 def read_checked_json(path: str | Path) -> dict[str, Any]:
     """Return the object in a JSON file; UsageError for a damaged one. A file without a checksum is not verified."""
     try:
-        body = decode(Path(path).read_bytes())
+        body = decode_object(Path(path).read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); it is damaged: restore it, or remove it") from None
-    if not isinstance(body, dict):
-        raise UsageError(f"{path}: a JSON {type(body).__name__} where an object is expected")
+        raise UsageError(f"{path}: {error}; it is damaged: restore it, or remove it") from None
     return dict(verified(path, body))
 
 
@@ -175,6 +173,11 @@ def decode(text: bytes) -> Any:
             raise ValueError("JSON is nested too deeply") from None
 
 
+def decode_object(text: bytes) -> dict[str, Any]:
+    """Return the object of JSON as `decode` does; ValueError in words for anything else."""
+    return _object(decode, text)
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of JSON that a user wrote; ValueError for anything that could not be written back as UTF-8 JSON.
 
@@ -198,8 +201,12 @@ def parse_json(text: str | bytes) -> Any:
 
 def parse_json_object(text: str | bytes) -> dict[str, Any]:
     """Return the object of JSON that a user wrote, as `parse_json` does; ValueError in words for anything else."""
+    return _object(parse_json, text)
+
+
+def _object(parse: Callable[[Any], Any], text: str | bytes) -> dict[str, Any]:
     try:
-        value = parse_json(text)
+        value = parse(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text ({error.reason})") from None
     except ValueError as error:

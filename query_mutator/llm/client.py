@@ -152,7 +152,7 @@ class ModelServer(Backend, Protocol):
         found = self.require_model(name)
         if self.writes_text(found) is not False:
             return found
-        others = ", ".join(self.text_models() or ()) or "none"
+        others = shown_names(self.text_models() or ())
         raise ModelMissingError(
             f"{found} makes embeddings and no text; name a model that answers (installed: {others})"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from query_mutator.errors import UsageError, disk_errors
-from query_mutator.files import decode, encode
+from query_mutator.files import decode_object, encode
 
 __all__ = ["JsonLines", "JsonRow", "check_json_lines", "read_json_lines", "scan_json_lines"]
 
@@ -145,21 +145,11 @@ def _parse_line(line: bytes, before: Sequence[int], *, has_crc: bool) -> tuple[d
     if body[-_CRC_BYTES:-10] != _CRC or not body.endswith(b'"}'):
         if has_crc:
             raise ValueError("damaged, it has no checksum")
-        return _row(body), None
+        return decode_object(body), None
     crc = next((crc for crc in (zlib.crc32(row, start) for start in before) if b"%08x" % crc == stored), None)
     if crc is None:
         raise ValueError("damaged, it does not match its checksum")
-    return _row(row + b"}"), crc
-
-
-def _row(text: bytes) -> dict[str, Any]:
-    try:
-        row = decode(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"a JSON {type(row).__name__} where an object is expected")
-    return row
+    return decode_object(row + b"}"), crc
 
 
 def _is_cut_off(line: bytes, *, is_last: bool) -> bool:
