@@ -17,6 +17,7 @@ __all__ = ["JsonFlags", "longest_allowed", "parse_edges", "rows_of", "show", "wi
 T = TypeVar("T")
 
 OVERFLOW_MAX = 2048
+LONGEST_EDGE = 10**9  # tokens, as every other length on a command line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ def parse_edges(text: str, *, flag: str = "--bucket-edges") -> tuple[int, ...]:
         edges = ()
     if not edges or edges[0] < 1 or any(left >= right for left, right in pairwise(edges)):
         raise ValueError(f"{flag} {text!r} must be increasing whole numbers, as in 128,256,512")
+    if edges[-1] > LONGEST_EDGE:
+        raise ValueError(f"{flag} {text!r}: the last number must be at most {LONGEST_EDGE}")
     return edges
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from query_mutator.files import parse_json
+
 __all__ = ["damage"]
 
 Mutation = Callable[[random.Random, Path], object]
@@ -162,7 +164,7 @@ def _rows(change: Callable[[random.Random, dict[str, Any]], Any]) -> Mutation:
     def mutate(rng: random.Random, path: Path) -> None:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         place = rng.randrange(len(lines))
-        row = json.loads(lines[place])
+        row = parse_json(lines[place])  # an earlier mutation may have nested it too deeply: ValueError, skipped
         lines[place] = json.dumps(change(rng, row) if isinstance(row, dict) and row else [row])
         path.write_text("\n".join(lines) + "\n")
 
