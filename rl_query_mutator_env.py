@@ -4,8 +4,12 @@
     step    an operator: the mutator rewrites the present question, the target answers it
             undo:        return to the original question
             submit:      the episode terminates; after `max_episode_steps` steps it is truncated
-    reward  change of the score of what would be submitted now, minus a cost for steps that call a model;
-            so the return is final score - baseline score - costs
+    reward  change of the score of what would be submitted now, minus the price of the step's calls;
+            so the return is final score - baseline score - prices
+
+With `ask="policy"` rewriting and asking are separate: reset asks nothing, an operator only rewrites, and the action
+*ask* asks the target the present question. An episode that ends without an answer asks the present question then.
+Before the first answer the score is 0, so the return is final score - prices.
 
 `QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
 `gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
@@ -16,6 +20,7 @@ Every info has the same keys (`QueryMutationEnv._info`): arrays, and texts in `_
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections import Counter
@@ -33,9 +38,9 @@ from numpy.typing import NDArray
 from query_mutator.env.episode import Attempt, Episode
 from query_mutator.env.flow import Call, CallJournal, CallSite, Encode, Flow, Prepare
 from query_mutator.env.infos import as_arrays, infos_of
-from query_mutator.env.observation import StepFeatures, TextFeatures
+from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
-from query_mutator.env.task import SUBMIT, UNDO, Task
+from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
@@ -43,7 +48,7 @@ from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question, StepRecord
+from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
@@ -99,9 +104,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.prompts_too_long: Counter[str] = Counter()  # by the question's id
         self._order: list[int] = []
         self._timing: dict[str, float] = {}  # seconds of the present step, for its record
-        self._observed: tuple[Attempt, FloatArray] | None = (
-            None  # the last observed attempt and its part of the observation
-        )
+        # The last observed wording, its answer, and their part of the observation.
+        self._observed: tuple[str, Attempt | None, FloatArray] | None = None
 
     # --- gymnasium's interface -------------------------------------------------------------------------------------
 
@@ -124,7 +128,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """Return which actions [A] are allowed, as sb3-contrib's MaskablePPO wants it; the others have no effect."""
         if self.episode is None:
             raise ResetNeeded("call reset() before action_masks()")
-        return np.array(self.episode.action_mask(), dtype=np.bool_)
+        return np.array(self._action_mask(), dtype=np.bool_)
 
     @property
     def has_ended(self) -> bool:
@@ -150,9 +154,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """Return the episode so far as text."""
         if self.episode is None:
             return "(not reset)"
-        first, current = self.episode.first, self.episode.current
-        actions = " > ".join(self.episode.names) or "-"
-        return f"{first.text}\n  {actions}\n{current.text}\n  {current.answer}"
+        episode, current = self.episode, self.episode.current
+        actions = " > ".join(episode.names) or "-"
+        answer = "(not asked)" if current is None else current.answer
+        return f"{episode.original}\n  {actions}\n{episode.text}\n  {answer}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as plain types and tensors."""
@@ -195,6 +200,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if self.episode is not None:
             self.episode.ended = True  # also if no question can be answered
         fixed = self._fixed_question(options)
+        if self.task.ask == "policy":
+            self._open(fixed if fixed is not None else self._draw())
+            self.last_error = None
+            return self._observe(), self._info(valid=True)
         error: ErrorInfo | None = None
         tries = 0
         for _ in range(1 if fixed is not None else RESET_QUESTIONS):
@@ -215,20 +224,23 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """Yield the calls of one step, whose action was checked; return gymnasium's five."""
         assert self.episode is not None
         episode, name = self.episode, self.task.actions[action]
-        before = self._submitted().reward.score
-        cost, error = 0.0, None
+        score, calls = self._score(), episode.calls
         started, self._timing = time.perf_counter(), {}
+        ends = name == SUBMIT or episode.steps + 1 >= self.task.max_episode_steps
+        error: ErrorInfo | None = None
         if name == UNDO:
-            episode.current = episode.first
-        elif name != SUBMIT:
-            cost = self.task.step_cost
+            episode.move(episode.original, self.task.answer)
+        elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action)
+        if error is None and (name == ASK or (ends and episode.best is None)):
+            error = yield from self._ask(action)
         self._note_error(episode.index, error)
         self._timing["step_s"] = time.perf_counter() - started
         episode.names.append(name)
         episode.steps += 1
-        reward = 0.0 if error else self._submitted().reward.score - before - cost
-        return self._end_step(name, reward, error, terminated=name == SUBMIT)
+        calls = episode.calls - calls
+        reward = 0.0 if error else self._score() - score - episode.call_price * calls
+        return self._end_step(name, reward, error, calls=calls, terminated=name == SUBMIT)
 
     def _fixed_question(self, options: Mapping[str, Any] | None) -> int | None:
         """Return `options["question"]`; ValueError unless the task has a question of this index."""
@@ -253,58 +265,103 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _call(self, request: ChatRequest, phase: str, *, action: int | None = None) -> Call:
         return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
 
-    def _ask(self, request: ChatRequest, phase: str, kind: str, *, action: int) -> Flow:
-        """Yield one call of a step and note its time; return the Completion."""
+    def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int) -> Flow:
+        """Yield one call of a step, count it and note its time; return the Completion."""
+        assert self.episode is not None
         completion: Completion = yield self._call(request, phase, action=action)
+        self.episode.calls += 1
         self._timing[f"{kind}_s"] = completion.latency_s
         self._timing["queue_wait_s"] = self._timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
         return completion
 
+    def _open(self, index: int) -> Episode:
+        """Start the episode of a question, which is not asked yet."""
+        task, text, prices = self.task, self.task.questions[index].text, self.task.call_price
+        self.episode = Episode(
+            index=index,
+            original=text,
+            text=text,
+            vectors={text: task.question_vectors[index]},
+            used=[False] * len(task.operators),
+            call_price=prices[0] if len(prices) == 1 else float(self.np_random.choice(prices)),
+        )
+        return self.episode
+
     def _begin(self, index: int, answer: str, tries: int) -> Flow:
-        """Start the episode of a question; return the error of a call that failed for good."""
-        question = self.task.questions[index]
+        """Start the episode of a question with its first answer; return the error of a call that failed for good."""
+        text = self.task.questions[index].text
         vectors = yield Encode((answer,))
         if isinstance(vectors, ErrorInfo):
             return vectors
         vectors = (self.task.question_vectors[index], *vectors)
-        first = yield from self._attempt(index, question.text, answer, vectors, phase=f"first judge {tries}")
+        first = yield from self._attempt(index, text, answer, vectors, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
-        used = [False] * len(self.task.operators)
-        self.episode = Episode(
-            index=index, first=first, current=first, best=first, known={question.text: first}, used=used
-        )
+        episode = self._open(index)
+        episode.calls = 1
+        episode.add(first, self.task.answer)
         return None
 
     def _rewrite(self, action: int) -> Flow:
-        """Have the mutator rewrite and the target answer; return the error of a call that failed for good."""
+        """Have the mutator rewrite the present question; return the error of a call that failed for good.
+
+        With `ask="every_step"` the target answers the rewrite.
+        """
         assert self.episode is not None
         episode, rewriter = self.episode, self.task.operators[action]
-        prompt = rewriter.render(episode.current.text, context=self.task.context(episode.index))
-        mutated = yield from self._ask(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
-        episode.calls += 1
-        text = clean_rewrite(mutated.text) or episode.current.text
-        if not mutated.ok:
-            return mutated.error
-        if text not in episode.known:  # a text asked before in this episode has an answer
-            yield Prepare((text,))
-            answered = yield from self._ask(self.task.calls.target(text), "answer", "target", action=action)
-            episode.calls += 1
-            if not answered.ok:
-                return answered.error
-            vectors = yield Encode((text, answered.text))
+        before = text = episode.text
+        if self.task.would_change(action, before, episode.index):
+            prompt = rewriter.render(before, context=self.task.context(episode.index))
+            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
+            if not mutated.ok:
+                return mutated.error
+            text = clean_rewrite(mutated.text) or before
+        if self.task.ask == "every_step":
+            error = yield from self._ask(action, text)
+        else:
+            error = yield from self._embed(text)
+        if error is not None:
+            return error
+        episode.used[action] = True
+        episode.tried.add((before, action))
+        episode.move(text, self.task.answer)
+        return None
+
+    def _embed(self, text: str) -> Flow:
+        """Embed a wording that is not asked yet; return the error of a server that failed."""
+        assert self.episode is not None
+        if text not in self.episode.vectors:
+            vectors = yield Encode((text,))
             if isinstance(vectors, ErrorInfo):
                 return vectors
-            attempt = yield from self._attempt(
-                episode.index, text, answered.text, vectors, phase="judge", action=action
-            )
-            if isinstance(attempt, ErrorInfo):
-                return attempt
-            episode.known[text] = attempt
-        episode.used[action] = True
-        episode.tried.add((episode.current.text, action))
-        episode.current = episode.known[text]
-        episode.best = max(episode.best, episode.current, key=lambda attempt: attempt.rank(self.task.answer))
+            self.episode.vectors[text] = vectors[0]
+        return None
+
+    def _ask(self, action: int, text: str | None = None) -> Flow:
+        """Have the target answer `text`, by default the present question; return the error of a failed call.
+
+        A text that was asked before in this episode has an answer.
+        """
+        assert self.episode is not None
+        episode = self.episode
+        text = episode.text if text is None else text
+        if text in episode.known:
+            return None
+        known = episode.vectors.get(text)
+        if known is None:
+            yield Prepare((text,))
+        answered = yield from self._timed(self.task.calls.target(text), "answer", "target", action=action)
+        if not answered.ok:
+            return answered.error
+        vectors = yield Encode((text, answered.text) if known is None else (answered.text,))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        vectors = vectors if known is None else (known, *vectors)
+        attempt = yield from self._attempt(episode.index, text, answered.text, vectors, phase="judge", action=action)
+        if isinstance(attempt, ErrorInfo):
+            return attempt
+        episode.vectors[text] = attempt.text_vector
+        episode.add(attempt, self.task.answer)
         return None
 
     def _attempt(
@@ -331,7 +388,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             answer_vector=answer_vector,
             reference_vector=self.task.reference_vectors[index],
         )
-        reward = yield from self._score(evidence, phase, action)
+        reward = yield from self._judge(evidence, phase, action)
         if isinstance(reward, ErrorInfo):
             return reward
         return Attempt(
@@ -344,7 +401,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             reward=reward,
         )
 
-    def _score(self, evidence: Evidence, phase: str, action: int | None) -> Flow:
+    def _judge(self, evidence: Evidence, phase: str, action: int | None) -> Flow:
         """Yield the calls of reward parts that ask a model; return the Reward, or the error of a failed call."""
         scoring, reply = self.task.reward.score(evidence), None
         number = 0
@@ -358,80 +415,109 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             if not reply.ok:
                 return reply.error
 
-    def _submitted(self) -> Attempt:
-        """Return what would be submitted now."""
+    def _submitted(self) -> Attempt | None:
+        """Return what would be submitted now, None before the first answer."""
         assert self.episode is not None
-        return self.episode.current if self.task.answer == "last" else self.episode.best
+        return self.episode.last if self.task.answer == "last" else self.episode.best
+
+    def _score(self) -> float:
+        """Return the score of what would be submitted now, 0 before the first answer."""
+        submitted = self._submitted()
+        return 0.0 if submitted is None else submitted.reward.score
+
+    def _action_mask(self) -> list[bool]:
+        """Return which actions are allowed; the others have no effect, or none that is worth a call.
+
+        Masked are operators tried on the present question or that would not change it, undo at the original, and ask
+        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
+        """
+        assert self.episode is not None
+        task, episode = self.task, self.episode
+        may_ask = task.max_asks is None or len(episode.known) < task.max_asks
+        can_change = [
+            not episode.was_tried(action) and task.would_change(action, episode.text, episode.index)
+            for action in range(len(task.operators))
+        ]
+        asking = [may_ask and task.max_asks != 1 and episode.current is None] if task.ask == "policy" else []
+        return [*(may_ask and can for can in can_change), *asking, may_ask and episode.text != episode.original, True]
 
     def _observe(self) -> FloatArray:
         assert self.episode is not None
-        episode = self.episode
-        if self._observed is None or self._observed[0] is not episode.current:
-            self._observed = (episode.current, self._features_of(episode.current, episode.first))
+        task, episode = self.task, self.episode
+        seen = (episode.text, episode.current)
+        if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
+            self._observed = (*seen, self._features_of(episode))
+        most_asks = task.max_asks or task.max_episode_steps
         features = StepFeatures(
-            best_fit=episode.best.fit,
-            step_fraction=episode.steps / self.task.max_episode_steps,
+            best=_answer_features(episode.best),
+            step_fraction=episode.steps / task.max_episode_steps,
             used=episode.used,
-            action_mask=episode.action_mask(),
+            action_mask=self._action_mask(),
+            is_asked=episode.current is not None,
+            ask_fraction=len(episode.known) / most_asks,
+            call_price=episode.call_price,
         )
-        return self.task.observer(self._observed[1], features)
+        return task.observer(self._observed[2], features)
 
-    def _features_of(self, current: Attempt, first: Attempt) -> FloatArray:
+    def _features_of(self, episode: Episode) -> FloatArray:
+        vector, first = episode.vectors[episode.text], episode.first
         features = TextFeatures(
-            original=first.text,
-            current=current.text,
-            drift=1.0 - cosine(first.text_vector, current.text_vector),
-            current_vector=current.text_vector,
-            answer_vector=current.answer_vector,
-            closeness=current.closeness,
-            fit=current.fit,
-            refused=is_refusal(current.answer),
-            not_sure=is_not_sure(current.answer),
-            first_refused=is_refusal(first.answer),
-            first_not_sure=is_not_sure(first.answer),
+            original=episode.original,
+            current=episode.text,
+            drift=1.0 - cosine(episode.vectors[episode.original], vector),
+            current_vector=vector,
+            answer=_answer_features(episode.current),
+            first_refused=first is not None and is_refusal(first.answer),
+            first_not_sure=first is not None and is_not_sure(first.answer),
         )
         return self.task.observer.draw(features)
 
-    def _end_step(self, name: str, reward: float, error: ErrorInfo | None, *, terminated: bool) -> StepResult:
+    def _end_step(
+        self, name: str, reward: float, error: ErrorInfo | None, *, calls: int, terminated: bool
+    ) -> StepResult:
         assert self.episode is not None
         episode = self.episode
         episode.total_reward += reward
         truncated = not terminated and episode.steps >= self.task.max_episode_steps
         episode.ended = terminated or truncated
-        self._record(name, reward, error)
+        self._record(name, reward, error, calls)
         self.total_steps += 1
         self.total_episodes += episode.ended
         self.invalid_steps += error is not None
-        return self._observe(), reward, terminated, truncated, self._info(valid=error is None)
+        return self._observe(), reward, terminated, truncated, self._info(valid=error is None, step_calls=calls)
 
-    def _info(self, *, valid: bool) -> dict[str, Any]:
+    def _info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
         """Return the info of the present state: of what would be submitted now, and of the episode so far."""
         assert self.episode is not None
-        episode, submitted = self.episode, self._submitted()
+        episode, submitted, first = self.episode, self._submitted(), self.episode.first
         return {
             "valid": valid,
-            "score": submitted.reward.score,
-            "baseline_score": episode.first.reward.score,
-            "success": submitted.reward.parts.get("right", 0.0),
-            "baseline_success": episode.first.reward.parts.get("right", 0.0),
-            "refused": is_refusal(submitted.answer),
+            "score": self._score(),
+            "baseline_score": math.nan if first is None else first.reward.score,
+            "success": 0.0 if submitted is None else submitted.reward.parts.get("right", 0.0),
+            "baseline_success": math.nan if first is None else first.reward.parts.get("right", 0.0),
+            "refused": submitted is not None and is_refusal(submitted.answer),
             "calls": episode.calls,
+            "step_calls": episode.calls if step_calls is None else step_calls,
+            "asks": len(episode.known),
+            "call_price": episode.call_price,
             "episode_return": episode.total_reward,
             "episode_length": episode.steps,
             "question": episode.index,
-            "action_mask": np.array(episode.action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
+            "action_mask": np.array(self._action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
             "_text": {
                 "question_id": self._question().id,
-                "rewrite": submitted.text,
-                "answer": submitted.answer,
+                "rewrite": episode.text if submitted is None else submitted.text,
+                "answer": "" if submitted is None else submitted.answer,
             },
         }
 
-    def _record(self, name: str, reward: float, error: ErrorInfo | None) -> None:
+    def _record(self, name: str, reward: float, error: ErrorInfo | None, calls: int) -> None:
         assert self.episode is not None
         if self.on_record is None:
             return
-        episode, question, submitted = self.episode, self._question(), self._submitted()
+        episode, question = self.episode, self._question()
+        first, current = episode.first, episode.current
         self.on_record(
             StepRecord(
                 env=self.env_id,
@@ -440,14 +526,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 question_id=question.id,
                 operator=name,
                 question=question.text,
-                rewrite=episode.current.text,
-                answer=episode.current.answer,
-                baseline_score=episode.first.reward.score,
-                score=submitted.reward.score,
-                parts=dict(episode.current.reward.parts),
+                rewrite=episode.text,
+                answer="" if current is None else current.answer,
+                baseline_score=None if first is None else first.reward.score,
+                score=self._score(),
+                parts={} if current is None else dict(current.reward.parts),
                 reward=reward,
                 valid=error is None,
                 error=error,
+                calls=calls,
                 timing=self._timing,
             )
         )
@@ -455,6 +542,18 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _question(self) -> Question:
         assert self.episode is not None
         return self.task.questions[self.episode.index]
+
+
+def _answer_features(attempt: Attempt | None) -> AnswerFeatures | None:
+    if attempt is None:
+        return None
+    return AnswerFeatures(
+        vector=attempt.answer_vector,
+        closeness=attempt.closeness,
+        fit=attempt.fit,
+        refused=is_refusal(attempt.answer),
+        not_sure=is_not_sure(attempt.answer),
+    )
 
 
 class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):

@@ -31,7 +31,7 @@ from query_mutator.data import Split
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray
-from query_mutator.env.task import SUBMIT, UNDO, Task
+from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
 from query_mutator.evaluation.methods import Evaluator, comparison_steps
@@ -119,7 +119,7 @@ def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
     )
     return Plan(
         config=config,
-        num_actions=num_operators + 2,
+        num_actions=num_operators + len(controls(config.ask)),
         num_train=num_train,
         num_test=num_test,
         comparison_steps=comparison if config.evaluate and num_test else 0,
@@ -158,7 +158,7 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     make_reward(settings_of(TaskSettings, config))
     chosen = [operator.name for operator in operators.select(config.operators)]
     if checkpoint is not None:
-        checkpoint.check_actions([*chosen, UNDO, SUBMIT])
+        checkpoint.check_actions([*chosen, *controls(config.ask)])
     try:
         usable_device(config.device)
     except ValueError as error:

@@ -17,6 +17,8 @@ Purpose = Literal["mutate", "target", "judge"]
 #: What an episode submits: the answer that best fits its own question, the one closest to the original question, or the
 #: last.
 AnswerRule = Literal["best", "closest", "last"]
+#: When the target is asked: after every rewrite, or when the policy takes the action "ask" (or submits).
+AskRule = Literal["every_step", "policy"]
 
 #: Every way one call can fail; `ErrorInfo.kind` is one of them.
 ERROR_KINDS = (
@@ -35,6 +37,9 @@ ERROR_KINDS = (
     "not_asked",  # an evaluation with too many failures asks no further question
 )
 
+ASK, UNDO, SUBMIT = "ask", "undo", "submit"
+CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators
+CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
 STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the journal has it whole
@@ -223,12 +228,13 @@ class StepRecord:
     question: str  # the original
     rewrite: str  # the question after this step
     answer: str
-    baseline_score: float
+    baseline_score: float | None  # None if the original was not asked
     score: float  # of what would be submitted now
     parts: Mapping[str, float]
     reward: float
     valid: bool = True
     error: ErrorInfo | None = None
+    calls: int = 0  # of this step; 0 for a rewrite that would change nothing
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 
     def to_json(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _MANY, _STEPS, _SECONDS = 1e9, 1e12, 1e7  # 1e7 s are 115 days
 _TABLE: tuple[tuple[str, float, float], ...] = (
     # the run
     ("num_env_steps total_steps max_steps", 1, _STEPS),
-    ("num_processes num_envs num_steps max_episode_steps steps_per_episode epochs", 1, 1e5),
+    ("num_processes num_envs num_steps max_episode_steps max_asks steps_per_episode epochs", 1, 1e5),
     ("save_interval log_interval eval_questions last_k num_episodes keep_checkpoints", 1, _MANY),
     ("eval_interval rollout_steps show_batches", 0, _MANY),
     ("seed first_seed", 0, 2**32 - 1),
@@ -36,7 +36,7 @@ _TABLE: tuple[tuple[str, float, float], ...] = (
     ("max_failure_rate warmup_ratio min_lr_ratio faults success_rate difficulty_min difficulty_max", 0, 1),
     ("clip_param target_kl kappa replay_ratio", ABOVE_0, 1e6),
     ("max_grad_norm ridge", ABOVE_0, 1e12),
-    ("entropy_coef value_loss_coef weight_decay ucb_alpha step_cost", 0, 1e6),
+    ("entropy_coef value_loss_coef weight_decay ucb_alpha call_price", 0, 1e6),
     ("ppo_epoch num_quantiles num_eval_quantiles num_cosines embedding_dims n_step", 1, 1e4),
     ("num_mini_batch train_batch_size replay_size learning_starts", 1, 1e8),
     ("sync_every stream_window buffer_size window", 1, _MANY),

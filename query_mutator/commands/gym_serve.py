@@ -101,9 +101,10 @@ def rewriting_game(task: Task, client: Client, *, hint: Hint | None = None) -> G
 def describe(env: QueryMutationEnv) -> str:
     """Return question, current rewrite, its answer, and the actions taken and available, as lines."""
     assert env.episode is not None
-    first, current = env.episode.first, env.episode.current
-    lines = {"question": first.text, "rewrite": current.text, "answer": current.answer}
-    lines |= {"done": ", ".join(env.episode.names) or "-", "actions": ", ".join(env.task.actions)}
+    episode, current = env.episode, env.episode.current
+    lines = {"question": episode.original, "rewrite": episode.text}
+    lines |= {"answer": "(not asked)" if current is None else current.answer}
+    lines |= {"done": ", ".join(episode.names) or "-", "actions": ", ".join(env.task.actions)}
     return "\n".join(f"{name}: {' '.join(text.split())}" for name, text in lines.items())
 
 

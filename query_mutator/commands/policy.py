@@ -16,6 +16,7 @@ from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.data.split import target_key
+from query_mutator.env.task import operator_names
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, greedy
 from query_mutator.evaluation.methods import Evaluator
@@ -28,7 +29,7 @@ from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
 from query_mutator.training.truncation import cut_line, long_questions
-from query_mutator.types import Question
+from query_mutator.types import CONTROLS, Question
 from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _in_words(row: dict[str, Any]) -> str:
     rewrites, operators = iter(row.get("rewrites", ())), row.get("operators", ())
     width = max(map(len, (*operators, "question", "answer")))
     lines = [("question", row["question"])]
-    lines += [(name, "" if name in ("undo", "submit") else next(rewrites)) for name in operators]
+    lines += [(name, "" if name in CONTROLS else next(rewrites)) for name in operators]
     lines += [("error", row["error"]) if "error" in row else ("answer", row["answer"])]
     return "\n".join(f"{name.ljust(width)}  {' '.join(text.split())}".rstrip() for name, text in lines) + "\n"
 
@@ -215,7 +216,7 @@ def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | 
     settings = _settings(flags, checkpoint)
     with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
-        settings_of_task = replace(checkpoint.task, operators=",".join(checkpoint.actions[:-2]))
+        settings_of_task = replace(checkpoint.task, operators=",".join(operator_names(checkpoint.actions)))
         task = make_task(system, settings_of_task, train, projection=checkpoint.projection)
         checkpoint.check_actions(task.actions)
         evaluator = Evaluator(

@@ -69,36 +69,66 @@ class Episode:
     """The state since the question was drawn."""
 
     index: int  # of the question in the task
-    first: Attempt
-    current: Attempt
-    best: Attempt
-    known: dict[str, Attempt]  # every text asked in this episode, which is not asked again
-    used: list[bool]
+    original: str
+    text: str  # the present wording of the question
+    vectors: dict[str, FloatArray]  # every text of this episode, [D]
+    used: list[bool]  # operators
+    call_price: float = 0.0
+    known: dict[str, Attempt] = field(
+        default_factory=dict
+    )  # every text asked in this episode, which is not asked again
+    best: Attempt | None = None  # None before the first answer
+    last: Attempt | None = None  # the present wording's, or that of the last one asked
     tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the operators applied to them
     steps: int = 0
-    calls: int = 1
+    calls: int = 0
     total_reward: float = 0.0
     ended: bool = False  # terminated or truncated
     names: list[str] = field(default_factory=list)  # actions taken
 
-    def action_mask(self) -> list[bool]:
-        """Return which actions are allowed: not an operator tried on this text, nor undo at the original question."""
-        text = self.current.text
-        tried = {action for asked, action in self.tried if asked == text}
-        return [*(action not in tried for action in range(len(self.used))), text != self.first.text, True]
+    @property
+    def first(self) -> Attempt | None:
+        """Return the answer to the original question, None if it was not asked."""
+        return self.known.get(self.original)
+
+    @property
+    def current(self) -> Attempt | None:
+        """Return the answer to the present wording, None if it was not asked."""
+        return self.known.get(self.text)
+
+    def was_tried(self, action: int) -> bool:
+        """Return whether an operator was applied to the present wording."""
+        return (self.text, action) in self.tried
+
+    def add(self, attempt: Attempt, rule: AnswerRule) -> None:
+        """Add the answer to the present wording."""
+        self.known[attempt.text] = attempt
+        self.move(attempt.text, rule)
+
+    def move(self, text: str, rule: AnswerRule) -> None:
+        """Make `text` the present wording; its answer, if there is one, may become the best."""
+        self.text = text
+        if self.current is not None:
+            self.last = self.current
+            self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
+        import torch
+
         return {
             "index": self.index,
-            "first": self.first.text,
-            "current": self.current.text,
-            "best": self.best.text,
+            "first": self.original,
+            "current": self.text,
+            "best": self.best and self.best.text,
+            "last": self.last and self.last.text,
             "known": [attempt.to_state() for attempt in self.known.values()],
+            "vectors": {text: torch.from_numpy(np.array(vector)) for text, vector in self.vectors.items()},
             "used": list(self.used),
             "tried": sorted(self.tried),
             "steps": self.steps,
             "calls": self.calls,
+            "call_price": self.call_price,
             "total_reward": self.total_reward,
             "ended": self.ended,
             "names": list(self.names),
@@ -106,19 +136,23 @@ class Episode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
-        """Return the episode saved by `to_state`."""
+        """Return the episode saved by `to_state`; files of earlier versions lack some of its entries."""
         known = {attempt["text"]: Attempt.from_state(attempt) for attempt in state["known"]}
+        vectors = {text: vector.numpy() for text, vector in state.get("vectors", {}).items()}
         return cls(
             index=state["index"],
-            first=known[state["first"]],
-            current=known[state["current"]],
-            best=known[state["best"]],
+            original=state["first"],
+            text=state["current"],
+            vectors=vectors or {text: attempt.text_vector for text, attempt in known.items()},
+            best=known.get(state["best"]),
+            last=known.get(state.get("last", state["current"])),
             known=known,
             used=list(state["used"]),
             tried={(text, action) for text, action in state["tried"]},
             steps=state["steps"],
             calls=state["calls"],
+            call_price=state.get("call_price", 0.0),
             total_reward=state["total_reward"],
-            ended=state.get("ended", False),  # not in files of earlier versions
+            ended=state.get("ended", False),
             names=list(state["names"]),
         )

@@ -4,14 +4,21 @@ K projected embedding dimensions, A operators
 slice        size  content
 question     K     embedding of the present question, projected and whitened, times 0.4
 answer       K     embedding of the target's answer to it, likewise
-similarity   3     cosines: original question ~ answer, present question ~ answer, best of the latter so far;
-                   each minus 0.5 and times 5, so that they vary as much as the rest
+similarity   3     cosines: original question ~ answer, present question ~ answer, the latter of the best answer so
+                   far; each minus 0.5 and times 5, so that they vary as much as the rest
 drift        1     1 - cosine of original and present question, times 5
 verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
 words        4     share of unknown words, log length, sentences, question marks
 progress     2     share of the episode's steps used, present question is the original
 used         A     operators used in this episode
 closed       A+2   1 for masked actions: operators tried on the present question, undo at the original
+
+With `ask="policy"` the slices of the answer are 0 while the present question was not asked, `closed` has one more
+column for the action *ask*, and three slices are added:
+slice        size  content
+asked        3     the present question was asked, any question was asked, questions asked as a share of the most
+best         3     the best answer so far is a refusal, is "not sure", its cosine with the original question as above
+price        1     price of a call, times 50
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 
 #: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
-_EMBEDDING_SCALE, _COSINE_SCALE = 0.4, 5.0
+_EMBEDDING_SCALE, _COSINE_SCALE, _PRICE_SCALE = 0.4, 5.0, 50.0
 
 CACHED_TEXTS = 4096  # word counts: the same questions return in many episodes
 READ_CHARS = 10_000  # of a question: a mutator may write millions
@@ -68,6 +75,17 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFeatures:
+    """Features of an answer, without gold."""
+
+    vector: FloatArray  # [D]
+    closeness: float  # cosine of the original question and the answer
+    fit: float  # cosine of the question that was asked and the answer
+    refused: bool
+    not_sure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextFeatures:
     """Features of an attempt at a question, without gold."""
 
@@ -75,11 +93,7 @@ class TextFeatures:
     current: str
     drift: float  # 1 - cosine of the original and the present question
     current_vector: FloatArray  # [D]
-    answer_vector: FloatArray  # [D]
-    closeness: float  # cosine of the original and the answer
-    fit: float  # cosine of the present question and the answer
-    refused: bool
-    not_sure: bool
+    answer: AnswerFeatures | None  # to the present question, None if it was not asked
     first_refused: bool
     first_not_sure: bool
 
@@ -88,19 +102,25 @@ class TextFeatures:
 class StepFeatures:
     """Features of an episode that change while the attempt stays the same."""
 
-    best_fit: float
+    best: AnswerFeatures | None  # None before the first answer
     step_fraction: float
     used: Sequence[bool]  # [A]
-    action_mask: Sequence[bool]  # [A + 2] True where allowed; undo and submit included
+    action_mask: Sequence[bool]  # [A + 2 or 3] True where allowed; ask, undo and submit included
+    is_asked: bool = True  # the present question
+    ask_fraction: float = 0.0
+    call_price: float = 0.0
 
 
 class Observer:
     """Builds observations from the projection and the known words, which are frozen for a run."""
 
-    def __init__(self, *, projection: Projection, known_words: Collection[str], num_operators: int) -> None:
+    def __init__(
+        self, *, projection: Projection, known_words: Collection[str], num_operators: int, policy_asks: bool = False
+    ) -> None:
         self.projection = projection
         self.known_words = known_words
-        self.slices = _slices(projection.dims, num_operators)
+        self.policy_asks = policy_asks
+        self.slices = _slices(projection.dims, num_operators, policy_asks=policy_asks)
         self.size = max(piece.stop for piece in self.slices.values())
         self._scalars = slice(self.slices["similarity"].start, self.slices["progress"].stop)
         self._count_words = lru_cache(maxsize=CACHED_TEXTS)(self._words_of)
@@ -109,11 +129,14 @@ class Observer:
     def draw(self, features: TextFeatures) -> FloatArray:
         """Return an observation [O] with zeros in place of StepFeatures; several steps may share it."""
         obs = np.zeros(self.size, dtype=np.float32)
-        put = self.slices
+        put, answer = self.slices, features.answer
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(features.current_vector)
-        obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(features.answer_vector)
-        similarity = (_COSINE_SCALE * (features.closeness - 0.5), _COSINE_SCALE * (features.fit - 0.5), 0.0)
-        verdicts = (features.refused, features.not_sure, features.first_refused, features.first_not_sure)
+        similarity, verdict = (0.0, 0.0, 0.0), (False, False)
+        if answer is not None:
+            obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.vector)
+            similarity = (_centered(answer.closeness), _centered(answer.fit), 0.0)
+            verdict = (answer.refused, answer.not_sure)
+        verdicts = (*verdict, features.first_refused, features.first_not_sure)
         words, progress = self._count_words(features.current[:READ_CHARS]), (0.0, features.current == features.original)
         # In the order of `_SCALARS`, whose columns are adjacent.
         obs[self._scalars] = (*similarity, _COSINE_SCALE * features.drift, *verdicts, *words, *progress)
@@ -122,9 +145,19 @@ class Observer:
     def __call__(self, drawn: FloatArray, features: StepFeatures) -> FloatArray:
         """Return the observation [O]."""
         obs, put = drawn.copy(), self.slices
-        obs[self._best] = _COSINE_SCALE * (features.best_fit - 0.5)
+        best = features.best
+        if best is not None:
+            obs[self._best] = _centered(best.fit)
         obs[put["progress"].start] = features.step_fraction
-        obs[put["used"].start :] = [*features.used, *(not allowed for allowed in features.action_mask)]
+        obs[put["used"].start : put["closed"].stop] = [
+            *features.used,
+            *(not allowed for allowed in features.action_mask),
+        ]
+        if self.policy_asks:
+            obs[put["asked"]] = (features.is_asked, best is not None, features.ask_fraction)
+            if best is not None:
+                obs[put["best"]] = (best.refused, best.not_sure, _centered(best.closeness))
+            obs[put["price"]] = _PRICE_SCALE * features.call_price
         return obs
 
     def _words_of(self, text: str) -> tuple[float, float, float, float]:
@@ -139,11 +172,16 @@ class Observer:
         )
 
 
-def _slices(dims: int, num_operators: int) -> dict[str, slice]:
+def _centered(cosine: float) -> float:
+    return _COSINE_SCALE * (cosine - 0.5)
+
+
+def _slices(dims: int, num_operators: int, *, policy_asks: bool) -> dict[str, slice]:
     slices: dict[str, slice] = {}
     start = 0
-    per_action = (("used", num_operators), ("closed", num_operators + 2))
-    for name, size in (("question", dims), ("answer", dims), *_SCALARS, *per_action):
+    per_action = (("used", num_operators), ("closed", num_operators + 2 + policy_asks))
+    of_asking = (("asked", 3), ("best", 3), ("price", 1)) if policy_asks else ()
+    for name, size in (("question", dims), ("answer", dims), *_SCALARS, *per_action, *of_asking):
         slices[name] = slice(start, start + size)
         start += size
     return slices

@@ -12,15 +12,33 @@ from numpy.typing import NDArray
 
 from query_mutator.encoder import Encoder
 from query_mutator.env.observation import Observer, Projection
-from query_mutator.operators import Operator, OperatorContext
+from query_mutator.operators import Operator, OperatorContext, would_change
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import AnswerRule, ChatRequest, Purpose, Question
+from query_mutator.types import (
+    CALL_PRICE,
+    CONTROLS,
+    SUBMIT,
+    UNDO,
+    AnswerRule,
+    AskRule,
+    ChatRequest,
+    Purpose,
+    Question,
+)
 
 FloatArray = NDArray[np.float32]
 
-UNDO = "undo"
-SUBMIT = "submit"
 PYTHON_DOMAIN = "Python's standard library"
+
+
+def controls(ask: AskRule) -> tuple[str, ...]:
+    """Return the actions that are not operators, which follow them."""
+    return CONTROLS if ask == "policy" else (UNDO, SUBMIT)
+
+
+def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
+    """Return the operators among the names of all actions."""
+    return tuple(name for name in actions if name not in CONTROLS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +84,19 @@ class Task:
     domain: str = PYTHON_DOMAIN
     max_episode_steps: int = 5
     answer: AnswerRule = "best"
-    step_cost: float = 0.01
+    ask: AskRule = "every_step"
+    max_asks: int | None = None  # of an episode; 1: the policy rewrites blindly, and submit asks
+    call_price: tuple[float, ...] = (CALL_PRICE,)  # one is drawn for each episode
+    skip_unchanged: bool = True  # an operator that says that it would change nothing is not asked
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
-        """Return the names of all actions: the operators, then undo and submit."""
-        return (*(operator.name for operator in self.operators), UNDO, SUBMIT)
+        """Return the names of all actions: the operators, then ask (if the policy asks), undo and submit."""
+        return (*(operator.name for operator in self.operators), *controls(self.ask))
+
+    def would_change(self, action: int, text: str, index: int) -> bool:
+        """Return whether operator `action` may change a wording of question `index`; without a local test it may."""
+        return not self.skip_unchanged or would_change(self.operators[action], text, context=self.context(index))
 
     def context(self, index: int) -> OperatorContext:
         """Return what an operator may know about question `index` in addition to its text."""
@@ -116,7 +141,12 @@ def build_task(
         calls=calls,
         encoder=encoder,
         operators=tuple(operators),
-        observer=Observer(projection=projection, known_words=known_words, num_operators=len(operators)),
+        observer=Observer(
+            projection=projection,
+            known_words=known_words,
+            num_operators=len(operators),
+            policy_asks=rules.get("ask") == "policy",
+        ),
         question_vectors=vectors,
         reference_vectors=references,
         neighbors=neighbors,

@@ -9,12 +9,12 @@ import numpy as np
 
 from query_mutator.data import guard_questions
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
-from query_mutator.env.task import SUBMIT, Task
+from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, always, evaluate
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.training.system import System
-from query_mutator.types import Question
+from query_mutator.types import SUBMIT, Question
 
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 

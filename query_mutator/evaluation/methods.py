@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from query_mutator.env.episode import Episode
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
-from query_mutator.env.task import SUBMIT, UNDO, Task
+from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, TooManyFailuresError
 from query_mutator.evaluation.outcomes import (
     Outcome,
@@ -42,7 +42,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.operators import OperatorContext
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import SUBMIT, UNDO, ErrorInfo, Question
 
 FloatArray = NDArray[np.float32]
 
@@ -176,7 +176,7 @@ def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> 
         if env.last_error is not None:
             return Outcome(question_id=question_id, error=env.last_error)
         ended = terminated or truncated
-        rewrites.append(env.episode.current.text)
+        rewrites.append(env.episode.text)
     episode = env.episode
     return Outcome(
         question_id=question_id,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from importlib import resources
 
-from query_mutator.operators.base import Operator, OperatorContext, PromptOperator
+from query_mutator.operators.base import Operator, OperatorContext, PromptOperator, would_change
 from query_mutator.registry import Registry
 
-__all__ = ["OPERATORS", "Operator", "OperatorContext", "PromptOperator", "get", "names", "select"]
+__all__ = ["OPERATORS", "Operator", "OperatorContext", "PromptOperator", "get", "names", "select", "would_change"]
 
 #: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.
 _ORDER = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 MARKER = "[operator: {name}]"
 _MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
 _SLOT = re.compile(r"\{(question|neighbou?r|domain)\}")
+_NEIGHBOR = re.compile(r"\{neighbou?r\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,10 @@ class OperatorContext:
 
 
 class Operator(Protocol):
-    """One way to rewrite a question."""
+    """One way to rewrite a question.
+
+    It may also have a local test `would_change(question, *, context) -> bool`: where it is False, no model is called.
+    """
 
     @property
     def name(self) -> str: ...
@@ -32,6 +37,12 @@ class Operator(Protocol):
         """Return the prompt that asks a mutator model to rewrite `question`."""
 
 
+def would_change(operator: Operator, question: str, *, context: OperatorContext) -> bool:
+    """Return what the operator's local test says; True for an operator without one."""
+    test = getattr(operator, "would_change", None)
+    return test is None or bool(test(question, context=context))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOperator:
     """An operator that is a prompt file: its first line is the marker, its second the summary after `#`."""
@@ -39,11 +50,16 @@ class PromptOperator:
     name: str
     summary: str
     template: str  # with {question}, and {neighbor} or {domain} where it needs them
+    test: Callable[[str], bool] | None = field(default=None, compare=False)  # whether it would change a question
 
     @classmethod
-    def of(cls, name: str, summary: str, prompt: str) -> PromptOperator:
-        """Return the operator of a prompt with {question} in it; ValueError without one."""
-        return cls.parse(f"{MARKER.format(name=name)}\n# {summary}\n{prompt}", source=f"operator {name!r}")
+    def of(cls, name: str, summary: str, prompt: str, *, test: Callable[[str], bool] | None = None) -> PromptOperator:
+        """Return the operator of a prompt with {question} in it; ValueError without one.
+
+        `test` returns whether the rewrite would change a question; it must be fast, because every step asks it.
+        """
+        made = cls.parse(f"{MARKER.format(name=name)}\n# {summary}\n{prompt}", source=f"operator {name!r}")
+        return replace(made, test=test)
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> PromptOperator:
@@ -57,6 +73,12 @@ class PromptOperator:
             raise ValueError(f"{source}: the second line must be `# summary`, and the prompt must hold {{question}}")
         template = f"{marker.strip()}\n{body.strip()}\n"
         return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
+
+    def would_change(self, question: str, *, context: OperatorContext) -> bool:
+        """Return whether the rewrite would change a question, by the local test; True without one."""
+        if self.test is not None and not self.test(question):
+            return False
+        return context.neighbor is not None or not _NEIGHBOR.search(self.template)
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the prompt with question and context filled in; braces in a question are kept."""

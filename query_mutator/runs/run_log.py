@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -134,4 +135,5 @@ class RunLog:
     def _episode_means(self) -> dict[str, float]:
         if not self._episodes:
             return {}
-        return {key: float(np.mean([episode[key] for episode in self._episodes])) for key in self._episodes[0]}
+        means = {key: float(np.mean([episode[key] for episode in self._episodes])) for key in self._episodes[0]}
+        return {key: value for key, value in means.items() if not math.isnan(value)}  # originals that were not asked

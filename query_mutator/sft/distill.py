@@ -14,6 +14,7 @@ from query_mutator.files import read_checked_json
 from query_mutator.plugins import load_plugins
 from query_mutator.rewards.weighted import WeightedReward
 from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.types import CONTROLS
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
 
@@ -22,7 +23,7 @@ _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("env", "episode"), int),
     **dict.fromkeys(("question_id", "question", "operator", "rewrite"), str),
     "parts": dict,
-    "baseline_score": _NUMBER,
+    "baseline_score": (*_NUMBER, type(None)),
     "valid": bool,
 }
 
@@ -171,7 +172,10 @@ def training_rows(rewrites: Iterable[Rewrite]) -> Iterator[dict[str, Any]]:
 
 
 def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite | None]:
-    """Yield the text after each step of a transcript, None for a step whose call failed."""
+    """Yield the text after each step of a transcript that has an answer, None for a step whose call failed.
+
+    The baseline of a question whose original was not asked is 0.
+    """
     applied: dict[tuple[int, int], list[str]] = {}  # operators so far in each episode
     for step in steps:
         names = applied.setdefault((int(step["env"]), int(step["episode"])), [])
@@ -180,8 +184,10 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
             continue
         if step["operator"] == "undo":
             names.clear()
-        elif step["rewrite"] != step["question"]:
+        elif step["rewrite"] != step["question"] and step["operator"] not in CONTROLS:
             names.append(str(step["operator"]))
+        if not step.get("answer", " "):  # not asked
+            continue
         parts = step["parts"]
         score = sum(weight * float(parts.get(name, 0.0)) for name, weight in reward.weights.items())
         yield Rewrite(
@@ -189,7 +195,7 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
             question=str(step["question"]),
             text=str(step["rewrite"]),
             score=min(1.0, max(0.0, score)),
-            baseline_score=float(step["baseline_score"]),
+            baseline_score=float(step["baseline_score"] or 0.0),
             right=float(parts.get("right", 0.0)) >= 0.5,
-            operators=tuple(name for name in names if name != "submit"),
+            operators=tuple(names),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from query_mutator.env.observation import Projection
+from query_mutator.env.task import operator_names
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
 from query_mutator.plugins import load_plugins, warn_of_changes
@@ -86,10 +87,10 @@ class Checkpoint:
             return cls(
                 learner=_learner(state),
                 actions=tuple(state["actions"]),
-                task=_known_fields(TaskSettings, state["task"]),
+                task=_known_fields(TaskSettings, _priced(state["task"])),
                 system=_known_fields(SystemSettings, state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=state["flags"],
+                flags=_priced(state["flags"]),
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
@@ -120,7 +121,7 @@ class Checkpoint:
         )
         raise CheckpointError(
             f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
-            f"use --operators {','.join(self.actions[:-2])}"
+            f"use --operators {','.join(operator_names(self.actions))}"
         )
 
 
@@ -175,6 +176,13 @@ def _load(path: Path) -> dict[str, Any]:
     except Exception as error:  # damaged bytes fail in many ways
         reason = f"cannot read the checkpoint {path}: {error}"
     raise CheckpointError(f"{reason}; give a run folder or another .pt")
+
+
+def _priced(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the price of a call in place of the cost of a step (two calls) of earlier versions."""
+    values = dict(values)
+    step_cost = values.pop("step_cost", None)
+    return values if step_cost is None else {**values, "call_price": (step_cost / 2,)}
 
 
 def _known_fields(cls: type[S], values: Mapping[str, Any]) -> S:

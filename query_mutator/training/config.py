@@ -17,7 +17,7 @@ from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS
-from query_mutator.types import AnswerRule
+from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 PROG = "train_query_mutator.py"
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
@@ -79,10 +79,16 @@ class QuestionFlags:
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
     answer: AnswerRule = "best"
     """Answer that an episode submits: best fits the question, closest is nearest to the original, or the last one."""
+    ask: AskRule = "every_step"
+    """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
+    max_asks: int | None = None
+    """Most questions to the target in an episode with --ask policy; 1: it rewrites without seeing any answer."""
     max_episode_steps: int = 5
     """Steps after which an episode is truncated."""
-    step_cost: float = 0.01
-    """Subtracted from the reward for every rewrite, because it costs calls."""
+    call_price: tuple[float, ...] = (CALL_PRICE,)
+    """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
+    skip_unchanged: bool = True
+    """Make no call for a rewrite whose local test says that it would change nothing (no misspelt word, no slang)."""
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
     encoder_max_tokens: int | None = None
@@ -181,6 +187,8 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
         check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
+        if self.max_asks is not None and self.ask != "policy":
+            raise ValueError(f"max_asks={self.max_asks} needs --ask policy")
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
         self._check_learner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from query_mutator.env.task import controls
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.learners import LEARNERS
 from query_mutator.training.timing import Timing, time_of
@@ -28,10 +29,12 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """Return the calls for training: two per rewrite, and the first answer of every episode."""
-        rewrites = (self.num_actions - 2) / self.num_actions
+        """Return the calls for training: one per rewrite, one per ask, and one answer at an end of every episode."""
+        asks = self.config.ask == "policy"
+        operators = self.num_actions - len(controls(self.config.ask))
+        calls = (operators + 1 if asks else 2 * operators) / self.num_actions
         episodes = self.config.total_steps / self.episode_steps + self.config.num_processes
-        return math.ceil(2 * rewrites * self.config.total_steps + episodes)
+        return math.ceil(calls * self.config.total_steps + episodes)
 
     @property
     def gradient_steps(self) -> int:

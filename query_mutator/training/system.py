@@ -25,8 +25,9 @@ from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
+from query_mutator.operators import Operator
 from query_mutator.rewards import WeightedReward, is_refusal
-from query_mutator.types import AnswerRule, Question
+from query_mutator.types import CALL_PRICE, AnswerRule, AskRule, Question
 
 if TYPE_CHECKING:
     from query_mutator.embedded.corpus import Corpus
@@ -155,12 +156,13 @@ class System:
 
     def _start(self) -> None:
         settings = self.settings
-        self.known_words: frozenset[str] = english_words()
+        self.vocabulary: frozenset[str] = frozenset()  # of the subject
         if self.embedded:
             from query_mutator.embedded.corpus import load_corpus
 
             corpus = load_corpus()
-            self.known_words |= corpus.vocabulary()
+            self.vocabulary = frozenset(corpus.vocabulary())
+        self.known_words = english_words() | self.vocabulary
         if self.choice.kind == EMBEDDED:
             self.encoder = self._resolve_encoder(None)
             self.url = self._start_embedded(corpus)
@@ -216,6 +218,14 @@ class System:
             if (reason := missing_operators(server, self.mutator_model, names)) is not None:
                 raise UsageError(reason)
 
+    def with_local_tests(self, operators: Sequence[Operator]) -> tuple[Operator, ...]:
+        """Return the operators with the local tests that hold for this mutator."""
+        from query_mutator.training.local_tests import with_local_tests
+
+        model = self.mutator_model
+        by_rules = not is_local(model) and self.calls.servers[0].operators(model) is not None
+        return with_local_tests(operators, vocabulary=self.vocabulary, by_rules=by_rules)
+
     def close(self) -> None:
         """Close connections, server and encoder; idempotent."""
         self._stack.close()
@@ -239,7 +249,10 @@ class TaskSettings:
     reward: str = ""
     max_episode_steps: int = 5
     answer: AnswerRule = "best"
-    step_cost: float = 0.01
+    ask: AskRule = "every_step"
+    max_asks: int | None = None
+    call_price: tuple[float, ...] = (CALL_PRICE,)
+    skip_unchanged: bool = True
     embedding_dims: int = 6
     target_max_tokens: int = 256
     mutator_max_tokens: int = 128
@@ -265,6 +278,8 @@ def make_task(
     """Return the task on training `questions` against a running system, whose mutator knows all operators."""
     operators = operator_registry.select(settings.operators)
     system.require_operators([operator.name for operator in operators])
+    if settings.skip_unchanged:
+        operators = system.with_local_tests(operators)
     return build_task(
         questions,
         calls=CallSettings(
@@ -284,7 +299,10 @@ def make_task(
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
-        step_cost=settings.step_cost,
+        ask=settings.ask,
+        max_asks=settings.max_asks,
+        call_price=tuple(settings.call_price),
+        skip_unchanged=settings.skip_unchanged,
     )
 
 

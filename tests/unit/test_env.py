@@ -20,7 +20,7 @@ from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, StepRecord
+from query_mutator.types import CALL_PRICE, ChatRequest, Completion, ErrorInfo, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
 
@@ -60,7 +60,7 @@ def test_reward_is_the_change_of_score_minus_the_cost_of_a_step(env: QueryMutati
     assert not terminated
     assert not truncated
     assert info["score"] > before
-    assert reward == pytest.approx(info["score"] - before - env.task.step_cost)
+    assert reward == pytest.approx(info["score"] - before - 2 * CALL_PRICE)
     _, reward, terminated, _, info = env.step(SUBMIT)
     assert (reward, terminated) == (0.0, True)
     assert info["success"] == 1.0
@@ -84,7 +84,7 @@ def test_last_submits_the_answer_to_the_present_question(tiny_task: MakeTask, ti
     env.reset(seed=0, options=KILL)
     gained = env.step(NEUTRAL)[1]
     lost = env.step(UNDO)[1]
-    assert gained + lost == pytest.approx(-env.task.step_cost)
+    assert gained + lost == pytest.approx(-2 * CALL_PRICE)
     assert env.step(SUBMIT)[4]["success"] == 0.0
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from query_mutator.env.observation import Observer, Projection, StepFeatures, TextFeatures
+from query_mutator.env.observation import AnswerFeatures, Observer, Projection, StepFeatures, TextFeatures
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
 
 
-def observer() -> Observer:
+def observer(*, policy_asks: bool = False) -> Observer:
     vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    return Observer(projection=Projection.fit(vectors, dims=2), known_words={"sort", "a", "list"}, num_operators=3)
+    return Observer(
+        projection=Projection.fit(vectors, dims=2),
+        known_words={"sort", "a", "list"},
+        num_operators=3,
+        policy_asks=policy_asks,
+    )
 
 
 SIGHT = TextFeatures(
@@ -20,16 +27,13 @@ SIGHT = TextFeatures(
     current="sort a list? now!",
     drift=1.0,
     current_vector=NORTH,
-    answer_vector=NORTH,
-    closeness=0.0,
-    fit=1.0,
-    refused=True,
-    not_sure=False,
+    answer=AnswerFeatures(vector=NORTH, closeness=0.0, fit=1.0, refused=True, not_sure=False),
     first_refused=False,
     first_not_sure=True,
 )
+BEST = AnswerFeatures(vector=NORTH, closeness=0.75, fit=0.25, refused=False, not_sure=True)
 MOMENT = StepFeatures(
-    best_fit=0.25, step_fraction=0.4, used=[False, True, False], action_mask=[False, True, True, False, True]
+    best=BEST, step_fraction=0.4, used=[False, True, False], action_mask=[False, True, True, False, True]
 )
 
 
@@ -48,8 +52,30 @@ def test_every_slice_holds_what_its_line_says() -> None:
     assert part["closed"] == [1, 0, 0, 1, 0]
 
 
-def test_slices_cover_the_vector_without_gap() -> None:
-    pieces = list(observer().slices.values())
+def test_an_observation_without_an_answer_says_so() -> None:
+    see = observer(policy_asks=True)
+    moment = replace(MOMENT, best=None, action_mask=[True] * 6, is_asked=False, call_price=0.02)
+    obs = see(see.draw(replace(SIGHT, answer=None)), moment)
+    part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
+    assert obs.shape == (see.size,)
+    assert part["answer"] == [0, 0]
+    assert part["similarity"] == [0, 0, 0]
+    assert part["verdicts"] == [0, 0, 0, 1]
+    assert part["closed"] == [0] * 6
+    assert part["asked"] == part["best"] == [0, 0, 0]
+    assert part["price"] == pytest.approx([1.0])
+
+
+def test_with_answers_the_policy_that_asks_sees_the_best_one() -> None:
+    see = observer(policy_asks=True)
+    obs = see(see.draw(SIGHT), replace(MOMENT, action_mask=[True] * 6, ask_fraction=0.5))
+    assert obs[see.slices["asked"]].tolist() == [1, 1, 0.5]
+    assert obs[see.slices["best"]] == pytest.approx([0, 1, 1.25])
+
+
+@pytest.mark.parametrize("policy_asks", [False, True])
+def test_slices_cover_the_vector_without_gap(policy_asks: bool) -> None:
+    pieces = list(observer(policy_asks=policy_asks).slices.values())
     assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
 
 
