@@ -1,4 +1,4 @@
-"""The two question sets that come with the product."""
+"""The three question sets that come with the product."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def python_docs() -> list[Question]:
 def guard_questions() -> list[Question]:
     """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
     return load_questions(FOLDER / "guard.jsonl")
+
+
+def second_hand_questions() -> list[Question]:
+    """Return a second author's questions about objects that no question of `python_docs` is about.
+
+    Another author wrote them without seeing the rewrite rules, the phrasebook or any method's answers. Use them for
+    evaluation only: never train on them, choose a model or plan with them, or edit them after a measurement.
+    """
+    return load_questions(FOLDER / "python_docs_2.jsonl")
