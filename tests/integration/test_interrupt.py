@@ -101,13 +101,16 @@ def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str],
 
 
 class Stalling(Librarian):
-    """Answers while `goes_on` is set."""
+    """Answers while `goes_on` is set, and until `stalls_when` is true."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.stalls_when: Callable[[], bool] = lambda: False
 
     def reply(self, prompt: str) -> str:
+        if self.stalls_when():
+            self.goes_on.clear()
         self.goes_on.wait()
         return super().reply(prompt)
 
@@ -146,6 +149,30 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
     assert main(["--resume", str(run)]) == 0
     assert (run / "summary.json").exists()
     assert rows_in(run) == 64
+
+
+def test_an_evaluation_between_two_rollouts_can_be_ended(
+    tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+) -> None:
+    server, model = stalling
+    flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "1", "--cache", "off", "--no-evaluate"]
+    latest = tmp_path / "runs" / "latest"
+    model.stalls_when = lambda: latest.exists() and rows_in(latest) == 32  # first the evaluation after the rollout
+    process, run = started(flags, tmp_path)
+    wait_until(lambda: not model.goes_on.is_set(), process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    model.stalls_when = lambda: False
+    model.goes_on.set()
+
+    from train_query_mutator import main
+
+    assert main(["--resume", str(run)]) == 0
+    assert rows_in(run) == 64
+    evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "eval/success" in row]
+    assert evaluated == [0, 32, 64]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
