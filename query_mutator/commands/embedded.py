@@ -26,7 +26,7 @@ __all__ = ["EmbeddedFlags", "main"]
 
 PROG = "python -m query_mutator.embedded"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
-MODEL_NAMES = ("pydoc-assistant", "rule-rewriter", EMBEDDING_MODEL, Echo.name, Babble.name)
+MODEL_NAMES = ("pydoc-assistant", "reference-assistant", "rule-rewriter", EMBEDDING_MODEL, Echo.name, Babble.name)
 
 
 def _from_environment(name: str, default: int) -> int:

@@ -45,7 +45,7 @@ class GymServeFlags:
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash."""
     dataset: str = "python_docs"
-    """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
+    """Questions: python_docs or reference_tables (bundled), or a .jsonl, .csv or .parquet file."""
     operators: str = ""
     """Rewrite operators that clients may choose, as a,b,c; by default all."""
     batch_size: int = 8

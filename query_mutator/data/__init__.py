@@ -1,12 +1,21 @@
 """Question sets: the bundled ones, the readers of files, and the split.
 
-`load_questions` reads .jsonl, .csv and .parquet; `python_docs`, `second_hand_questions` and
-`guard_questions` come with the product; `split_questions` holds questions out by a hash of their target, so that adding
-rows moves no other row. `pynames` compares names of Python's standard library.
+`load_questions` reads .jsonl, .csv and .parquet; the sets in `BUNDLED`, `second_hand_questions` and `guard_questions`
+come with the product; `split_questions` holds questions out by a hash of their target, and `validation_split` a fold of
+the training questions, so that adding rows moves no other row. `pynames` compares names of Python's standard library.
 """
 
-from query_mutator.data.bundled import guard_questions, python_docs, second_hand_questions
+from query_mutator.data.bundled import BUNDLED, guard_questions, python_docs, second_hand_questions
 from query_mutator.data.loaders import load_questions
-from query_mutator.data.split import Split, split_questions
+from query_mutator.data.split import Split, split_questions, validation_split
 
-__all__ = ["Split", "guard_questions", "load_questions", "python_docs", "second_hand_questions", "split_questions"]
+__all__ = [
+    "BUNDLED",
+    "Split",
+    "guard_questions",
+    "load_questions",
+    "python_docs",
+    "second_hand_questions",
+    "split_questions",
+    "validation_split",
+]

@@ -1,7 +1,8 @@
-"""The three question sets that come with the product."""
+"""The question sets that come with the product; `--dataset` takes the names in BUNDLED."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +17,11 @@ def python_docs() -> list[Question]:
     return load_questions(FOLDER / "python_docs.jsonl")
 
 
+def reference_tables() -> list[Question]:
+    """Return ordinary questions about the tables that `reference-assistant` knows: characters, statuses, errors, ..."""
+    return load_questions(FOLDER / "reference_tables.jsonl")
+
+
 def guard_questions() -> list[Question]:
     """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
     return load_questions(FOLDER / "guard.jsonl")
@@ -28,3 +34,10 @@ def second_hand_questions() -> list[Question]:
     evaluation only: never train on them, choose a model or plan with them, or edit them after a measurement.
     """
     return load_questions(FOLDER / "python_docs_2.jsonl")
+
+
+#: Sets to train on, by name. Evaluation-only sets are not among them.
+BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
+    "python_docs": python_docs,
+    "reference_tables": reference_tables,
+}

@@ -1,22 +1,29 @@
-"""A train/test split that never moves: it hashes what a question is about, so no target is in both parts."""
+"""A split that never moves: it hashes what a question is about, so no target is in two parts.
+
+test          38 % of the targets, read by evaluation commands and at the end of a run only
+train         the others, in five folds
+validation    one fold of them, left out of training: curves and every choice between settings use it
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from query_mutator.types import Question
 
 TEST_PERCENT = 38
+FOLDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The questions to learn from and the held-out ones."""
+    """The questions to learn from, those to choose by, and the held-out ones."""
 
     train: tuple[Question, ...]
-    test: tuple[Question, ...]
+    test: tuple[Question, ...] = ()
+    validation: tuple[Question, ...] = ()
 
 
 def target_key(question: Question) -> str:
@@ -26,14 +33,30 @@ def target_key(question: Question) -> str:
 
 def in_test(question: Question, *, test_percent: int = TEST_PERCENT) -> bool:
     """Return whether a question is held out: sha256 of its target modulo 100, so adding rows moves no other row."""
-    digest = hashlib.sha256(target_key(question).encode()).hexdigest()
-    return int(digest[:8], 16) % 100 >= 100 - test_percent
+    return int(_digest(question)[:8], 16) % 100 >= 100 - test_percent
+
+
+def fold_of(question: Question) -> int:
+    """Return the fold of a training question, 0 to 4, by other digits of the same hash than `in_test` reads."""
+    return int(_digest(question)[8:16], 16) % FOLDS
 
 
 def split_questions(questions: Iterable[Question], *, test_percent: int = TEST_PERCENT) -> Split:
-    """Return the hash-stable split; order within each part is kept."""
+    """Return the hash-stable split, without a validation part; order within each part is kept."""
     train: list[Question] = []
     test: list[Question] = []
     for question in questions:
         (test if in_test(question, test_percent=test_percent) else train).append(question)
     return Split(train=tuple(train), test=tuple(test))
+
+
+def validation_split(train: Sequence[Question], fold: int) -> Split:
+    """Return training questions in two parts: those of `fold` as validation, the others to learn from."""
+    return Split(
+        train=tuple(question for question in train if fold_of(question) != fold),
+        validation=tuple(question for question in train if fold_of(question) == fold),
+    )
+
+
+def _digest(question: Question) -> str:
+    return hashlib.sha256(target_key(question).encode()).hexdigest()

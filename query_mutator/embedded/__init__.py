@@ -2,8 +2,8 @@
 
 `start_server(models)` starts the server in a thread; what it needs is offered here and loads no numpy. The models that
 need an encoder are in their own modules: `default_models.default_models`, `assistant.PydocAssistant`,
-`rewriter.RuleRewriter`, and `corpus.load_corpus` for the documentation they know. This package imports only `encoder`,
-`files`, `errors` and `registry`.
+`reference_assistant.ReferenceAssistant`, `rewriter.RuleRewriter`, and `corpus.load_corpus` for the documentation they
+know. This package imports only `encoder`, `files`, `errors` and `registry`.
 """
 
 from query_mutator.embedded.faults import KINDS, FaultPlan

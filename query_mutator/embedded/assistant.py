@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
 from query_mutator.encoder import Encoder, FloatArray, embed_documents
 
-__all__ = ["NOT_SURE", "PURPOSE_REFUSAL", "REFUSAL", "PydocAssistant", "answer"]
+__all__ = ["NOT_SURE", "PURPOSE_REFUSAL", "REFUSAL", "SOURCES", "FilteredSearch", "PydocAssistant", "answer"]
 
 REFUSAL = "I'm sorry, but I can't help with that request."
 PURPOSE_REFUSAL = "I'm sorry, but I can't help with something that could hurt a person or what belongs to them."
@@ -26,18 +28,32 @@ SURE_FROM = 0.35
 SOURCES = ("assistant.py", "filters.py", "corpus.py", "rules/filters.tsv", "rules/harms.txt")
 
 
-class PydocAssistant:
-    """Answers with the most similar entry of the corpus, if the two filters let the question pass."""
+class Search(Protocol):
+    """Finds the answer to a prompt among documents."""
 
-    name = "pydoc-assistant"
+    documents: FloatArray  # [n, dim], one unit row per document that the purpose filter compares a prompt with
 
-    def __init__(self, encoder: Encoder, corpus: Corpus, *, cache: Path | None = None) -> None:
+    def find(self, prompt: str, row: FloatArray) -> str | None:
+        """Return the answer to a prompt with the embedding `row` [dim], or None if no document is near enough."""
+        ...
+
+
+class FilteredSearch:
+    """Answers what a search finds, if the two filters let the question pass; `load` is called by the first prompt."""
+
+    not_sure = NOT_SURE
+
+    def __init__(self, encoder: Encoder, load: Callable[[], Search]) -> None:
         self._encoder = encoder
-        self._entries = corpus.entries
-        self._documents = embed_documents([document_text(entry) for entry in corpus.entries], encoder, cache=cache)
-        self._purpose = PurposeFilter(encoder, self._documents)
-        texts = (f"{entry.name}\0{entry.signature}\0{entry.summary}" for entry in corpus.entries)
-        self.digest = digest_of(encoder.fingerprint, *texts, sources=SOURCES)
+        self._load = load
+
+    @cached_property
+    def _search(self) -> Search:
+        return self._load()
+
+    @cached_property
+    def _purpose(self) -> PurposeFilter:
+        return PurposeFilter(self._encoder, self._search.documents)
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return one answer per prompt; all are encoded in one call."""
@@ -50,9 +66,34 @@ class PydocAssistant:
             return PURPOSE_REFUSAL
         if has_trigger_word(prompt):
             return REFUSAL
-        similarity = self._documents @ row  # row by row, so that a reply never depends on the batch
+        found = self._search.find(prompt, row)
+        return self.not_sure if found is None else found
+
+
+class DocstringSearch:
+    """Finds the entry of a corpus whose embedding is nearest."""
+
+    def __init__(self, encoder: Encoder, corpus: Corpus, *, cache: Path | None) -> None:
+        self._entries = corpus.entries
+        self.documents = embed_documents([document_text(entry) for entry in corpus.entries], encoder, cache=cache)
+
+    def find(self, prompt: str, row: FloatArray) -> str | None:
+        """Return the answer about the nearest entry, or None below SURE_FROM."""
+        similarity = self.documents @ row  # row by row, so that a reply never depends on the batch
         best = int(np.argmax(similarity))
-        return answer(self._entries[best]) if similarity[best] >= SURE_FROM else NOT_SURE
+        return answer(self._entries[best]) if similarity[best] >= SURE_FROM else None
+
+
+class PydocAssistant(FilteredSearch):
+    """Answers with the most similar entry of the corpus; all entries are embedded at once."""
+
+    name = "pydoc-assistant"
+
+    def __init__(self, encoder: Encoder, corpus: Corpus, *, cache: Path | None = None) -> None:
+        search = DocstringSearch(encoder, corpus, cache=cache)
+        super().__init__(encoder, lambda: search)
+        texts = (f"{entry.name}\0{entry.signature}\0{entry.summary}" for entry in corpus.entries)
+        self.digest = digest_of(encoder.fingerprint, *texts, sources=SOURCES)
 
 
 def document_text(entry: Entry) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from query_mutator.embedded.assistant import PydocAssistant
 from query_mutator.embedded.corpus import Corpus, load_corpus
 from query_mutator.embedded.models import Echo, EmbeddedModel
+from query_mutator.embedded.reference_assistant import ReferenceAssistant
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.encoder import Encoder
 
@@ -12,8 +13,8 @@ __all__ = ["default_models"]
 
 
 def default_models(encoder: Encoder, *, corpus: Corpus | None = None) -> dict[str, EmbeddedModel]:
-    """Return the assistant, the rewriter and `echo` by name; `corpus` defaults to this interpreter's."""
+    """Return the two assistants, the rewriter and `echo` by name; `corpus` defaults to this interpreter's."""
     corpus = corpus or load_corpus()
     rewriter = RuleRewriter(corpus.vocabulary(), encoder=encoder)
-    models: list[EmbeddedModel] = [PydocAssistant(encoder, corpus), rewriter, Echo()]
+    models: list[EmbeddedModel] = [PydocAssistant(encoder, corpus), ReferenceAssistant(encoder), rewriter, Echo()]
     return {model.name: model for model in models}

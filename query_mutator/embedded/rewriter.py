@@ -40,7 +40,7 @@ class RuleRewriter:
         ranked = words.items() if isinstance(words, Mapping) else words
         weights = encoder.fingerprint if encoder is not None else ""
         known = (repr(sorted(vocabulary)), repr(sorted(ranked)), weights)
-        self.digest = digest_of(*known, sources=("rewriter.py", "rules"))
+        self.digest = digest_of(*known, sources=("rewriter.py", "word_index.py", "rules"))
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return the rewritten question for each prompt, in order."""

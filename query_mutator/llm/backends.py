@@ -8,11 +8,11 @@ tests its name.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from query_mutator.errors import BackendError, UsageError
+from query_mutator.errors import BackendError, ModelMissingError, UsageError
 from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -100,12 +100,14 @@ def resolve_backend(
     mutator_model: str | None = None,
     environ: Mapping[str, str] = os.environ,
     probe_timeout_s: float = PROBE_TIMEOUT_S,
+    embedded_targets: Collection[str] = (),
     **urls: str | Sequence[str] | None,
 ) -> BackendChoice:
     """Return which backend a run uses, after asking the servers for the models; `urls` by flag, as `ollama_url=...`.
 
-    `auto` falls back to the embedded server when none answers, unless an address or a `target_model` is given. Raises
-    ServerDownError, ModelMissingError, or UsageError (with the available models) when no target model is named.
+    `auto` falls back to the embedded server when none answers, unless an address is given, or a `target_model` that is
+    not among `embedded_targets`. Raises ServerDownError, ModelMissingError, or UsageError (with the available models)
+    when no target model is named.
     """
     kind, given = choose_backend(backend, urls)
     if kind == EMBEDDED:
@@ -114,11 +116,13 @@ def resolve_backend(
     models = [model for model in (target_model, mutator_model) if model is not None]
     try:
         versions = _check(servers, models, has_target=target_model is not None, probe_timeout_s=probe_timeout_s)
-    except BackendError:
-        if backend != AUTO or given or target_model:
+    except BackendError as error:
+        elsewhere = target_model and target_model.removesuffix(":latest") not in embedded_targets
+        if backend != AUTO or given or elsewhere:
             raise
-        title = servers[0].title
-        return _embedded(f"backend: embedded, because no {title} server answers at {servers[0].url}")
+        server = servers[0]
+        lacks = f"no {target_model} is" if isinstance(error, ModelMissingError) else f"no {server.title} server answers"
+        return _embedded(f"backend: embedded, because {lacks} at {server.url}")
     found = [
         f"{f'{server.title} {version}'.strip()} at {server.url}"
         for server, version in zip(servers, versions, strict=True)

@@ -66,7 +66,7 @@ class QuestionFlags:
     """Questions, what an episode does with one, and the reward."""
 
     dataset: str = "python_docs"
-    """Questions: python_docs (bundled), or a .jsonl, .csv or .parquet file."""
+    """Questions: python_docs or reference_tables (bundled), or a .jsonl, .csv or .parquet file."""
     question_column: str | None = None
     """Column of the question, if it is not called query, question, prompt or text."""
     answer_column: str | None = None

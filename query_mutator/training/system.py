@@ -5,6 +5,7 @@ Used by the command lines and by `gymnasium.make("rl_query_mutator_env:QueryMuta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
-from query_mutator.data import Split, load_questions, python_docs, split_questions
+from query_mutator.data import BUNDLED, Split, load_questions, split_questions
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.encoder.remote import Embed
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
-from query_mutator.errors import UsageError
+from query_mutator.errors import DatasetError, UsageError
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.client import ModelServer
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
     from query_mutator.embedded.corpus import Corpus
 
 
-EMBEDDED_TARGET = "pydoc-assistant"
+EMBEDDED_TARGETS = ("pydoc-assistant", "reference-assistant")  # searches, which rewrite nothing; the first by default
 EMBEDDED_MUTATOR = "rule-rewriter"
-BUNDLED_DATASET = "python_docs"
 OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
 
 
@@ -86,7 +86,7 @@ def default_mutator(target_model: str, *, embedded: bool) -> str:
 
     `embedded` says whether our own server answers; other models may run on it.
     """
-    is_search = embedded and target_model.removesuffix(":latest") == EMBEDDED_TARGET
+    is_search = embedded and target_model.removesuffix(":latest") in EMBEDDED_TARGETS
     return EMBEDDED_MUTATOR if is_search else target_model
 
 
@@ -128,6 +128,7 @@ class System:
                 openai_url=settings.openai_url,
                 target_model=settings.target_model,
                 mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
+                embedded_targets=EMBEDDED_TARGETS,
             )
             check_open_files(settings, servers=len(self.choice.urls), embedded=self.choice.kind == EMBEDDED)
             self._start()
@@ -171,7 +172,7 @@ class System:
         self.calls = calls = self._build_client()
         self._stack.callback(calls.close)
         self.retry_policy = RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)
-        self.target_model = settings.target_model or EMBEDDED_TARGET
+        self.target_model = settings.target_model or EMBEDDED_TARGETS[0]
         self.mutator_model = settings.mutator_model or default_mutator(self.target_model, embedded=self.embedded)
         calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
         if self.choice.kind != EMBEDDED:
@@ -241,7 +242,7 @@ class System:
 class TaskSettings:
     """Which questions are asked and the rules of an episode."""
 
-    dataset: str = BUNDLED_DATASET
+    dataset: str = "python_docs"
     question_column: str | None = None
     answer_column: str | None = None
     operators: str = ""
@@ -261,15 +262,17 @@ class TaskSettings:
 
 
 def load_dataset(settings: TaskSettings) -> list[Question]:
-    """Return the questions of `settings.dataset`, the bundled set's name or a file."""
-    if settings.dataset == BUNDLED_DATASET and not Path(settings.dataset).exists():
+    """Return the questions of `settings.dataset`, the name of a bundled set or a file."""
+    dataset = settings.dataset
+    if dataset in BUNDLED and not Path(dataset).exists():
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for a file; {BUNDLED_DATASET} has its own columns")
-        return python_docs()
-    return load_questions(
-        settings.dataset, question_column=settings.question_column, answer_column=settings.answer_column
-    )
+                raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
+        return BUNDLED[dataset]()
+    if not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
+        sets = ", ".join(BUNDLED)
+        raise DatasetError(f"{dataset}: no such file; give a .jsonl, .csv or .parquet file, or a bundled set: {sets}")
+    return load_questions(dataset, question_column=settings.question_column, answer_column=settings.answer_column)
 
 
 def make_task(

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from query_mutator.data import guard_questions, load_questions, pynames, python_docs, split_questions
-from query_mutator.data.split import target_key
+from query_mutator.data.split import FOLDS, fold_of, target_key, validation_split
 from query_mutator.errors import DatasetError
 
 
@@ -113,6 +113,21 @@ def test_split_keeps_targets_apart_and_does_not_move() -> None:
     fewer = split_questions(questions[::3])
     assert set(fewer.test) <= set(split.test)
     assert set(fewer.train) <= set(split.train)
+
+
+def test_folds_keep_targets_apart_and_do_not_move() -> None:
+    train = split_questions(python_docs()).train
+    folds = [validation_split(train, fold) for fold in range(FOLDS)]
+    assert sorted(q.id for part in folds for q in part.validation) == sorted(q.id for q in train)
+    assert [len(part.validation) for part in folds] == [123, 106, 129, 113, 113]
+    for part in folds:
+        assert len(part.train) + len(part.validation) == len(train)
+        chosen_on = {target_key(question) for question in part.validation}
+        learned = {target_key(question) for question in part.train}
+        assert not [name for name in chosen_on if any(pynames.same_object(name, other) for other in learned)]
+    fewer = validation_split(train[::3], 2)
+    assert set(fewer.validation) <= set(folds[2].validation)
+    assert {fold_of(question) for question in fewer.train} == {0, 1, 3, 4}
 
 
 def test_guard_requests_have_no_gold() -> None:

@@ -55,6 +55,16 @@ def test_auto_falls_back_when_what_answers_is_no_ollama(server: EmbeddedServer) 
     assert resolve_backend("auto", environ={"OLLAMA_HOST": f"{server.url}/elsewhere"}).kind == "embedded"
 
 
+def test_auto_falls_back_for_a_model_that_only_the_embedded_server_has(server: EmbeddedServer, nobody: str) -> None:
+    asked: dict[str, Any] = {"target_model": "ours", "embedded_targets": ["ours"]}
+    for address, why in ((nobody, "no Ollama server answers at"), (server.url, "no ours is at")):
+        choice = resolve_backend(**asked, environ={"OLLAMA_HOST": address})
+        assert (choice.kind, choice.url) == ("embedded", None)
+        assert why in choice.reason
+    with pytest.raises(ServerDownError):
+        resolve_backend("ollama", **asked, environ={"OLLAMA_HOST": nobody})
+
+
 @pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"ollama_url": ...}, {"target_model": "echo"}])
 def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobody: str) -> None:
     asked = {key: nobody if value is ... else value for key, value in asked.items()}

@@ -1,15 +1,12 @@
 """Expansion: add what a question in everyday words means in technical terms, found by words and by similarity.
 
 A row of the phrasebook is a technical phrase and everyday ways to ask for the same. A question is compared with every
-row twice: by shared words (BM25, Robertson and Zaragoza 2009) and by the cosine of the embeddings.
+row twice: by shared words (`WordIndex`) and by the cosine of the embeddings.
 """
 
 from __future__ import annotations
 
 import io
-import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
@@ -19,13 +16,14 @@ import numpy as np
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
+from query_mutator.embedded.word_index import WordIndex
 from query_mutator.encoder import Encoder, FloatArray, embed_documents, unit_rows
 
 __all__ = ["VECTORS", "Phrasebook", "embed_rows", "row_vectors", "texts_sha256"]
 
 ROWS, VECTORS = "phrasebook.tsv", "phrasebook.npz"
-#: BM25's saturation and length constants, and the weight of shared words next to the cosine.
-_K1, _B, _WORDS_WEIGHT = 1.2, 0.5, 0.2
+#: The weight of shared words next to the cosine.
+_WORDS_WEIGHT = 0.2
 #: The technical phrase counts twice among the words, and half as much as the everyday ones in the embedding.
 _TERM_WORDS, _TERM_VECTOR = 2, 0.5
 #: Rows with a lower score do not match the question.
@@ -59,37 +57,6 @@ class Phrasebook:
             scores /= _WORDS_WEIGHT
         best = int(np.argmax(scores))
         return self._phrases[best] if scores[best] >= MIN_SCORE else None
-
-
-class WordIndex:
-    """BM25 over small documents, as a share of the best possible score for the question."""
-
-    def __init__(self, documents: Sequence[Sequence[str]]) -> None:
-        self._size = len(documents)
-        mean = sum(map(len, documents)) / max(1, self._size)
-        postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for place, document in enumerate(documents):
-            damp = _K1 * (1 - _B + _B * len(document) / mean)
-            for word, count in Counter(document).items():
-                postings[word].append((place, count * (_K1 + 1) / (count + damp)))
-        self._postings = {
-            word: (np.array([place for place, _ in found]), np.array([weight for _, weight in found], np.float32))
-            for word, found in postings.items()
-        }
-
-    def shares(self, asked: Sequence[str]) -> FloatArray:
-        """Return one score per document, [n]; words that no document has lower all scores."""
-        scores = np.zeros(self._size, np.float32)
-        total = 0.0
-        for word in sorted(set(asked)):
-            places, weights = self._postings.get(word, _NOWHERE)
-            rarity = math.log(1 + (self._size - len(places) + 0.5) / (len(places) + 0.5))
-            scores[places] += rarity * weights
-            total += rarity
-        return scores / total if total else scores
-
-
-_NOWHERE = (np.array([], np.intp), np.array([], np.float32))
 
 
 def row_vectors(encoder: Encoder) -> FloatArray:
