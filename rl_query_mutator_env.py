@@ -45,6 +45,7 @@ from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
+from query_mutator.operators import ROUND_TRIP, OperatorContext, local_rewrite
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
@@ -234,6 +235,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             error = yield from self._rewrite(action)
         if error is None and (name == ASK or (ends and episode.best is None)):
             error = yield from self._ask(action)
+        if error is None and ends and self.task.answer == "round_trip":
+            error = yield from self._round_trip(action)
         self._note_error(episode.index, error)
         self._timing["step_s"] = time.perf_counter() - started
         episode.names.append(name)
@@ -310,8 +313,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         assert self.episode is not None
         episode, rewriter = self.episode, self.task.operators[action]
         before = text = episode.text
-        if self.task.would_change(action, before, episode.index):
-            prompt = rewriter.render(before, context=self.task.context(episode.index))
+        context, local = self._context(), local_rewrite(rewriter)
+        if local is not None:
+            text = local(before, context=context) or before
+        elif self.task.would_change(action, before, context):
+            prompt = rewriter.render(before, context=context)
             mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
             if not mutated.ok:
                 return mutated.error
@@ -326,6 +332,12 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode.tried.add((before, action))
         episode.move(text, self.task.answer)
         return None
+
+    def _context(self) -> OperatorContext:
+        """Return what an operator may know about the present question."""
+        assert self.episode is not None
+        current = self.episode.current
+        return self.task.context(self.episode.index, None if current is None else current.answer)
 
     def _embed(self, text: str) -> Flow:
         """Embed a wording that is not asked yet; return the error of a server that failed."""
@@ -362,6 +374,34 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             return attempt
         episode.vectors[text] = attempt.text_vector
         episode.add(attempt, self.task.answer)
+        return None
+
+    def _round_trip(self, action: int) -> Flow:
+        """Make the answer the best from which the mutator can tell the question; return the error of a failed call.
+
+        Asked for answers that neither refuse nor are unsure, if two or more of them differ (round-trip consistency:
+        Alberti et al., 2019, arXiv:1906.05416).
+        """
+        assert self.episode is not None
+        episode = self.episode
+        answers = {attempt.answer: attempt for attempt in episode.known.values() if attempt.answers}
+        if len(answers) < 2:
+            return None
+        questions = []
+        for number, answer in enumerate(answers, 1):
+            prompt = ROUND_TRIP.render(episode.original, context=self.task.context(episode.index, answer))
+            asked = yield from self._timed(
+                self.task.calls.mutator(prompt), f"round trip {number}", "mutator", action=action
+            )
+            if not asked.ok:
+                return asked.error
+            questions.append(asked.text)
+        vectors = yield Encode(tuple(questions))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        original = episode.vectors[episode.original]
+        closest = max(zip(vectors, answers.values(), strict=True), key=lambda pair: cosine(original, pair[0]))
+        episode.best = closest[1]
         return None
 
     def _attempt(
@@ -433,9 +473,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """
         assert self.episode is not None
         task, episode = self.task, self.episode
+        context = self._context()
         may_ask = task.max_asks is None or len(episode.known) < task.max_asks
         can_change = [
-            not episode.was_tried(action) and task.would_change(action, episode.text, episode.index)
+            not episode.was_tried(action) and task.would_change(action, episode.text, context)
             for action in range(len(task.operators))
         ]
         asking = [may_ask and task.max_asks != 1 and episode.current is None] if task.ask == "policy" else []

@@ -81,7 +81,8 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[tuple[str, bo
         except ModelMissingError as error:
             yield _line("model", str(error)), False
     if present:
-        reason = missing_operators(server, present[-1], [operator.name for operator in operators.select("")])
+        asked = [operator.name for operator in operators.select("") if operators.local_rewrite(operator) is None]
+        reason = missing_operators(server, present[-1], asked)
         if reason is not None:
             yield _line("model", reason), False
         yield from _calls(server, present[0], config)

@@ -52,7 +52,7 @@ class RuleRewriter:
         Raise PromptError for an operator without a rule and for a prompt without a question.
         """
         marker = _MARKER.search(prompt)
-        question = _between(prompt, "question")
+        question = _between(prompt, "question") or _between(prompt, "answer")
         if marker is None and question is None:
             return HELP.format(known=", ".join(self.operators))
         operator = marker[1] if marker else ""

@@ -30,6 +30,11 @@ class Attempt:
     closeness: float  # cosine of the original question and the answer
     reward: Reward
 
+    @property
+    def answers(self) -> bool:
+        """Return whether the answer is neither a refusal nor "not sure"."""
+        return not is_refusal(self.answer) and not is_not_sure(self.answer)
+
     def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
         """Return the sort key of a rule, without gold: an answer beats "not sure" beats a refusal, then a cosine."""
         cosine = self.closeness if rule == "closest" else self.fit

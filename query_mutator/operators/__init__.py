@@ -1,18 +1,28 @@
 """Rewrite operators: one prompt file each in `prompts/`, registered by name.
 
-Offers `OPERATORS`, the registry to add one of yours to; `PromptOperator`, an operator made of a prompt; the `Operator`
-Protocol and its `OperatorContext`; and `select`, which reads `--operators`. The order of registration is the order of
-the policy's actions.
+Offers `OPERATORS`, the registry to add one of yours to; `PromptOperator`, an operator made of a prompt;
+`LocalOperator`, one that is a function; the `Operator` Protocol and its `OperatorContext`; and `select`, which reads
+`--operators`. The order of registration is the order of the policy's actions.
 """
 
 from __future__ import annotations
 
 from importlib import resources
 
-from query_mutator.operators.base import Operator, OperatorContext, PromptOperator, would_change
+from query_mutator.operators.base import (
+    LocalOperator,
+    Operator,
+    OperatorContext,
+    PromptOperator,
+    local_rewrite,
+    would_change,
+)
 from query_mutator.registry import Registry
 
-__all__ = ["OPERATORS", "Operator", "OperatorContext", "PromptOperator", "get", "names", "select", "would_change"]
+__all__ = [
+    "OPERATORS", "ROUND_TRIP", "LocalOperator", "Operator", "OperatorContext", "PromptOperator", "get", "local_rewrite",
+    "names", "select", "would_change",
+]  # fmt: skip
 
 #: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.
 _ORDER = (
@@ -43,6 +53,9 @@ def _load(name: str) -> PromptOperator:
 
 for _name in _ORDER:
     OPERATORS.add(_name, _load(_name))
+
+#: Not an action of the policy: asks which question an answer answers, for `--answer round_trip`.
+ROUND_TRIP = _load("round_trip")
 
 
 def names() -> list[str]:

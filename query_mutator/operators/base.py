@@ -9,8 +9,9 @@ from typing import Protocol
 
 MARKER = "[operator: {name}]"
 _MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
-_SLOT = re.compile(r"\{(question|neighbou?r|domain)\}")
+_SLOT = re.compile(r"\{(question|neighbou?r|domain|answer)\}")
 _NEIGHBOR = re.compile(r"\{neighbou?r\}")
+_SUBJECT = re.compile(r"\{(question|answer)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,14 @@ class OperatorContext:
 
     domain: str = "Python's standard library"
     neighbor: str | None = None  # the nearest other training question
+    answer: str | None = None  # the target's answer to the question, None if it was not asked
 
 
 class Operator(Protocol):
     """One way to rewrite a question.
 
     It may also have a local test `would_change(question, *, context) -> bool`: where it is False, no model is called.
+    One with `rewrite(question, *, context) -> str` is local: it never calls a model.
     """
 
     @property
@@ -37,8 +40,16 @@ class Operator(Protocol):
         """Return the prompt that asks a mutator model to rewrite `question`."""
 
 
+def local_rewrite(operator: Operator) -> Callable[..., str] | None:
+    """Return `rewrite(question, *, context)` of an operator that is carried out in this process, None for others."""
+    return getattr(operator, "rewrite", None)
+
+
 def would_change(operator: Operator, question: str, *, context: OperatorContext) -> bool:
     """Return what the operator's local test says; True for an operator without one."""
+    local = local_rewrite(operator)
+    if local is not None:
+        return local(question, context=context) != question
     test = getattr(operator, "would_change", None)
     return test is None or bool(test(question, context=context))
 
@@ -69,7 +80,7 @@ class PromptOperator:
         if match is None:
             raise ValueError(f"{source}: the first line must be {MARKER.format(name='NAME')}")
         summary, _, body = rest.partition("\n")
-        if not summary.startswith("# ") or "{question}" not in body:
+        if not summary.startswith("# ") or not _SUBJECT.search(body):
             raise ValueError(f"{source}: the second line must be `# summary`, and the prompt must hold {{question}}")
         template = f"{marker.strip()}\n{body.strip()}\n"
         return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
@@ -78,9 +89,33 @@ class PromptOperator:
         """Return whether the rewrite would change a question, by the local test; True without one."""
         if self.test is not None and not self.test(question):
             return False
+        if context.answer is None and "{answer}" in self.template:
+            return False
         return context.neighbor is not None or not _NEIGHBOR.search(self.template)
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the prompt with question and context filled in; braces in a question are kept."""
-        values = {"question": question, "neighbor": context.neighbor or "", "domain": context.domain}
+        values = {
+            "question": question,
+            "neighbor": context.neighbor or "",
+            "domain": context.domain,
+            "answer": context.answer or "",
+        }
         return _SLOT.sub(lambda match: values[match.group(1).replace("neighbour", "neighbor")], self.template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOperator:
+    """An operator that is a function of the question, carried out in this process; it costs no call."""
+
+    name: str
+    summary: str
+    function: Callable[[str], str]
+
+    def rewrite(self, question: str, *, context: OperatorContext) -> str:
+        """Return the rewritten question."""
+        return self.function(question)
+
+    def render(self, question: str, *, context: OperatorContext) -> str:
+        """Return the question: no prompt is ever sent."""
+        return question

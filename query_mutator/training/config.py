@@ -78,7 +78,8 @@ class QuestionFlags:
     reward: str = ""
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
     answer: AnswerRule = "best"
-    """Answer that an episode submits: best fits the question, closest is nearest to the original, or the last one."""
+    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
+    round_trip: that from which the mutator can tell the question, one call for each of several answers."""
     ask: AskRule = "every_step"
     """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
     max_asks: int | None = None

@@ -26,7 +26,7 @@ from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
-from query_mutator.operators import Operator
+from query_mutator.operators import ROUND_TRIP, Operator, local_rewrite
 from query_mutator.rewards import WeightedReward, is_refusal
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule, Question
 
@@ -280,7 +280,8 @@ def make_task(
 ) -> Task:
     """Return the task on training `questions` against a running system, whose mutator knows all operators."""
     operators = operator_registry.select(settings.operators)
-    system.require_operators([operator.name for operator in operators])
+    asked = [operator.name for operator in operators if local_rewrite(operator) is None]
+    system.require_operators([*asked, *([ROUND_TRIP.name] if settings.answer == "round_trip" else [])])
     if settings.skip_unchanged:
         operators = system.with_local_tests(operators)
     return build_task(

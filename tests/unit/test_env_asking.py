@@ -11,7 +11,7 @@ import pytest
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.operators import PromptOperator
+from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.types import ChatRequest, Completion, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
@@ -179,3 +179,77 @@ def test_batched_equals_single(task: Task, tiny_client: Client, batch_size: int 
         assert np.array_equal(obs, [result[0] for result in results])
         assert rewards.tolist() == [result[1] for result in results]
     batched.close()
+
+
+def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None:
+    client = Counting(tiny_client)
+    softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text: text.replace("kill", "stop"))
+    env = QueryMutationEnv(replace(task, operators=(task.operators[0], softer, task.operators[2])), client=client)
+    env.reset(seed=0, options=KILL)
+    assert env.action_masks()[NEUTRAL]
+    _, reward, _, _, info = env.step(NEUTRAL)
+    assert (client.purposes, reward, info["step_calls"]) == ([], 0, 0)
+    assert not env.action_masks()[NEUTRAL]  # it would change nothing
+    assert env.step(SUBMIT)[4]["success"] == 1
+
+
+def test_an_operator_may_use_the_answer_to_the_present_question(task: Task, tiny_client: Client) -> None:
+    client = Counting(tiny_client)
+    seen = PromptOperator.of("neutral", "Use the answer.", "{question} answered by {answer}")
+    env = QueryMutationEnv(replace(task, operators=(task.operators[0], seen, task.operators[2])), client=client)
+    env.reset(seed=0, options=KILL)
+    assert not env.action_masks()[NEUTRAL]  # there is no answer yet
+    env.step(ASK)
+    assert env.action_masks()[NEUTRAL]
+    prompt = seen.render("how", context=env.task.context(1, "the answer"))
+    assert prompt.endswith("how answered by the answer\n")
+
+
+class Backwards:
+    """Tells every question from its answer: the target says `sorted`, the mutator that sorting was asked for."""
+
+    def __init__(self, client: Client, questions: dict[str, str]) -> None:
+        self.client, self.questions, self.asked = client, questions, list[str]()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        prompt = request.messages[-1].content
+        if not prompt.startswith("[operator: round_trip]"):
+            return self.client.complete(request)
+        self.asked.append(prompt)
+        return Completion(text=next(text for answer, text in self.questions.items() if answer in prompt))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def two_answers(task: Task, client: Client) -> QueryMutationEnv:
+    """Return an environment in which two different answers were given: `os.kill`, then `sorted`."""
+    turn = LocalOperator(name="filler", summary="Turn.", function=lambda text: text.replace("stop", "sort"))
+    env = QueryMutationEnv(
+        replace(task, operators=(*task.operators[:2], turn), answer="round_trip", max_episode_steps=9), client=client
+    )
+    env.reset(seed=0, options=KILL)
+    for action in (NEUTRAL, ASK, FILLER, ASK):
+        env.step(action)
+    return env
+
+
+@pytest.mark.parametrize(("sorted_asks", "success"), [("about lists", 1), ("how do i kill the process", 0)])
+def test_round_trip_submits_the_answer_that_leads_back_to_the_question(
+    task: Task, tiny_client: Client, sorted_asks: str, success: int
+) -> None:
+    client = Backwards(tiny_client, {"os.kill": "kill the process", "sorted": sorted_asks})
+    env = two_answers(task, client)
+    info = env.step(SUBMIT)[4]
+    assert len(client.asked) == 2
+    assert all("how do i" not in prompt for prompt in client.asked)  # the question is not given away
+    assert (info["success"], info["step_calls"], info["calls"]) == (success, 2, 5)
+
+
+def test_round_trip_asks_nothing_about_equal_answers(task: Task, tiny_client: Client) -> None:
+    client = Backwards(tiny_client, {})
+    env = QueryMutationEnv(replace(task, answer="round_trip"), client=client)
+    env.reset(seed=0, options=KILL)
+    for action in (ASK, NEUTRAL, ASK, SUBMIT):
+        info = env.step(action)[4]
+    assert (client.asked, info["success"]) == ([], 1)  # the first answer was a refusal

@@ -7,12 +7,15 @@ row twice: by shared words (`WordIndex`) and by the cosine of the embeddings.
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
 
 import numpy as np
 
+from query_mutator.embedded.corpus import split_identifier
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
@@ -28,15 +31,17 @@ _WORDS_WEIGHT = 0.2
 _TERM_WORDS, _TERM_VECTOR = 2, 0.5
 #: Rows with a lower score do not match the question.
 MIN_SCORE = 0.4
+_NAME = re.compile(r"`([^`]+)`")  # what an answer is about
+_SUMMARY_CHARS = 400
 
 
 class Phrasebook:
     """Finds the technical phrase for a question; without an encoder by shared words alone."""
 
     def __init__(self, encoder: Encoder | None = None) -> None:
-        self._phrases = [row[0] for row in load_rows(ROWS)]
-        self._known = frozenset(self._phrases)
-        self._index = WordIndex([_stems(" ".join((*row, *row[:1] * (_TERM_WORDS - 1)))) for row in load_rows(ROWS)])
+        self._rows = load_rows(ROWS)
+        self._known = frozenset(row[0] for row in self._rows)
+        self._index = WordIndex([_stems(" ".join((*row, *row[:1] * (_TERM_WORDS - 1)))) for row in self._rows])
         self._encoder = encoder
         self._vectors = None if encoder is None else row_vectors(encoder)  # [rows, D]
 
@@ -50,13 +55,25 @@ class Phrasebook:
 
     def meaning(self, text: str) -> str | None:
         """Return the phrase of the best row, or None if no row matches."""
+        row = self._best_row(text)
+        return None if row is None else row[0]
+
+    def questions(self, answer: str) -> str:
+        """Return what an answer answers: phrase and two everyday questions of the best row for its name and text."""
+        name = _NAME.search(answer)
+        summary = answer.rpartition("\n\n")[2][:_SUMMARY_CHARS]
+        row = self._best_row(f"{summary} ({' '.join(split_identifier(name[1]))})" if name else summary)
+        return summary if row is None else "; ".join(row[:3])
+
+    def _best_row(self, text: str) -> Sequence[str] | None:
+        """Return the row with the highest score, or None if no row matches."""
         scores = _WORDS_WEIGHT * self._index.shares(_stems(text))
         if self._encoder is not None and self._vectors is not None:
             scores += self._vectors @ self._encoder.encode([text])[0]
         else:
             scores /= _WORDS_WEIGHT
         best = int(np.argmax(scores))
-        return self._phrases[best] if scores[best] >= MIN_SCORE else None
+        return self._rows[best] if scores[best] >= MIN_SCORE else None
 
 
 def row_vectors(encoder: Encoder) -> FloatArray:
