@@ -310,8 +310,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         assert self.episode is not None
         episode, rewriter = self.episode, self.task.operators[action]
         before = text = episode.text
-        if self.task.would_change(action, before, episode.index):
-            prompt = rewriter.render(before, context=self.task.context(episode.index))
+        answer = episode.answer
+        if self.task.would_change(action, before, episode.index, answer):
+            prompt = rewriter.render(before, context=self.task.context(episode.index, answer))
             mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
             if not mutated.ok:
                 return mutated.error
@@ -433,9 +434,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """
         assert self.episode is not None
         task, episode = self.task, self.episode
+        text, answer = episode.text, episode.answer
         may_ask = task.max_asks is None or len(episode.known) < task.max_asks
         can_change = [
-            not episode.was_tried(action) and task.would_change(action, episode.text, episode.index)
+            not episode.was_tried(action) and task.would_change(action, text, episode.index, answer)
             for action in range(len(task.operators))
         ]
         asking = [may_ask and task.max_asks != 1 and episode.current is None] if task.ask == "policy" else []

@@ -94,13 +94,17 @@ class Task:
         """Return the names of all actions: the operators, then ask (if the policy asks), undo and submit."""
         return (*(operator.name for operator in self.operators), *controls(self.ask))
 
-    def would_change(self, action: int, text: str, index: int) -> bool:
-        """Return whether operator `action` may change a wording of question `index`; without a local test it may."""
-        return not self.skip_unchanged or would_change(self.operators[action], text, context=self.context(index))
+    def would_change(self, action: int, text: str, index: int, answer: str | None = None) -> bool:
+        """Return whether operator `action` may change a wording of question `index`; without a local test it may.
 
-    def context(self, index: int) -> OperatorContext:
-        """Return what an operator may know about question `index` in addition to its text."""
-        return OperatorContext(domain=self.domain, neighbor=self.neighbors[index])
+        `answer` is the target's to this wording, None if it was not asked.
+        """
+        context = self.context(index, answer)
+        return not self.skip_unchanged or would_change(self.operators[action], text, context=context)
+
+    def context(self, index: int, answer: str | None = None) -> OperatorContext:
+        """Return what an operator may know about question `index` in addition to its present wording."""
+        return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], answer=answer)
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""

@@ -9,16 +9,17 @@ from typing import Protocol
 
 MARKER = "[operator: {name}]"
 _MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
-_SLOT = re.compile(r"\{(question|neighbou?r|domain)\}")
+_SLOT = re.compile(r"\{(question|neighbou?r|domain|answer)\}")
 _NEIGHBOR = re.compile(r"\{neighbou?r\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorContext:
-    """What an operator may use in addition to the question; fixed for each question of a run."""
+    """What an operator may use in addition to the present question; domain and neighbor are fixed for a run."""
 
     domain: str = "Python's standard library"
     neighbor: str | None = None  # the nearest other training question
+    answer: str | None = None  # the target's to the present question; None if it was not asked
 
 
 class Operator(Protocol):
@@ -49,7 +50,7 @@ class PromptOperator:
 
     name: str
     summary: str
-    template: str  # with {question}, and {neighbor} or {domain} where it needs them
+    template: str  # with {question}, and {neighbor}, {domain} or {answer} where it needs them
     test: Callable[[str], bool] | None = field(default=None, compare=False)  # whether it would change a question
 
     @classmethod
@@ -75,12 +76,19 @@ class PromptOperator:
         return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
 
     def would_change(self, question: str, *, context: OperatorContext) -> bool:
-        """Return whether the rewrite would change a question, by the local test; True without one."""
+        """Return whether the rewrite would change a question; an operator needs what its prompt has a slot for."""
         if self.test is not None and not self.test(question):
+            return False
+        if context.answer is None and "{answer}" in self.template:
             return False
         return context.neighbor is not None or not _NEIGHBOR.search(self.template)
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the prompt with question and context filled in; braces in a question are kept."""
-        values = {"question": question, "neighbor": context.neighbor or "", "domain": context.domain}
+        values = {
+            "question": question,
+            "neighbor": context.neighbor or "",
+            "domain": context.domain,
+            "answer": context.answer or "",
+        }
         return _SLOT.sub(lambda match: values[match.group(1).replace("neighbour", "neighbor")], self.template)

@@ -87,7 +87,8 @@ def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question]
     if not questions:
         return []
     first = questions[0].text
-    around = max(len(operator.render(first, context=task.context(0))) for operator in task.operators) - len(first)
+    context = task.context(0, "x" * CHARS_PER_TOKEN * task.calls.target_max_tokens)
+    around = max(len(operator.render(first, context=context)) for operator in task.operators) - len(first)
     models: Mapping[str, int] = {task.calls.target_model: 0}
     if not is_local(task.calls.mutator_model):
         models = {**models, task.calls.mutator_model: around}
