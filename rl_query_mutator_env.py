@@ -336,8 +336,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _context(self) -> OperatorContext:
         """Return what an operator may know about the present question."""
         assert self.episode is not None
-        current = self.episode.current
-        return self.task.context(self.episode.index, None if current is None else current.answer)
+        return self.task.context(self.episode.index, self.episode.answer)
 
     def _embed(self, text: str) -> Flow:
         """Embed a wording that is not asked yet; return the error of a server that failed."""

@@ -33,14 +33,15 @@ from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray
 from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
-from query_mutator.evaluation.heldout import compare, embed_questions, make_periodic_eval
+from query_mutator.evaluation.heldout import compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator, comparison_steps
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.evaluation.validation import make_periodic_eval
 from query_mutator.files import write_checked_json
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import plugin_hashes
-from query_mutator.report.curve import draw_learning_curve
+from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.table import assistant_name, result_table
 from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
@@ -56,7 +57,7 @@ from query_mutator.training.learners import LEARNERS, make_learner, settings_of
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
-from query_mutator.training.resume import check_resumption
+from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
 from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
@@ -101,8 +102,9 @@ def parse(argv: Sequence[str], stack: ExitStack) -> tuple[TrainConfig, Checkpoin
     if Path(config.resume).is_dir() and not config.dry_run:
         stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
-    config = parse_config(argv, base=checkpoint.flags, base_name=str(checkpoint.path))
+    config = parse_config(argv, base=resumed_flags(checkpoint), base_name=str(checkpoint.path))
     check_resumption(config, checkpoint)
+    note(*fold_remarks(config, checkpoint))
     return config, checkpoint
 
 
@@ -121,6 +123,7 @@ def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
         config=config,
         num_actions=num_operators + len(controls(config.ask)),
         num_train=num_train,
+        num_validation=len(split.validation),
         num_test=num_test,
         comparison_steps=comparison if config.evaluate and num_test else 0,
     )
@@ -139,7 +142,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         bar.update()
         system = stack.enter_context(System(settings_of(SystemSettings, config, batch_size=config.calls_in_flight)))
         stack.enter_context(closing_on_interrupt(system.calls.close))
-    embed_questions(system.encoder, split.train)
+    embed_questions(system.encoder, split.train + split.validation)
     task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
@@ -153,6 +156,11 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
 
     from ppo.algorithm import usable_device
 
+    if split.validation and not split.train:
+        raise UsageError(
+            f"{config.dataset}: --validation-fold {config.validation_fold} takes all {len(split.validation)} questions "
+            "that are not held out; give another fold, or none"
+        )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     make_reward(settings_of(TaskSettings, config))
@@ -202,7 +210,8 @@ class Trainer:
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
         done = checkpoint.progress if checkpoint else Progress()
-        self.env_steps, self.best_success = done.env_steps, done.best_success
+        has_same_fold = checkpoint is not None and checkpoint.task.validation_fold == config.validation_fold
+        self.env_steps, self.best_success = done.env_steps, done.best_success if has_same_fold else 0.0
         self.counted = system.calls.counted
         self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
         self.journal = None
@@ -233,7 +242,8 @@ class Trainer:
         """Print the settings, write config.json and the first checkpoint, and prepare the training loop."""
         config = self.config
         note(*remarks(config), self.system.choice.reason, f"encoder: {self.system.encoder.source}")
-        note(*long_questions(self.system.calls, self.task, self.split.train + self.split.test))
+        note(*long_questions(self.system.calls, self.task, self.split.train + self.split.validation))
+        note(*long_questions(self.system.calls, self.task, self.split.test, send=False))
         print(f"run folder: {self.run_dir.path}", flush=True)
         described = {**self.system.describe(), "plugins": plugin_hashes(config.plugin)}
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
@@ -242,7 +252,12 @@ class Trainer:
         self.periodic_eval = None
         if config.updates_between_evals:
             self.periodic_eval = make_periodic_eval(
-                self.evaluator, self.task, self.split.test, size=config.eval_questions
+                self.evaluator, self.task, self.split.validation, size=config.eval_questions
+            )
+        if config.validation_fold != "none" and not self.split.validation:
+            note(
+                f"--validation-fold {config.validation_fold} holds none of the {len(self.split.train)} questions to "
+                "learn from, so there are no periodic evaluations; give another fold"
             )
         if self.periodic_eval and not self.env_steps:
             self.run_dir.metrics.write(self._evaluate(), step=0, wall_s=self.runlog.wall_s)
@@ -320,12 +335,12 @@ class Trainer:
         return OnPolicyLoop(self.envs, learner, self.obs, max_policy_lag=config.max_policy_lag, **common)
 
     def _evaluate(self) -> dict[str, float]:
-        """Return the figures of a periodic evaluation on held-out questions."""
+        """Return the figures of a periodic evaluation on validation questions."""
         assert self.periodic_eval is not None
         with _server_worked_before():
             row = self.periodic_eval(self.learner.frozen)
-        self.best_success = max(self.best_success, row["eval/success"])  # NaN leaves the first
-        return {**row, "eval/best_success": self.best_success}
+        self.best_success = max(self.best_success, row["validation/success"])  # NaN leaves the first
+        return {**row, "validation/best_success": self.best_success}
 
     def _restore_envs(self, checkpoint: Checkpoint | None, done: Progress) -> FloatArray | None:
         """Restore the environments; return their observations [N, O], None for new episodes.
@@ -420,6 +435,7 @@ class Trainer:
     def _summary(self, report: dict[str, Any] | None, wall_s: float) -> dict[str, Any]:
         return {
             "eval": report,
+            "validation": validation_end(self.run_dir.metrics_path, fold=self.config.validation_fold),
             "env_steps": self.env_steps,
             "llm_calls": self.counted.totals.calls,
             "eval_llm_calls": self.system.calls.eval_counted.totals.calls,

@@ -19,7 +19,10 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from query_mutator.analysis.events import read_event_file
 
-TAGS = ("rollout/ep_rew_mean", "train/loss", "losses/value_loss", "perf/transitions_learned_per_second", "eval/success")
+TAGS = (
+    *("rollout/ep_rew_mean", "train/loss", "losses/value_loss", "perf/transitions_learned_per_second"),
+    "validation/success",
+)
 
 
 def write_points(path: Path, points: int) -> None:

@@ -83,7 +83,7 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites."""
 
     dataset: str | None = None
-    """Questions to ask, except those whose target the policy was trained on; by default the held-out ones."""
+    """Questions to ask, except those whose target training or validation used; by default the held-out ones."""
     question_column: str | None = None
     """Column of the question in --dataset."""
     answer_column: str | None = None
@@ -137,7 +137,7 @@ def _questions(flags: EvalFlags, checkpoint: Checkpoint) -> Sequence[Question]:
         if not split.test:
             raise UsageError(f"{checkpoint.task.dataset} has no held-out questions; name others with --dataset")
         return split.test
-    trained_on = {target_key(question) for question in split.train}
+    trained_on = {target_key(question) for question in split.train + split.validation}
     settings = replace(
         checkpoint.task,
         dataset=flags.dataset,

@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from query_mutator.types import Question
 
 TEST_PERCENT = 38
 FOLDS = 5
+
+#: The fold to choose by, or "none" to learn from all training questions.
+ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,11 @@ class Episode:
         """Return the answer to the present wording, None if it was not asked."""
         return self.known.get(self.text)
 
+    @property
+    def answer(self) -> str | None:
+        """Return the target's answer to the present wording, None if it was not asked."""
+        return None if self.current is None else self.current.answer
+
     def was_tried(self, action: int) -> bool:
         """Return whether an operator was applied to the present wording."""
         return (self.text, action) in self.tried

@@ -16,11 +16,11 @@ _SUBJECT = re.compile(r"\{(question|answer)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorContext:
-    """What an operator may use in addition to the question; fixed for each question of a run."""
+    """What an operator may use in addition to the present question; domain and neighbor are fixed for a run."""
 
     domain: str = "Python's standard library"
     neighbor: str | None = None  # the nearest other training question
-    answer: str | None = None  # the target's answer to the question, None if it was not asked
+    answer: str | None = None  # the target's to the present question; None if it was not asked
 
 
 class Operator(Protocol):
@@ -60,7 +60,7 @@ class PromptOperator:
 
     name: str
     summary: str
-    template: str  # with {question}, and {neighbor} or {domain} where it needs them
+    template: str  # with {question}, and {neighbor}, {domain} or {answer} where it needs them
     test: Callable[[str], bool] | None = field(default=None, compare=False)  # whether it would change a question
 
     @classmethod
@@ -86,7 +86,7 @@ class PromptOperator:
         return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
 
     def would_change(self, question: str, *, context: OperatorContext) -> bool:
-        """Return whether the rewrite would change a question, by the local test; True without one."""
+        """Return whether the rewrite would change a question; an operator needs what its prompt has a slot for."""
         if self.test is not None and not self.test(question):
             return False
         if context.answer is None and "{answer}" in self.template:

@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from ppo.config import PPOConfig
 from query_mutator.cli.flags import parse_flags
+from query_mutator.data.split import ValidationFold
 from query_mutator.iqn.config import BanditFlags, CollectorFlags, IQNFlags
 from query_mutator.llm.address import check_addresses
 from query_mutator.llm.away import DEFAULT_WAIT_S
@@ -39,10 +40,10 @@ class RunFlags:
     """Updates between two checkpoints."""
     log_interval: int = 1
     """Updates between two rows of metrics."""
-    eval_interval: int | None = None
-    """Updates between two evaluations on held-out questions; by default about ten per run, 0 for none."""
-    eval_questions: int = 120
-    """Held-out questions of a periodic evaluation; the same ones each time."""
+    eval_interval: Annotated[int | None, arg(aliases=["--validation-interval"])] = None
+    """Updates between two evaluations on validation questions; by default about ten per run, 0 for none."""
+    eval_questions: Annotated[int, arg(aliases=["--validation-questions"])] = 120
+    """Most validation questions of a periodic evaluation; the same ones each time."""
     evaluate: bool = True
     """Compare the policy with the baselines on all held-out questions at the end."""
     max_policy_lag: int = 0
@@ -71,6 +72,8 @@ class QuestionFlags:
     """Column of the question, if it is not called query, question, prompt or text."""
     answer_column: str | None = None
     """Column of the answer, if it is not called accept, answer, reference or response."""
+    validation_fold: ValidationFold = 0
+    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
     operators: str = ""
     """Rewrite operators that the policy may choose, as a,b,c; by default all."""
     domain: str = "Python's standard library"

@@ -18,6 +18,7 @@ class Plan:
     config: TrainConfig
     num_actions: int
     num_train: int
+    num_validation: int
     num_test: int
     comparison_steps: int  # of the final comparison with the baselines
 
@@ -45,13 +46,17 @@ class Plan:
     def evaluations(self) -> int:
         """Return the number of periodic evaluations, the one at the start included."""
         every = self.config.updates_between_evals
-        return 1 + self.config.num_updates // every if every and self.num_test else 0
+        return 1 + self.config.num_updates // every if every and self.num_validation else 0
+
+    @property
+    def evaluation_questions(self) -> int:
+        """Return the questions of a periodic evaluation."""
+        return min(self.config.eval_questions, self.num_validation)
 
     @property
     def evaluation_steps(self) -> int:
         """Return the environment steps of the periodic evaluations."""
-        asked = min(self.config.eval_questions, self.num_test)
-        return math.ceil(self.evaluations * asked * self.episode_steps)
+        return math.ceil(self.evaluations * self.evaluation_questions * self.episode_steps)
 
     @property
     def timing(self) -> Timing:
@@ -63,7 +68,10 @@ class Plan:
         # The time of a measured step includes its share of the evaluations.
         steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
         rows = [
-            ("questions to learn from / held out", f"{self.num_train} / {self.num_test}"),
+            (
+                "questions to learn from / for validation / held out",
+                f"{self.num_train} / {self.num_validation} / {self.num_test}",
+            ),
             ("actions (operators, undo, submit)", str(self.num_actions)),
             ("updates", str(config.num_updates)),
             ("gradient steps, about", str(self.gradient_steps)),
@@ -74,10 +82,7 @@ class Plan:
             ),
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
-            (
-                "evaluations on held-out questions",
-                f"{self.evaluations} x {min(config.eval_questions, self.num_test)} questions",
-            ),
+            ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),
             ("time for training, about", _duration(steps * timing.step_s)),
             ("time for the final comparison, about", _duration(self.comparison_steps * timing.step_s)),
         ]

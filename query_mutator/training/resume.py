@@ -28,6 +28,28 @@ FREE = frozenset(
 )
 
 
+#: What runs did before there was a flag for it.
+_EARLIER = {"validation_fold": "none"}
+
+
+def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the flags of the run that wrote a checkpoint, by any version."""
+    return {**_EARLIER, **checkpoint.flags}
+
+
+def fold_remarks(config: TrainConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return the line about periodic evaluations that mean something else than before the checkpoint."""
+    before, now = checkpoint.flags.get("validation_fold"), config.validation_fold
+    if before is None and now == "none":
+        return [
+            f"{checkpoint.path} is of a version whose periodic evaluations read held-out questions; from here on "
+            "there are none, see --validation-fold"
+        ]
+    if now in ("none", before):
+        return []
+    return [f"{checkpoint.path} has learned from questions of validation fold {now}: validation/* will be too high"]
+
+
 def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     """Raise a UsageError unless a run can resume from its checkpoint with these flags.
 
@@ -37,7 +59,7 @@ def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     in_folder = Path(config.resume or "").is_dir()
     if in_folder:
         check_files(Path(config.resume or ""), checkpoint)
-    if in_folder and (found := differences(config, checkpoint.flags)):
+    if in_folder and (found := differences(config, resumed_flags(checkpoint))):
         raise CheckpointError(
             f"{config.resume} was started with other settings ({'; '.join(found)}); leave them out, "
             f"or start a new folder from its checkpoint with --resume {checkpoint.path}"

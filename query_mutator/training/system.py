@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
-from query_mutator.data import BUNDLED, Split, load_questions, split_questions
+from query_mutator.data import BUNDLED, Split, load_questions, split_questions, validation_split
+from query_mutator.data.split import ValidationFold
 from query_mutator.encoder import Encoder, english_words, resolve_encoder
 from query_mutator.encoder.remote import Embed
 from query_mutator.env.observation import Projection
@@ -259,6 +260,7 @@ class TaskSettings:
     mutator_max_tokens: int = 128
     temperature: float = 0.0
     seed: int | None = 0
+    validation_fold: ValidationFold = "none"
 
 
 def load_dataset(settings: TaskSettings) -> list[Question]:
@@ -316,5 +318,8 @@ def make_reward(settings: TaskSettings) -> WeightedReward:
 
 
 def split_dataset(settings: TaskSettings) -> Split:
-    """Return the hash-stable split of the dataset."""
-    return split_questions(load_dataset(settings))
+    """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
+    split = split_questions(load_dataset(settings))
+    if settings.validation_fold == "none":
+        return split
+    return replace(validation_split(split.train, settings.validation_fold), test=split.test)

@@ -79,22 +79,24 @@ def cut_line(totals: CallTotals) -> list[str]:
     ]
 
 
-def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question]) -> list[str]:
+def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question], *, send: bool = True) -> list[str]:
     """Return lines about questions whose prompt will not fit, by the server's tokenizer or an estimate.
 
-    The mutator's prompt is the question and the longest operator's text.
+    The mutator's prompt is the question and the longest operator's text. Without `send` only lengths are read: no part
+    of a question is sent to the server.
     """
     if not questions:
         return []
     first = questions[0].text
-    around = max(len(operator.render(first, context=task.context(0))) for operator in task.operators) - len(first)
+    context = task.context(0, "x" * CHARS_PER_TOKEN * task.calls.target_max_tokens)
+    around = max(len(operator.render(first, context=context)) for operator in task.operators) - len(first)
     models: Mapping[str, int] = {task.calls.target_model: 0}
     if not is_local(task.calls.mutator_model):
         models = {**models, task.calls.mutator_model: around}
-    return [line for model, extra in models.items() for line in _too_long(calls, model, extra, questions)]
+    return [line for model, extra in models.items() for line in _too_long(calls, model, extra, questions, send)]
 
 
-def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Question]) -> list[str]:
+def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Question], send: bool) -> list[str]:
     """Return the line for one model; `around` are the characters that a prompt adds to the question."""
     server, longest = calls.servers[0], max(len(question.text) for question in questions) + around
     context = _largest_context(calls, model)
@@ -103,7 +105,8 @@ def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Q
         context = _largest_context(calls, model)
     if context is None:
         return []
-    found = {q.id: _tokens(server, model, q.text, around) for q in questions if _is_long(q.text, around, context)}
+    counting = server if send else None
+    found = {q.id: _tokens(counting, model, q.text, around) for q in questions if _is_long(q.text, around, context)}
     found = {question: tokens for question, tokens in found.items() if tokens >= context}
     if not found:
         return []
@@ -124,9 +127,9 @@ def _is_long(text: str, around: int, context: int) -> bool:
     return len(text) + around >= CHARS_PER_TOKEN * context
 
 
-def _tokens(server: ModelServer, model: str, text: str, around: int) -> int:
+def _tokens(server: ModelServer | None, model: str, text: str, around: int) -> int:
     """Return the tokens of a prompt: the server's count of the question's, or an estimate."""
-    counted = server.count_tokens(model, text)
+    counted = server.count_tokens(model, text) if server else None
     return (len(text) + around) // CHARS_PER_TOKEN if counted is None else counted + around // CHARS_PER_TOKEN
 
 

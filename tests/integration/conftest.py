@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from query_mutator.data import load_questions, split_questions, validation_split
 from query_mutator.embedded.server import EmbeddedServer
 from tests.integration.llama_server import write_gguf
 
@@ -22,6 +23,10 @@ ROWS = [
     ("count words plz", "str.count"),
     ("join my words", "str.join"),
     ("umm length plz", "operator.length_hint"),
+    # fold 0 of the training questions: validation
+    ("kill the group plz", "os.killpg"),
+    ("umm count up", "itertools.count"),
+    ("are all of them true", "all"),
 ]
 
 
@@ -35,6 +40,12 @@ def write_dataset(path: Path, rows: Sequence[tuple[str, str]]) -> Path:
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "questions.jsonl", ROWS)
+
+
+@pytest.fixture
+def validation(dataset: Path) -> list[str]:
+    """Return the texts of the dataset's validation questions."""
+    return [q.text for q in validation_split(split_questions(load_questions(dataset)).train, 0).validation]
 
 
 @pytest.fixture(scope="session")

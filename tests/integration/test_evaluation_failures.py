@@ -83,14 +83,22 @@ def summary(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_one_unanswerable_question_is_unscored_and_the_run_ends_well(
-    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    serve: Serve,
+    held_out: list[str],
+    validation: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    server = serve(Silent(held_out[0]))
+    server = serve(Silent(held_out[0], validation[0]))
     assert len(held_out) > 1
+    assert len(validation) > 1
     assert train(*flags, "--ollama-url", server.url, "--max-failure-rate", "0.9") == 0
-    rows = [row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "eval/success" in row]
-    assert [row["eval/unscored"] for row in rows] == [1] * len(rows)
-    assert rows[0]["eval/questions"] == min(3, len(held_out))
+    rows = [
+        row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "validation/success" in row
+    ]
+    assert [row["validation/unscored"] for row in rows] == [1] * len(rows)
+    assert rows[0]["validation/questions"] == min(3, len(validation))
     report = summary(tmp_path)["eval"]
     identity = report["methods"]["identity"]
     assert (identity["scored"], identity["unscored"]) == (len(held_out) - 1, {"empty": 1})
@@ -127,9 +135,9 @@ def test_a_mutator_without_a_usable_reply_leaves_the_rows_without_rewrites(
 
 
 def test_a_periodic_evaluation_past_the_rate_ends_with_a_checkpoint(
-    flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], serve: Serve, validation: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = serve(Silent(*held_out))
+    server = serve(Silent(*validation))
     assert train(*flags, "--ollama-url", server.url) == 3
     err = capsys.readouterr().err
     assert "questions of the evaluation, most often 'empty'" in err
@@ -192,16 +200,25 @@ def test_a_method_past_the_rate_asks_no_further_questions(
 
 @pytest.mark.parametrize("behave_as", ["0.9", "0.24"])
 def test_a_question_beyond_the_context_is_unscored_in_every_evaluation(
-    behave_as: str, flags: list[str], held_out: list[str], dataset: Path, tmp_path: Path
+    behave_as: str,
+    flags: list[str],
+    held_out: list[str],
+    validation: list[str],
+    dataset: Path,
+    tmp_path: Path,
 ) -> None:
-    lines = dataset.read_text().replace(held_out[0], held_out[0] + " and then" * 1000)
-    dataset.write_text(lines)
+    text = dataset.read_text()
+    for question in (held_out[0], validation[0]):
+        text = text.replace(question, question + " and then" * 1000)
+    dataset.write_text(text)
     models: Sequence[Any] = [Librarian(), Softener()]
     with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as=behave_as) as server:
         argv = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--max-failure-rate", "0.9"]
         assert train(*argv) == 0
-    rows = [row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "eval/success" in row]
-    assert [row["eval/unscored"] for row in rows] == [1] * len(rows)
+    rows = [
+        row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "validation/success" in row
+    ]
+    assert [row["validation/unscored"] for row in rows] == [1] * len(rows)
     methods = summary(tmp_path)["eval"]["methods"]
     assert all(method["unscored"] == {"prompt_too_long": 1} for method in methods.values())
 

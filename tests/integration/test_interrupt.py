@@ -171,7 +171,7 @@ def test_an_evaluation_between_two_rollouts_can_be_ended(
 
     assert main(["--resume", str(run)]) == 0
     assert rows_in(run) == 64
-    evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "eval/success" in row]
+    evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
     assert evaluated == [0, 32, 64]
 
 

@@ -60,7 +60,14 @@ def test_row_of_iqn_has_every_family(tiny_flags: list[str], tmp_path: Path) -> N
     train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-evaluate")
     last = rows(the_run(tmp_path), "metrics")[-1]
     assert {
-        *("eval/success", "eval/best_success", "losses/td_loss", "rl/avg_value", "rl/action_gap", "rl/epsilon"),
+        *(
+            "validation/success",
+            "validation/best_success",
+            "losses/td_loss",
+            "rl/avg_value",
+            "rl/action_gap",
+            "rl/epsilon",
+        ),
         *("perf/transitions_learned_per_second", "perf/learner_share_training", "perf/learner_share_waiting"),
         *("perf/replay_ratio_requested", "perf/replay_ratio_achieved", "perf/updates_per_sample"),
         *("perf/weight_sync_age", "buffer/size", "grads/norm_before_clip_median", "grads/norm_before_clip_max"),
@@ -80,7 +87,7 @@ def test_rows_of_the_others_have_the_families_they_can(algo: str, tiny_flags: li
     last = rows(the_run(tmp_path), "metrics")[-1]
     assert {
         *("rl/avg_value", "perf/transitions_learned_per_second", "perf/learner_share_waiting", "counters/updates"),
-        *("counters/samples_learned", "counters/llm_calls", "counters/tokens", "eval/best_success"),
+        *("counters/samples_learned", "counters/llm_calls", "counters/tokens", "validation/best_success"),
     } <= set(last)
     assert last["counters/samples_learned"] == (64 if algo == "bandit" else 4 * 64)
 

@@ -49,13 +49,24 @@ def test_old_runs_are_evaluated(
     assert "policy" in capsys.readouterr().out
 
 
-def test_an_old_run_resumes_in_its_folder(old_runs: Path, tiny_server: EmbeddedServer) -> None:
+def test_an_old_run_resumes_in_its_folder(
+    old_runs: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (old_runs / "ppo" / "transcripts.jsonl").read_text()
     flags = ["--num-env-steps", "24", "--ollama-url", tiny_server.url, "--no-evaluate"]
     assert main(["--resume", "ppo", *flags]) == 0
     assert (old_runs / "ppo" / "transcripts.jsonl").read_text().startswith(before)
     assert len(list(read_json_lines(old_runs / "ppo" / "transcripts.jsonl"))) == 24
     assert read_checkpoint(old_runs / "ppo").learner["updates_done"] == 3
+    assert "periodic evaluations read held-out questions; from here on there are none" in capsys.readouterr().err
+    rows = list(read_json_lines(old_runs / "ppo" / "metrics.jsonl"))
+    assert "eval/success" in rows[0]
+    assert not [row for row in rows[1:] if "validation/success" in row]
+
+
+def test_the_curve_of_an_old_run_is_analyzed(old_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm_main(["analyze", "ppo"]) == 0
+    assert "success in share" in capsys.readouterr().out
 
 
 def test_the_old_name_of_a_renamed_flag_still_works(tiny_flags: list[str]) -> None:

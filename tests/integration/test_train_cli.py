@@ -16,6 +16,7 @@ from query_mutator.embedded.server import start_server
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.metrics import METRICS
 from tests.conftest import Librarian, Softener
+from tests.integration.conftest import write_dataset
 from train_query_mutator import main
 
 
@@ -82,7 +83,9 @@ def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: lis
     written = rows(the_run(tmp_path), "metrics")
     assert [row["step"] for row in written] == [0, 32, 64]
     assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
-    assert {"losses/value_loss", "losses/approx_kl", "charts/SPS", "llm/calls", "eval/success"} <= set(written[-1])
+    assert {"losses/value_loss", "losses/approx_kl", "charts/SPS", "llm/calls", "validation/success"} <= set(
+        written[-1]
+    )
     assert written[-1]["llm/calls"] > written[1]["llm/calls"] > 0
 
 
@@ -95,6 +98,44 @@ def test_summary_says_what_the_run_cost(tiny_flags: list[str], tmp_path: Path) -
     assert summary["eval"]["target"] == "librarian"
     assert set(summary["eval"]["methods"]) >= {"identity", "random", "best_single", "best_of_k", "policy"}
     assert 0 <= summary["eval"]["methods"]["policy"]["success"] <= 1
+
+
+def test_summary_has_the_end_of_the_validation_curve(
+    tiny_flags: list[str], validation: list[str], tmp_path: Path
+) -> None:
+    train(*tiny_flags, "--no-evaluate")
+    summary = json.loads((the_run(tmp_path) / "summary.json").read_text())
+    end = {
+        key.partition("/")[2]: v for key, v in rows(the_run(tmp_path), "metrics")[-1].items() if "validation/" in key
+    }
+    assert summary["validation"] == {"fold": 0, "env_steps": 64, **end}
+    assert summary["validation"]["questions"] == len(validation) == 3
+    train(*tiny_flags, "--no-evaluate", "--validation-fold", "none")
+    assert json.loads((the_run(tmp_path) / "summary.json").read_text())["validation"] is None
+    assert not [key for row in rows(the_run(tmp_path), "metrics") for key in row if key.startswith("validation/")]
+
+
+def test_no_validation_question_is_learned_from(tiny_flags: list[str], validation: list[str], tmp_path: Path) -> None:
+    for fold, learned in (("0", False), ("none", True)):
+        train(*tiny_flags, "--no-evaluate", "--validation-fold", fold)
+        asked = {row["question"] for row in rows(the_run(tmp_path), "transcripts")}
+        assert bool(asked & set(validation)) is learned
+
+
+def test_a_fold_that_leaves_nothing_is_one_line(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--no-evaluate", "--validation-fold", "2") == 0
+    assert "--validation-fold 2 holds none of the 10 questions to learn from" in capsys.readouterr().err
+    one_fold = write_dataset(tmp_path / "one.jsonl", [("kill the group plz", "os.killpg"), ("all of it", "all")])
+    where = tiny_flags.index("--dataset") + 1
+    flags = [*tiny_flags[:where], str(one_fold), *tiny_flags[where + 1 :]]
+    assert train(*flags) == 2
+    assert "--validation-fold 0 takes all 2 questions that are not held out; give another fold, or none" in (
+        capsys.readouterr().err
+    )
+    assert train(*flags, "--validation-fold", "none", "--embedding-dims", "1", "--dry-run") == 0
+    assert "2 / 0 / 0" in capsys.readouterr().out
 
 
 def test_no_batching_makes_one_call_at_a_time(

@@ -14,9 +14,9 @@ from query_mutator.report.table import result_table
 from query_mutator.runs.json_lines import JsonLines
 
 ROWS = [
-    {"step": 0, "eval/success": 0.3, "eval/identity_success": 0.3},
+    {"step": 0, "validation/success": 0.3, "validation/identity_success": 0.3},
     {"step": 512, "charts/success": 0.4},
-    {"step": 1024, "charts/success": 0.5, "eval/success": 0.45, "eval/identity_success": 0.3},
+    {"step": 1024, "charts/success": 0.5, "validation/success": 0.45, "validation/identity_success": 0.3},
 ]
 
 

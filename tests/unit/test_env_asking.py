@@ -194,15 +194,24 @@ def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None
 
 
 def test_an_operator_may_use_the_answer_to_the_present_question(task: Task, tiny_client: Client) -> None:
-    client = Counting(tiny_client)
-    seen = PromptOperator.of("neutral", "Use the answer.", "{question} answered by {answer}")
-    env = QueryMutationEnv(replace(task, operators=(task.operators[0], seen, task.operators[2])), client=client)
+    prompts: list[str] = []
+
+    class Reading(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            prompts.append(request.messages[-1].content)
+            return super().complete(request)
+
+    again = PromptOperator.of("spelling", "Ask otherwise.", "Not <a>{answer}</a>\n<question>{question}</question>")
+    env = QueryMutationEnv(replace(task, operators=(again, *task.operators[1:])), client=Reading(tiny_client))
     env.reset(seed=0, options=KILL)
-    assert not env.action_masks()[NEUTRAL]  # there is no answer yet
+    assert not env.action_masks()[SPELLING]  # there is no answer yet
+    assert env.step(SPELLING)[4]["step_calls"] == 0
+    env.reset(seed=0, options=KILL)
     env.step(ASK)
-    assert env.action_masks()[NEUTRAL]
-    prompt = seen.render("how", context=env.task.context(1, "the answer"))
-    assert prompt.endswith("how answered by the answer\n")
+    assert env.action_masks()[SPELLING]
+    env.step(SPELLING)
+    assert "Not <a>I'm sorry, but I can't help with that.</a>" in prompts[-1]
+    assert not env.action_masks()[SPELLING]  # the new wording has no answer yet
 
 
 class Backwards:

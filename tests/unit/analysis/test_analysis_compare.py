@@ -36,7 +36,7 @@ def write_group(folder: Path, name: str, finals: list[float], **config: object) 
     """Write a run for each final value, success rising to it."""
     for seed, final in enumerate(finals):
         path = write_run(
-            folder / f"{name}-s{seed}", {"eval/success": np.linspace(0, final, 20), "llm/calls": range(20)}
+            folder / f"{name}-s{seed}", {"validation/success": np.linspace(0, final, 20), "llm/calls": range(20)}
         )
         (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, **config}}))
 
@@ -97,8 +97,8 @@ def test_the_noise_of_few_questions_counts(
 ) -> None:
     for name, finals in (("a", theirs), ("b", ours)):
         for seed, final in enumerate(finals):
-            asked = {} if questions is None else {"eval/questions": [questions] * 9}
-            path = write_run(tmp_path / f"{name}-s{seed}", {"eval/success": [final] * 9, **asked})
+            asked = {} if questions is None else {"validation/questions": [questions] * 9}
+            path = write_run(tmp_path / f"{name}-s{seed}", {"validation/success": [final] * 9, **asked})
             (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
     (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
     assert comparison.verdict == expected
@@ -129,7 +129,7 @@ def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path:
     for group in range(data.draw(st.integers(1, 3))):
         for seed in range(data.draw(st.integers(1, 3))):
             values = data.draw(st.lists(odd, min_size=1, max_size=5))
-            names = data.draw(st.sets(st.sampled_from(["eval/success", "eval/mean_reward", "llm/calls", "x"])))
+            names = data.draw(st.sets(st.sampled_from(["validation/success", "eval/mean_reward", "llm/calls", "x"])))
             run = write_run(folder / f"g{group}-s{seed}", dict.fromkeys({"losses/td_loss", *names}, values))
             (run / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": group}}))
     analysis = compared(folder)
@@ -149,7 +149,7 @@ def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path:
 def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
     write_group(tmp_path, "a", [0.50, 0.51, 0.52], batch=64)
     for copy in range(3):
-        path = write_run(tmp_path / f"b-s{copy}", {"eval/success": np.linspace(0, 0.9 + copy / 1000, 20)})
+        path = write_run(tmp_path / f"b-s{copy}", {"validation/success": np.linspace(0, 0.9 + copy / 1000, 20)})
         (path / "config.json").write_text('{"flags": {"seed": 1, "batch": 128}}')
     analysis = compared(tmp_path)
     assert analysis.of_role("performance")[0].comparisons[0].verdict == "inconclusive"
@@ -158,8 +158,8 @@ def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
 
 def test_only_the_common_window_counts(tmp_path: Path) -> None:
     for seed in range(2):
-        write_run(tmp_path / f"long-s{seed}", {"eval/success": np.linspace(0, 1, 20)})
-        write_run(tmp_path / f"short-s{seed}", {"eval/success": np.linspace(0, 1, 20)[:10]})
+        write_run(tmp_path / f"long-s{seed}", {"validation/success": np.linspace(0, 1, 20)})
+        write_run(tmp_path / f"short-s{seed}", {"validation/success": np.linspace(0, 1, 20)[:10]})
     (result,) = compared(tmp_path).results
     assert result.window == (100, 1000)
     assert {value.mean for value in result.groups} == {result.groups[0].mean}

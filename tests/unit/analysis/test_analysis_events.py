@@ -62,7 +62,9 @@ def test_a_file_of_stable_baselines3_reads_as_in_tensorboard(sb3_file: Path) -> 
 def test_a_file_of_our_trainer_reads_as_in_tensorboard(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, first_step=512)
     for step in range(600, 5000, 7):
-        writer.write({"eval/success": step / 9000, "llm/calls": step, "losses/entropy": -1 / step}, step=step, wall_s=1)
+        writer.write(
+            {"validation/success": step / 9000, "llm/calls": step, "losses/entropy": -1 / step}, step=step, wall_s=1
+        )
     writer.close()
     path = next((tmp_path / "tensorboard").iterdir())
     file = read_event_file(path)

@@ -109,7 +109,7 @@ NOT_COMPARED = {"buffer/size", "buffer/largest_priority", "counters/training_s"}
 def test_every_family_of_our_own_keys_is_known() -> None:
     tags = [pattern for spec in SPEC.metrics for pattern in spec.tags]
     counters = {tag for names in SPEC.axes.values() for tag in names}
-    families = ("eval/success", "perf/", "grads/", "rl/", "counters/", "buffer/")
+    families = ("validation/success", "perf/", "grads/", "rl/", "counters/", "buffer/")
     for key in METRICS:
         if key.startswith(families) and key not in NOT_COMPARED | counters:
             assert any(pattern.match([key]) for pattern in tags), key

@@ -71,16 +71,16 @@ def test_one_t0_for_all_tags_is_the_earliest_event(tmp_path: Path) -> None:
 
 def test_a_folder_of_our_trainer_has_settings_hardware_and_what_tensorboard_lacks(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
-    writer.write({"eval/success": 0.25}, step=512, wall_s=3.0)
-    writer.rows.append({"step": 1024, "wall_s": 6.0, "eval/score": 0.75})
+    writer.write({"validation/success": 0.25}, step=512, wall_s=3.0)
+    writer.rows.append({"step": 1024, "wall_s": 6.0, "validation/score": 0.75})
     writer.close()
     config = {"flags": {"lr": 1e-3, "optim": {"eps": 1e-5}}, "hardware": {"processor": "some"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     run = load_run(tmp_path)
     assert run.config == {"lr": 1e-3, "optim.eps": 1e-5}
     assert run.hardware == {"processor": "some"}
-    assert run.series["eval/success"].value.tolist() == [0.25]
-    score = run.series["eval/score"]
+    assert run.series["validation/success"].value.tolist() == [0.25]
+    score = run.series["validation/score"]
     assert (score.step[0], score.wall[0], score.value[0]) == (1024, 6.0, 0.75)
 
 
@@ -132,7 +132,7 @@ def test_times_that_are_not_finite_are_not_known(wall: str, tmp_path: Path, caps
     for run in ("a-s1", "a-s2", "b-s1", "b-s2"):
         (tmp_path / run).mkdir()
         times = [wall if (run, step) == ("a-s1", 7) else f"{step}" for step in range(1, 8)]
-        rows = [f'{{"step": {time}, "wall_s": {time}, "eval/success": 0.5}}\n' for time in times[:-1]]
-        rows.append(f'{{"step": 7, "wall_s": {times[-1]}, "eval/success": 0.5}}\n')
+        rows = [f'{{"step": {time}, "wall_s": {time}, "validation/success": 0.5}}\n' for time in times[:-1]]
+        rows.append(f'{{"step": 7, "wall_s": {times[-1]}, "validation/success": 0.5}}\n')
         (tmp_path / run / "metrics.jsonl").write_text("".join(rows))
     assert qm("analyze", *sorted(tmp_path.iterdir())) == 0

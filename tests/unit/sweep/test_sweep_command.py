@@ -143,7 +143,7 @@ def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsy
         "folder = Path(sys.argv[1]) / 'a-run'; folder.mkdir(); writer = MetricsWriter(folder)\n"
         "last = 1000 * int(sys.argv[3])\n"
         "for step in range(100, last + 1, 100):\n"
-        "    numbers = {'eval/success': step / 10_000 * float(sys.argv[2]), 'charts/SPS': 5.0}\n"
+        "    numbers = {'validation/success': step / 10_000 * float(sys.argv[2]), 'charts/SPS': 5.0}\n"
         "    writer.write(numbers, step=step, wall_s=1)\n"
     )
     grid = ["--grid", "x=1,2,4", "--seeds", "2", "--seed-step", "1", "--dir", str(tmp_path / "s"), "--jobs", "2"]

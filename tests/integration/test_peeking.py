@@ -1,0 +1,109 @@
+"""A run reads no held-out question before its final comparison: neither its models nor its encoder get one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm
+from query_mutator.data import load_questions, python_docs, split_questions
+from query_mutator.data.split import fold_of
+from query_mutator.embedded.http import Connection, Response
+from query_mutator.embedded.http_reader import Request
+from query_mutator.embedded.routing import Router
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import resolve_encoder
+from query_mutator.runs.json_lines import read_json_lines
+from tests.conftest import Librarian, Softener
+from train_query_mutator import main
+
+HELD_OUT = [question.text for question in split_questions(python_docs()).test]
+TRAINING = [question.text for question in split_questions(python_docs()).train]
+
+
+@pytest.fixture(autouse=True)
+def no_known_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUERY_MUTATOR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what gathers every text in every request to a server."""
+    texts: list[str] = []
+    handle = Router.__call__
+
+    async def record(self: Router, request: Request, connection: Connection) -> Response | None:
+        texts.extend(strings(json.loads(request.body)) if request.body else ())
+        return await handle(self, request, connection)
+
+    monkeypatch.setattr(Router, "__call__", record)
+    return texts
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """A server that embeds too, so that what the run encodes is among its requests."""
+    with start_server([Librarian(), Softener()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
+        yield running
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+
+
+def sent(questions: Sequence[str], received: Sequence[str]) -> list[str]:
+    """Return those of the questions that any request has."""
+    return [question for question in questions if any(question in text for text in received)]
+
+
+def train(server: EmbeddedServer, folder: Path, *flags: str) -> Path:
+    """Make a run of two updates on the bundled questions, with three periodic evaluations; return its folder."""
+    argv = [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "ollama:all-minilm", "--operators", "spelling,neutral,filler", "--cache", "off"),
+        *("--num-processes", "4", "--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", "64"),
+        *("--eval-interval", "1", "--eval-questions", "20", "--save-dir", str(folder / "runs"), *flags),
+    ]
+    assert exit_code(main, argv, prog="train") == 0
+    return (folder / "runs" / "latest").resolve()
+
+
+def test_training_and_its_evaluations_send_no_held_out_question(
+    server: EmbeddedServer, received: list[str], tmp_path: Path
+) -> None:
+    run = train(server, tmp_path, "--no-evaluate")
+    evaluated = [row for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
+    assert len(evaluated) == 3
+    assert sent(TRAINING, received) == TRAINING  # all of them are embedded
+    assert sent(HELD_OUT, received) == []
+
+
+def test_the_comparison_at_the_end_is_what_reads_held_out_questions(
+    server: EmbeddedServer, received: list[str], dataset: Path, tmp_path: Path
+) -> None:
+    held_out = [question.text for question in split_questions(load_questions(dataset)).test]
+    flags = ("--dataset", str(dataset), "--embedding-dims", "4")
+    run = train(server, tmp_path, *flags, "--no-evaluate")
+    assert sent(held_out, received) == []
+    assert exit_code(qm, ["eval", "--checkpoint", str(run)], prog="qm") == 0
+    assert sent(held_out, received) == held_out
+
+
+def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str], tmp_path: Path) -> None:
+    run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
+    assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
+    questions = {question.id: question for question in python_docs()}
+    learned = [questions[row["question_id"]] for row in read_json_lines(run / "transcripts.jsonl")]
+    assert len(learned) == 96
+    assert 3 not in {fold_of(question) for question in learned}
+    assert sent(HELD_OUT, received) == []
