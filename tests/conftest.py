@@ -74,7 +74,8 @@ class Softener:
         return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
-        question = prompt.split("<question>")[1].split("</question>")[0]
+        tag = "question" if "<question>" in prompt else "answer"
+        question = prompt.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
 
 
