@@ -117,8 +117,17 @@ def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> Grou
         interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM, bounds=metric.bounds)
         if len(numbers) > 1
         else WHOLE_LINE,
-        sample=min((curve.sample for curve in curves if curve.sample is not None), default=None),
+        sample=_distinct_questions(curves),
     )
+
+
+def _distinct_questions(curves: Sequence[Curve]) -> int | None:
+    """Return the questions that the runs' mean is a share of: the fewest of its runs in each fold, over all folds."""
+    fewest: dict[str, int] = {}
+    for curve in curves:
+        if curve.sample is not None:
+            fewest[curve.fold] = min(curve.sample, fewest.get(curve.fold, curve.sample))
+    return sum(fewest.values()) or None
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Curve:
     axis: str
     divided_by: str = ""  # the setting and its value, where values were normalised
     sample: int | None = None  # questions that a value is a share of, where that is known
+    fold: str = ""  # which of the questions these are; other folds have others
 
     def __len__(self) -> int:
         return len(self.x)
@@ -125,6 +126,7 @@ def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -
             axis=axis,
             divided_by=divided_by,
             sample=_sample(run, metric, spec),
+            fold=str(setting(run, spec, "fold")),
         )
     return found
 

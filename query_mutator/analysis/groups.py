@@ -1,9 +1,10 @@
-"""Groups of runs that differ only in their seed, the settings that differ between groups, and what else moved.
+"""Groups of runs of one setting, the settings that differ between groups, and what else moved.
 
 --group-by FIELD[,FIELD]      equal settings
 --group-by 'ppo-*,iqn-*'      the first pattern that matches the name
 --group-by '{group}-s{seed}'  the part of the name at {group}
-no --group-by                 all settings but seed, names and paths; without settings, the name without its seed
+no --group-by                 all settings but seed, validation fold, names and paths; without settings, the name
+                              without its seed
 """
 
 from __future__ import annotations
@@ -119,12 +120,18 @@ def _default_key(runs: Sequence[Run], spec: Spec) -> Callable[[Run], str]:
     if not all(run.config for run in runs):
         return lambda run: _SEED_IN_NAME.sub("", run.name)
     ignored = _NOT_SETTINGS | set(spec.field_names("seed"))
-    configs = [{name: str(value) for name, value in run.config.items() if name not in ignored} for run in runs]
+    folds = set(spec.field_names("fold"))
+
+    def settings(run: Run) -> dict[str, str]:
+        kept = {name: str(value) for name, value in run.config.items() if name not in ignored}
+        return {name: "any" if name in folds and value.isdigit() else value for name, value in kept.items()}
+
+    configs = [settings(run) for run in runs]
     names = dict.fromkeys(name for config in configs for name in config)
     differing = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if not differing and len(runs) > 1 and not any(_seed(run, spec) is not None for run in runs):
         return lambda run: _SEED_IN_NAME.sub("", run.name)
-    return lambda run: ", ".join(f"{name}={run.config.get(name)}" for name in differing) or _plain_name(run)
+    return lambda run: ", ".join(f"{name}={settings(run).get(name)}" for name in differing) or _plain_name(run)
 
 
 def _plain_name(run: Run) -> str:
@@ -160,9 +167,10 @@ def _field_key(runs: Sequence[Run], spec: Spec, names: Sequence[str]) -> Callabl
 
 
 def _seed(run: Run, spec: Spec) -> object | None:
-    recorded = setting(run, spec, "seed")
+    """Return what tells a run from the others of its group: its seed, and its validation fold if it has one."""
+    recorded, fold = setting(run, spec, "seed"), setting(run, spec, "fold")
     if recorded is not None:
-        return recorded
+        return f"{recorded}, fold {fold}" if str(fold).isdigit() else recorded
     match = _SEED_IN_NAME.search(run.name)
     return int(match[1]) if match else None
 

@@ -34,7 +34,7 @@ class GroupValue:
     best: tuple[Reading, ...]  # best so far of each run, for a metric with a direction
     mean: float
     interval: Interval
-    sample: int | None = None  # questions that a value is a share of, the fewest of its runs
+    sample: int | None = None  # questions that the mean is a share of
 
     @property
     def numbers(self) -> list[float]:

@@ -14,6 +14,7 @@ from query_mutator.cli.console import note, table
 from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import (
+    FOLD,
     Setting,
     Trial,
     Value,
@@ -74,7 +75,7 @@ class Findings:
             )
             for result in self.results
         ]
-        header = (*names, "seeds", f"{self.reading} [95 %]", "throughput", "Pareto front")
+        header = (*names, "runs", f"{self.reading} [95 %]", "throughput", "Pareto front")
         return table(f"{len(self.results)} settings", header, rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -96,8 +97,9 @@ class Sweep:
         self.flags, self.spec = flags, _spec(flags)
         self.metric = self.spec.metric(flags.metric)
         self.grid, self.ranges = parse_grid(flags.grid), parse_ranges(flags.random)
-        settings = grid_settings(self.grid) if self.grid else random_settings(self.ranges, count=flags.trials)
-        self.trials = trials_of(settings, flags.trial_seeds)
+        self.folds: Sequence[Value | None] = self.grid.pop(FOLD, (None,))
+        settings = grid_settings(self.grid) if flags.grid else random_settings(self.ranges, count=flags.trials)
+        self.trials = trials_of(settings, flags.trial_seeds, folds=self.folds)
         self._ended: dict[str, Ended] = {}
 
     def commands(self) -> list[str]:
@@ -147,7 +149,7 @@ class Sweep:
             return False
         self.grid = {n: (*values, added[n]) if n in added else values for n, values in self.grid.items()}
         note(f"the best setting lies at an end of the grid; extended to {self.grid}")
-        self.trials = trials_of(grid_settings(self.grid), self.flags.trial_seeds)
+        self.trials = trials_of(grid_settings(self.grid), self.flags.trial_seeds, folds=self.folds)
         self._run(self.trials)
         return True
 
@@ -180,15 +182,15 @@ class Sweep:
 
     def _confirm(self, best: SettingResult) -> str:
         """Run the best setting with fresh seeds; return how it did."""
-        fresh = trials_of([best.setting], self.flags.fresh_seeds)
+        fresh = trials_of([best.setting], self.flags.fresh_seeds, folds=self.folds)
         self._run(fresh)
         results = self._results(fresh)
         if not results:
             return "Not confirmed: no fresh seed of the best setting has a number."
         again = results[0]
         return (
-            f"Confirmed with {len(again.values)} fresh seeds: {best.name} has {self.metric.name} {number(again.mean)} "
-            f"{interval(again.interval)} (in the sweep {number(best.mean)})."
+            f"Confirmed with {again.repeats.replace('seed', 'fresh seed')}: {best.name} has {self.metric.name} "
+            f"{number(again.mean)} {interval(again.interval)} (in the sweep {number(best.mean)})."
         )
 
 

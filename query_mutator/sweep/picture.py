@@ -28,7 +28,7 @@ def draw_sweep(results: Sequence[SettingResult], found: Optimum | str, path: Pat
     if len(names) >= 2:
         _heat_map(figure, axes, results, names[0], names[1], found, metric)
     else:
-        _line(axes, results, names[0] if names else next(iter(results[0].setting)), found)
+        _line(axes, results, names[0] if names else next(iter(results[0].setting), ""), found)
         axes.set(ylabel=metric)
     axes.set_title(fill(title, _TITLE_CHARACTERS), fontsize="small")
     save_figure(figure, path)
@@ -97,14 +97,14 @@ def _place(value: float, levels: Sequence[Any]) -> float:
 
 
 def _line(axes: Any, results: Sequence[SettingResult], name: str, found: Optimum | str) -> None:
-    numeric = all(isinstance(result.setting[name], (int, float)) for result in results)
-    for result in results:
-        x = result.setting[name]
+    levels = [result.setting.get(name, result.name) for result in results]
+    numeric = all(isinstance(level, (int, float)) for level in levels)
+    for result, x in zip(results, levels, strict=True):
         axes.plot([x] * len(result.values), result.values, ".", color="#7aa6c2")
         axes.plot([x], [result.mean], "o", color="#1b4965")
     if numeric:
         axes.set_xscale("log", base=2)
-        axes.set_xticks([result.setting[name] for result in results], [str(result.setting[name]) for result in results])
+        axes.set_xticks(levels, map(str, levels))
     if not isinstance(found, str):
         axes.axvspan(found.axes[0].low, found.axes[0].high, color="#c1666b", alpha=0.15)
         axes.axvline(found.axes[0].best, color="#c1666b", linestyle="--")

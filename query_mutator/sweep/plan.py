@@ -1,6 +1,7 @@
-"""Trials from `--grid` and `--random`: one setting and seed each, with a name and a command line.
+"""Trials from `--grid` and `--random`: one setting, seed and fold each, with a name and a command line.
 
 --grid train_batch_size=64,128,256     the flag --train-batch-size takes each value
+--grid validation_fold=0,1,2,3,4       repeats of each setting and seed: cross-fitting, averaged like seeds
 --random lr=1e-4:1e-2                  sampled log-uniformly; integers where both ends are integers
 {train_batch_size} {seed} {dir}        in the command are replaced by the value, and then no flag is added
 """
@@ -20,13 +21,14 @@ from query_mutator.analysis.tables import number_or_text
 from query_mutator.errors import UsageError
 
 __all__ = [
-    "Setting", "Trial", "Value", "command_of", "extended", "grid_settings", "parse_grid", "parse_ranges",
+    "FOLD", "Setting", "Trial", "Value", "command_of", "extended", "grid_settings", "parse_grid", "parse_ranges",
     "random_settings", "trials_of",
 ]  # fmt: skip
 
 Value = int | float | str
 Setting = Mapping[str, Value]
 
+FOLD = "validation_fold"  # a name in the grid that tells repeats apart, as seeds do
 _OUR_TRAINER = "train_query_mutator.py"
 
 
@@ -36,12 +38,18 @@ class Trial:
 
     setting: Setting
     seed: int
+    fold: Value | None = None
 
     @property
     def name(self) -> str:
         """Return a name that is valid as a folder name."""
-        parts = [f"{name}={value}" for name, value in self.setting.items()]
-        return re.sub(r"[^\w=.,+-]", "_", ",".join([*parts, f"seed={self.seed}"]))
+        parts = [f"{name}={value}" for name, value in {**self.setting, **self.repeat}.items()]
+        return re.sub(r"[^\w=.,+-]", "_", ",".join(parts))
+
+    @property
+    def repeat(self) -> Setting:
+        """Return what tells the trial from the others of its setting."""
+        return {**({} if self.fold is None else {FOLD: self.fold}), "seed": self.seed}
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, tuple[Value, ...]]:
@@ -84,15 +92,17 @@ def _sampled(low: float, high: float, rng: np.random.Generator) -> Value:
     return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.4g}")
 
 
-def trials_of(settings: Sequence[Setting], seeds: Iterable[int]) -> list[Trial]:
+def trials_of(
+    settings: Sequence[Setting], seeds: Iterable[int], *, folds: Sequence[Value | None] = (None,)
+) -> list[Trial]:
     """Return all trials, each once, the first seed of every setting before the second of any."""
-    trials = [Trial(setting=setting, seed=seed) for seed in seeds for setting in settings]
+    trials = [Trial(setting=setting, seed=seed, fold=fold) for seed in seeds for fold in folds for setting in settings]
     return list({trial.name: trial for trial in trials}.values())
 
 
 def command_of(trial: Trial, command: Sequence[str], folder: Path) -> list[str]:
     """Return the command line of a trial; our own trainer also gets --save-dir."""
-    values: dict[str, Value] = {**trial.setting, "seed": trial.seed, "dir": str(folder)}
+    values: dict[str, Value] = {**trial.setting, **trial.repeat, "dir": str(folder)}
     words = [re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), word) for word in command]
     named = {name for word in command for name in re.findall(r"\{(\w+)\}", word)}
     for name, value in values.items():

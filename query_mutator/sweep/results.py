@@ -45,19 +45,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingResult:
-    """All seeds of one setting."""
+    """All seeds and folds of one setting."""
 
     setting: Setting
     values: tuple[float, ...]
     mean: float
     interval: Interval
     throughput: float
+    folds: int = 1
     on_front: bool = False
 
     @property
     def name(self) -> str:
         """Return the setting in words."""
-        return ", ".join(f"{name}={value}" for name, value in self.setting.items())
+        return ", ".join(f"{name}={value}" for name, value in self.setting.items()) or "the command"
+
+    @property
+    def repeats(self) -> str:
+        """Return what its values come from, in words."""
+        if self.folds > 1:
+            return f"{len(self.values)} runs over {self.folds} validation folds"
+        return f"{len(self.values)} seed{'s' if len(self.values) > 1 else ''}"
 
 
 def measure(folder: SweepFolder, trials: Sequence[Trial], spec: Spec, flags: SweepFlags) -> list[Measured]:
@@ -136,7 +144,7 @@ def best_setting(results: Sequence[SettingResult], found: Optimum | str, *, maxi
 def sentence(metric: MetricSpec, found: Optimum | str, best: SettingResult) -> str:
     """Return what was found and how certain it is; `best` is the best measured setting."""
     measured = f"{metric.name} {number(best.mean)} {interval(best.interval)}".strip()
-    measured = f"{best.name} ({measured}, {len(best.values)} seed{'s' if len(best.values) > 1 else ''})"
+    measured = f"{best.name} ({measured}, {best.repeats})"
     if isinstance(found, str):
         return f"Best measured: {measured}; {found}."
     where = " and ".join(
@@ -160,6 +168,7 @@ def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval
         mean=float(np.mean(values)),
         interval=mean_interval(values, bootstrap_from=BOOTSTRAP_FROM, bounds=bounds if len(values) > 1 else WHOLE_LINE),
         throughput=float(np.mean(speeds)) if speeds else math.nan,
+        folds=len({row.trial.fold for row in rows}),
     )
 
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,35 @@ def test_the_noise_of_few_questions_counts(
     assert "nan" not in comparison.why
     low, high = comparison.interval
     assert (low, high) == (-math.inf, math.inf) or -1 <= low <= high <= 1
+
+
+def write_folds(folder: Path, name: str, share: float, folds: Sequence[int | str]) -> None:
+    """Write a run of one seed for each fold, with 100 questions."""
+    for number, fold in enumerate(folds):
+        values = {"validation/success": [share + 0.01 * (number % 2)] * 9, "validation/questions": [100] * 9}
+        path = write_run(folder / f"{name}-{fold}", values)
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": 1, "validation_fold": fold, "batch": name}}))
+
+
+def test_validation_folds_are_averaged_and_their_questions_add_up(tmp_path: Path) -> None:
+    write_folds(tmp_path, "a", 0.50, range(5))
+    write_folds(tmp_path, "b", 0.60, range(5))
+    analysis = compared(tmp_path)
+    assert [(group.name, len(group.runs), group.num_seeds) for group in analysis.groups] == [
+        ("batch=a", 5, 5),
+        ("batch=b", 5, 5),
+    ]
+    result = analysis.of_role("performance")[0]
+    assert [value.mean for value in result.groups] == pytest.approx([0.504, 0.604])
+    assert [value.sample for value in result.groups] == [500, 500]
+    assert "from 500 questions" in result.comparisons[0].why
+    assert not [line for line in analysis.remarks if "seed" in line]
+
+
+def test_a_run_on_all_training_questions_is_another_group_than_the_folds(tmp_path: Path) -> None:
+    write_folds(tmp_path, "a", 0.5, [*range(5), "none"])
+    groups = group_runs(load_runs(find_runs(["*"], logdir=str(tmp_path))), SPEC)
+    assert {group.name: len(group.runs) for group in groups} == {"validation_fold=any": 5, "validation_fold=none": 1}
 
 
 def test_an_interval_of_shares_stays_within_0_and_1(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from query_mutator.commands.main import main
@@ -160,6 +162,31 @@ def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsy
     assert found["settings"][0]["values"] == pytest.approx([0.1] * 2)
 
 
+def test_validation_folds_are_repeats_and_no_axis(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Success is 0.01 higher in each later fold, which is not an optimum at the last one."""
+    script = Path(trainer[2])
+    script.write_text(TRAINER.replace("+ noise", '+ noise + 0.01 * int(flags["--validation-fold"])'))
+    folds = ("--grid", "validation_fold=0,1,2,3,4", "--seeds", "1")
+    found = run_sweep(tmp_path / "s", trainer, "64,512,4096", *folds)
+    settings: list[dict[str, Any]] = found["settings"]  # type: ignore[assignment]
+    assert [list(row["setting"]) for row in settings] == [["train_batch_size"]] * 3
+    assert [(row["folds"], len(row["values"])) for row in settings] == [(5, 5)] * 3
+    assert np.diff(settings[1]["values"]) == pytest.approx([0.01] * 4)
+    assert "train_batch_size=512 (success 0.7" in (said := capsys.readouterr().out)
+    assert "5 runs over 5 validation folds" in said
+    assert {row["trial"]["fold"] for row in found["trials"]} == {0, 1, 2, 3, 4}  # type: ignore[attr-defined]
+
+
+def test_the_folds_of_one_setting_are_a_sweep(tmp_path: Path, trainer: list[str]) -> None:
+    folds = ["--grid", "validation_fold=0,1,2", "--seeds", "2", "--jobs", "2", "--dir", str(tmp_path / "s")]
+    assert main(["sweep", *folds, *trainer, "--train-batch-size", "512"]) == 0
+    (row,) = json.loads((tmp_path / "s" / "results.json").read_text())["settings"]
+    assert (row["setting"], row["folds"], len(row["values"])) == ({}, 3, 6)
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 0
+
+
 def test_settings_of_grids_and_of_chance() -> None:
     grid = parse_grid(["lr=1e-3,1e-2", "--train-batch-size=64"])
     assert grid == {"lr": (1e-3, 1e-2), "train_batch_size": (64,)}
@@ -175,6 +202,9 @@ def test_settings_of_grids_and_of_chance() -> None:
     assert (extended((64, 512), "high"), extended((64, 512), "low"), extended(("a", "b"), "low")) == (4096, 8, None)
     filled = command_of(Trial(setting={"x": 2}, seed=1), ["run", "--n={x}", "{dir}/{seed}"], Path("d"))
     assert filled == ["run", "--n=2", "d/1"]
+    of_fold = Trial(setting={"x": 2}, seed=1, fold=3)
+    assert of_fold.name == "x=2,validation_fold=3,seed=1"
+    assert command_of(of_fold, ["run"], Path("d")) == ["run", "--x", "2", "--validation-fold", "3", "--seed", "1"]
 
 
 def test_optuna_finds_the_neighborhood_and_resumes(tmp_path: Path, trainer: list[str]) -> None:
