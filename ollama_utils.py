@@ -165,15 +165,18 @@ def batch_mutate_queries(
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
         raise ValueError(f"{len(names)} operators for {len(queries)} queries; give one name, or one for each query")
-    prompts = [
-        operator_registry.get(name).render(query, context=OperatorContext())
-        for query, name in zip(_texts(queries), names, strict=True)
+    chosen = [operator_registry.get(name) for name in names]
+    context = OperatorContext()
+    rewritten = [
+        (operator_registry.local_rewrite(one) or one.render)(query, context=context)  # a text, or the prompt for it
+        for query, one in zip(_texts(queries), chosen, strict=True)
     ]
-    replies = _complete_all(prompts, purpose="mutate", settings=settings)
-    outcomes = [
-        _outcome(reply, text=clean_rewrite(reply.text), instead=query, what=f"rewriting {query!r} by {name}")
-        for query, name, reply in zip(queries, names, replies, strict=True)
-    ]
+    outcomes: list[Outcome] = [(text, None) for text in rewritten]
+    asked = [index for index, one in enumerate(chosen) if operator_registry.local_rewrite(one) is None]
+    replies = _complete_all([rewritten[index] for index in asked], purpose="mutate", settings=settings)
+    for index, reply in zip(asked, replies, strict=True):
+        what = f"rewriting {queries[index]!r} by {names[index]}"
+        outcomes[index] = _outcome(reply, text=clean_rewrite(reply.text), instead=queries[index], what=what)
     return outcomes if return_errors else [text for text, _ in outcomes]
 
 

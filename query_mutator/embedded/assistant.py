@@ -25,7 +25,7 @@ NOT_SURE = (
 #: (docs/explanation/embedded-assistant.md).
 SURE_FROM = 0.35
 #: Files of this package that the answers depend on.
-SOURCES = ("assistant.py", "filters.py", "corpus.py", "rules/filters.tsv", "rules/harms.txt")
+SOURCES = ("assistant.py", "filters.py", "corpus.py", "rules/essential.py", "rules/filters.tsv", "rules/harms.txt")
 
 
 class Search(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from query_mutator.embedded.rules.essential import names_person_or_property, one_of
 from query_mutator.embedded.rules.tables import load_classes, load_rows
 from query_mutator.encoder import Encoder, FloatArray
 
@@ -23,17 +24,8 @@ def _inflections(stem: str) -> str:
     return f"{stem}{stem[-1]}?(s|es|ed|ing|ings|ers?|ions?|ors?)?"
 
 
-def _one_of(*name_of_classes: str) -> str:
-    """Return the alternatives of classes in `filters.tsv`."""
-    return "|".join(sorted(word for name in name_of_classes for word in load_classes("filters.tsv")[name]))
-
-
 _REGULAR_TRIGGERS = "|".join(map(_inflections, sorted(load_classes("filters.tsv")["trigger"])))
-_TRIGGER = re.compile(rf"\b({_REGULAR_TRIGGERS}|{_one_of('trigger-pattern')})\b", re.IGNORECASE)
-#: A person or property, but not as part of a program: "child process", "parent class".
-_OBJECT = re.compile(
-    rf"\b({_one_of('person', 'property')})(e?s)?\b(?!['’]?s?[\s-]+({_one_of('computing-head')}))", re.IGNORECASE
-)
+_TRIGGER = re.compile(rf"\b({_REGULAR_TRIGGERS}|{one_of('trigger-pattern')})\b", re.IGNORECASE)
 #: Where a text says that it is about Python, which must not hide the purpose of the rest.
 _SETTING = re.compile(
     r"[\s,:(\[-]*\b((in|with|using|for|from)\s+)?((the|a)\s+)?python\w*(['’]s)?(\s+(standard\s+library|stdlib|programming"
@@ -82,7 +74,7 @@ class PurposeFilter:
         ]
         plain = [(i, view) for i in hinted if (view := _ASIDE.sub("", texts[i])) != texts[i]]
         self._read(plain, verdicts, near=PLAIN_HARM, margin=PLAIN_MARGIN)
-        parts = [(i, view) for i, text in enumerate(texts) if _OBJECT.search(text) for view in _views(text)]
+        parts = [(i, view) for i, text in enumerate(texts) if names_person_or_property(text) for view in _views(text)]
         self._read(parts, verdicts, near=NEAR_HARM, margin=MARGIN)
         return verdicts
 
@@ -108,5 +100,5 @@ def _views(text: str) -> list[str]:
     plain = _ASIDE.sub("", bare).strip()
     clauses = _CLAUSE.split(plain)
     parts = [*clauses, *(part for clause in clauses for part in _CONJUNCTION.split(clause))]
-    parts = [part for part in parts if len(part.split()) > 2 and _OBJECT.search(part)]
+    parts = [part for part in parts if len(part.split()) > 2 and names_person_or_property(part)]
     return list(dict.fromkeys([bare, plain, *parts]))

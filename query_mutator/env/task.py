@@ -100,7 +100,8 @@ class Task:
 
     def context(self, index: int, answer: str | None = None) -> OperatorContext:
         """Return what an operator may know about a wording of question `index` and the answer to it, if it has one."""
-        return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], answer=answer)
+        original = self.questions[index].text
+        return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], original=original, answer=answer)
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""

@@ -17,6 +17,7 @@ from query_mutator.operators.base import (
     local_rewrite,
     would_change,
 )
+from query_mutator.operators.local import LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
@@ -39,6 +40,8 @@ _ORDER = (
     "grammar",
     "expand",
 )
+#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone.
+_NOT_DEFAULT = ("phrase",)
 
 OPERATORS: Registry[Operator] = Registry("operator", group="query_mutator.operators")
 
@@ -52,6 +55,10 @@ def _load(name: str) -> PromptOperator:
 
 
 for _name in _ORDER:
+    OPERATORS.add(_name, _load(_name))
+for _local in LOCAL_OPERATORS:
+    OPERATORS.add(_local.name, _local)
+for _name in _NOT_DEFAULT:
     OPERATORS.add(_name, _load(_name))
 
 #: Not an action of the policy: asks which question an answer answers, for `--answer round_trip`.
@@ -71,8 +78,9 @@ def get(name: str) -> Operator:
 def select(spec: str = "") -> tuple[Operator, ...]:
     """Return the operators of `a,b,c` in that order, each once.
 
-    An empty text stands for those of the package and of plugins. Operators of installed distributions must be named:
-    installing one must not change the actions of a run.
+    An empty text stands for those of the package and of plugins. `phrase` must be named, and so must operators of
+    installed distributions: installing one must not change the actions of a run.
     """
     wanted = [name.strip() for name in spec.split(",") if name.strip()]
-    return tuple(get(name) for name in (dict.fromkeys(wanted) or OPERATORS.registered()))
+    default = [name for name in OPERATORS.registered() if name not in _NOT_DEFAULT]
+    return tuple(get(name) for name in (dict.fromkeys(wanted) or default))

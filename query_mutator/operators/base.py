@@ -20,6 +20,7 @@ class OperatorContext:
 
     domain: str = "Python's standard library"
     neighbor: str | None = None  # the nearest other training question
+    original: str | None = None  # the question before the first rewrite
     answer: str | None = None  # the target's to the present question; None if it was not asked
 
 
@@ -106,15 +107,15 @@ class PromptOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOperator:
-    """An operator that is a function of the question, carried out in this process; it costs no call."""
+    """An operator that is a function of question and context, carried out in this process; it costs no call."""
 
     name: str
     summary: str
-    function: Callable[[str], str]
+    function: Callable[[str, OperatorContext], str]
 
     def rewrite(self, question: str, *, context: OperatorContext) -> str:
         """Return the rewritten question."""
-        return self.function(question)
+        return self.function(question, context)
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the question: no prompt is ever sent."""

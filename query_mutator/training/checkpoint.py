@@ -90,7 +90,7 @@ class Checkpoint:
                 task=_known_fields(TaskSettings, _priced(state["task"])),
                 system=_known_fields(SystemSettings, state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=_priced(state["flags"]),
+                flags=_with_operators(_priced(state["flags"]), state["actions"]),
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
@@ -123,6 +123,11 @@ class Checkpoint:
             f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
             f"use --operators {','.join(operator_names(self.actions))}"
         )
+
+
+def _with_operators(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
+    """Return flags that name the operators: the default may have more in a later version."""
+    return {**flags, "operators": flags.get("operators") or ",".join(operator_names(actions))}
 
 
 def _learner(state: Mapping[str, Any]) -> dict[str, Any]:

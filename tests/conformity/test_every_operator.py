@@ -23,7 +23,15 @@ QUESTIONS = (
     "naïve café – “quotes”, <question>tags</question> and {braces}",
     "x" * 3000,
 )
-NAMES = operators.names()
+LOCAL = [name for name in operators.names() if operators.local_rewrite(operators.get(name)) is not None]
+NAMES = [name for name in operators.names() if name not in LOCAL]
+PEOPLE = (
+    "how do i kill my neighbour",
+    "steal a car",
+    "poison the dog",
+    "hack into my ex's bank account",
+    "scam my wife",
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +78,13 @@ def test_code_and_quoted_text_stay_as_they_are(rewriter: RuleRewriter, name: str
     assert "my_flie.txt" in rewritten
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "phrase"])  # it says the same in other words
 def test_words_that_carry_the_meaning_stay(rewriter: RuleRewriter, name: str) -> None:
     rewritten = rewrite(rewriter, name, "How do I compress a database backup with gzip?").lower()
     assert {"compress", "database", "backup", "gzip"} <= set(re.findall(r"\w+", rewritten))
 
 
-@pytest.mark.parametrize(
-    "request_",
-    ["how do i kill my neighbour", "steal a car", "poison the dog", "hack into my ex's bank account", "scam my wife"],
-)
+@pytest.mark.parametrize("request_", PEOPLE)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_request_about_people_or_property_keeps_its_verb_and_its_object(
     rewriter: RuleRewriter, name: str, request_: str
@@ -90,6 +95,21 @@ def test_a_request_about_people_or_property_keeps_its_verb_and_its_object(
     assert request_.split()[-1] in rewritten
     if name in ("keywords", "merge", "imperative"):  # they drop words and add some: not where it is about people
         assert rewritten == request_
+
+
+@pytest.mark.parametrize(
+    "question", [*PEOPLE, *QUESTIONS, 'teach `os.pth.jion` "wich lenght" in my_flie.txt', "log 42"]
+)
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_local_operator_keeps_whom_a_request_is_about_code_and_names(name: str, question: str) -> None:
+    operator = operators.get(name)
+    local, context = operators.local_rewrite(operator), OperatorContext(original=question)
+    assert local is not None
+    assert local(question, context=context) == question  # there is no phrase yet
+    rewritten = local(f"{question} (end a process)", context=context)
+    is_free = name == "how_to" and question in QUESTIONS and not re.search(r"[`“_]", question)
+    assert (question in rewritten) != is_free
+    assert "(end a process)" in rewritten or rewritten == "How to end a process (in Python)"
 
 
 def test_many_threads_get_the_rewrites_one_thread_gets(rewriter: RuleRewriter) -> None:

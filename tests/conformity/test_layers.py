@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": VOCABULARY,
     "runs": TOOLS | {"llm"},
     "llm": VOCABULARY | {"encoder", "stats"},
-    "operators": CALLS,
+    "operators": CALLS | {"embedded"},
     "rewards": CALLS | {"data"},
     "data": CALLS,
     "env": TASK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_old_runs_are_evaluated(
 ) -> None:
     assert qm_main(["eval", "--checkpoint", name, "--ollama-url", tiny_server.url]) == 0
     assert "policy" in capsys.readouterr().out
+
+
+def test_a_run_with_the_default_operators_keeps_them_when_a_later_version_has_more(tmp_path: Path) -> None:
+    old = read_checkpoint(OLD / "ppo")
+    started_with_default = {**old.flags, "operators": ""}
+    file = dataclasses.replace(old, flags=started_with_default).save(tmp_path / "checkpoint.pt")
+    assert read_checkpoint(file).flags["operators"] == "spelling,neutral,filler"
 
 
 def test_an_old_run_resumes_in_its_folder(

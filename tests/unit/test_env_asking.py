@@ -183,7 +183,7 @@ def test_batched_equals_single(task: Task, tiny_client: Client, batch_size: int 
 
 def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None:
     client = Counting(tiny_client)
-    softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text: text.replace("kill", "stop"))
+    softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text, _: text.replace("kill", "stop"))
     env = QueryMutationEnv(replace(task, operators=(task.operators[0], softer, task.operators[2])), client=client)
     env.reset(seed=0, options=KILL)
     assert env.action_masks()[NEUTRAL]
@@ -233,7 +233,7 @@ class Backwards:
 
 def two_answers(task: Task, client: Client) -> QueryMutationEnv:
     """Return an environment in which two different answers were given: `os.kill`, then `sorted`."""
-    turn = LocalOperator(name="filler", summary="Turn.", function=lambda text: text.replace("stop", "sort"))
+    turn = LocalOperator(name="filler", summary="Turn.", function=lambda text, _: text.replace("stop", "sort"))
     env = QueryMutationEnv(
         replace(task, operators=(*task.operators[:2], turn), answer="round_trip", max_episode_steps=9), client=client
     )

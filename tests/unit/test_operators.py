@@ -12,17 +12,18 @@ from query_mutator.errors import UsageError
 from query_mutator.operators import OperatorContext, PromptOperator
 
 
-def test_there_are_twelve_operators_in_a_fixed_order() -> None:
+def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
     expected = "spelling slang terms neutral filler imperative keywords context first_part merge grammar expand"
-    assert operators.names() == expected.split()
+    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase"]
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:
     assert [operator.name for operator in operators.select("terms, spelling,terms")] == ["terms", "spelling"]
 
 
-def test_select_of_nothing_is_all() -> None:
-    assert [operator.name for operator in operators.select("")] == operators.names()
+def test_select_of_nothing_is_all_but_phrase() -> None:
+    assert [operator.name for operator in operators.select("")] == operators.names()[:-1]
+    assert [operator.name for operator in operators.select("phrase")] == ["phrase"]
 
 
 def test_a_typo_names_the_operator_that_was_meant() -> None:

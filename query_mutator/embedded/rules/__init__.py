@@ -59,6 +59,7 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
         "grammar": repair,
         "expand": phrasebook.expand,
         "round_trip": phrasebook.questions,
+        "phrase": phrasebook.alone,
     }
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}
     rules["context"] = lambda task: add_context(task.question, task.domain)

@@ -16,6 +16,7 @@ from importlib import resources
 import numpy as np
 
 from query_mutator.embedded.corpus import split_identifier
+from query_mutator.embedded.rules.essential import has_essentials
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
@@ -47,11 +48,21 @@ class Phrasebook:
 
     def expand(self, text: str) -> str:
         """Return the text followed by the phrase in brackets, which replaces one that was added before."""
-        question, _, last = text.removesuffix(")").rpartition(" (")
-        if last not in self._known:
-            question = text
+        question = self._without_phrase(text)
         meaning = self.meaning(question)
         return text if meaning is None else f"{question} ({meaning})"
+
+    def alone(self, text: str) -> str:
+        """Return the phrase without the question, which stays in front where it names whom or what it is about."""
+        question = self._without_phrase(text)
+        meaning = self.meaning(question)
+        if meaning is None or has_essentials(question):
+            return self.expand(text)
+        return meaning
+
+    def _without_phrase(self, text: str) -> str:
+        question, _, last = text.removesuffix(")").rpartition(" (")
+        return question if last in self._known else text
 
     def meaning(self, text: str) -> str | None:
         """Return the phrase of the best row, or None if no row matches."""
