@@ -107,3 +107,24 @@ def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str
     assert len(learned) == 96
     assert 3 not in {fold_of(question) for question in learned}
     assert sent(HELD_OUT, received) == []
+
+
+def test_no_tokenizer_counts_a_held_out_question(
+    tiny_flags: list[str],
+    server: EmbeddedServer,
+    received: list[str],
+    dataset: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Prompts that will not fit are announced: held-out ones by their length, others by the tokenizer of the server."""
+    split = split_questions(load_questions(dataset))
+    long, more = (split.train[0], split.test[0]), " and then" * 1000
+    text = dataset.read_text()
+    for question in long:
+        text = text.replace(question.text, question.text + more)
+    dataset.write_text(text)
+    flags = [*tiny_flags[2:], "--openai-url", f"{server.url}/v1", "--num-ctx", "1024", "--max-failure-rate", "1"]
+    assert exit_code(main, [*flags, "--no-evaluate"], prog="train") == 0
+    err = capsys.readouterr().err
+    assert all(f"question {question.id}: the prompt" in err for question in long)
+    assert [sent([question.text + more], received) != [] for question in long] == [True, False]
