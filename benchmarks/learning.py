@@ -1,0 +1,303 @@
+"""Compare settings of learners on memoised calls: a training of 5,000 calls costs seconds.
+
+    python benchmarks/learning.py                                    the candidates below, 8 seeds, 5 folds
+    python benchmarks/learning.py --only ppo-blind --seeds 4 --folds 0,1
+    python benchmarks/learning.py --add "wide:--ask policy --hidden-sizes 256 256"
+    python benchmarks/learning.py --prove                            one seed equals the real run over HTTP
+
+Environment, learners, training loop and evaluation are those of `train_query_mutator.py`; only replies and embeddings
+come from files (`benchmarks/memoised.py`). A seed trains once for each fold, on the training questions of the other
+folds, and is scored on the fold's; its success is over all training questions, none of which it was trained on. The
+column "lowest - plan" is the lowest of all single trainings, minus the best chain on the same fold. Held-out questions
+are not read, except with --held-out, for finalists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from benchmarks.memoised import memoised_system
+from query_mutator.data.split import target_key
+from query_mutator.encoder.documents import cache_dir
+from query_mutator.env.task import Task
+from query_mutator.evaluation.heldout import greedy
+from query_mutator.evaluation.methods import Evaluator, MakeChooser, always
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.llm.client import Client
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.config import TrainConfig, parse_config
+from query_mutator.training.learner import InferencePolicy
+from query_mutator.training.learners import LEARNERS, load_policy, make_learner, settings_of
+from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.types import SUBMIT, Question, StepRecord
+from rl_query_mutator_env import QueryMutationEnv
+from train_query_mutator import batch_envs, envs_seed, main as train_main
+
+NUM_FOLDS = 5
+MAX_CALLS = 5_000
+#: The flags of every candidate.
+COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
+CANDIDATES: Mapping[str, str] = {
+    "ppo": "--ask every_step",
+    "ppo-asking": "--ask policy --max-episode-steps 8",
+    "ppo-blind": "--ask policy --max-asks 1 --max-episode-steps 8",
+}
+#: Chains with one answer, at the end.
+CHAINS = (
+    "",
+    "expand",
+    "expand neutral",
+    "spelling slang expand neutral",
+    "grammar slang spelling expand neutral",
+    "spelling slang expand terms neutral",
+    "grammar spelling slang expand terms neutral",
+)
+
+
+class Trained(NamedTuple):
+    """A policy and what it cost."""
+
+    policy: InferencePolicy
+    calls: int
+    records: list[StepRecord]
+
+
+class Scored(NamedTuple):
+    """A policy on the questions of a fold."""
+
+    success: float
+    calls: float
+    training_calls: int
+    questions: int
+
+
+def fold_of(question: Question) -> int:
+    """Return a question's fold; all questions about one target are in the same."""
+    return int(hashlib.sha256(target_key(question).encode()).hexdigest()[8:16], 16) % NUM_FOLDS
+
+
+class World:
+    """The memoised system, the questions and a task for each fold."""
+
+    def __init__(self, settings: SystemSettings, folder: Path) -> None:
+        self.system = memoised_system(settings, folder)
+        self.evaluator = make_evaluator(self.system.calls.client)
+        self.task_of = lru_cache(maxsize=None)(self._task_of)
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """Return the training questions."""
+        return split_dataset(TaskSettings()).train
+
+    def _task_of(self, settings: TaskSettings, fold: int | None) -> Task:
+        """Return the task on the questions outside `fold` (None: on all)."""
+        return make_task(self.system, settings, [q for q in self.questions if fold_of(q) != fold])
+
+    def score(self, settings: TaskSettings, fold: int, make: MakeChooser, **rules: Any) -> list[Outcome]:
+        """Return the outcomes of choosers on the questions of a fold."""
+        task = self.task_of(settings, fold).on([q for q in self.questions if fold_of(q) == fold])
+        return self.evaluator.run(dataclasses.replace(task, **rules), make)
+
+
+def make_evaluator(client: Client) -> Evaluator:
+    """Return what runs policies greedily."""
+    return Evaluator(QueryMutationEnv, client=client, batch_size=8)
+
+
+def train(system: System, task: Task, config: TrainConfig, *, max_calls: int | None = None) -> Trained:
+    """Train as `train_query_mutator.Trainer` does, until the end of the rollout in which `max_calls` are made."""
+    records: list[StepRecord] = []
+    envs = [
+        QueryMutationEnv(task, client=system.calls.client, env_id=env_id, on_record=records.append)
+        for env_id in range(config.num_processes)
+    ]
+    learner, batch = make_learner(config, task, None), batch_envs(config, envs, None)
+    common: dict[str, Any] = {
+        "seed": envs_seed(config.seed, updates_done=0),
+        "num_steps": config.num_steps,
+        "on_steps": lambda infos, ended, valid: None,
+    }
+    loop: OnPolicyLoop | OffPolicyLoop
+    if isinstance(batch, EnvGroups):
+        loop = OffPolicyLoop(batch.groups, learner, None, max_pending_updates=config.max_pending_updates, **common)
+    else:
+        loop = OnPolicyLoop(batch, learner, None, **common)
+    calls = 0
+    while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
+        loop.collect()
+        loop.update()
+        calls = calls_of(records, envs, task)
+    loop.close()
+    batch.close()
+    return Trained(learner.frozen, calls, records)
+
+
+def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:
+    """Return the calls of a training: those of the steps, and the first answers where a reset asks."""
+    resets = sum(env.total_episodes + 1 for env in envs) if task.ask == "every_step" else 0
+    return resets + sum(record.calls for record in records)
+
+
+# --- table -----------------------------------------------------------------------------------------------------------
+
+
+def run_candidate(
+    world: World, flags: str, *, seeds: Sequence[int], folds: Sequence[int], max_calls: int
+) -> dict[int, dict[int, Scored]]:
+    """Return what every seed reached on every fold."""
+    found: dict[int, dict[int, Scored]] = {}
+    for seed in seeds:
+        config = parse_config([*COMMON.split(), *flags.split(), "--seed", str(seed)])
+        settings = dataclasses.replace(settings_of(TaskSettings, config), seed=0)
+        found[seed] = {}
+        for fold in folds:
+            trained = train(world.system, world.task_of(settings, fold), config, max_calls=max_calls)
+            outcomes = world.score(settings, fold, greedy(trained.policy))
+            found[seed][fold] = summary(outcomes, trained.calls)
+    return found
+
+
+def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:
+    """Return success and calls per question."""
+    return Scored(
+        success=100 * float(np.mean([outcome.success for outcome in outcomes])),
+        calls=float(np.mean([outcome.calls for outcome in outcomes])),
+        training_calls=training_calls,
+        questions=len(outcomes),
+    )
+
+
+def run_chain(world: World, chain: str, folds: Sequence[int]) -> dict[int, Scored]:
+    """Return what a chain of operators with one answer at its end reaches on each fold."""
+    settings, names = TaskSettings(ask="policy"), chain.split()
+    actions = [world.task_of(settings, folds[0]).actions.index(name) for name in (*names, SUBMIT)]
+    steps = len(actions)
+    return {fold: summary(world.score(settings, fold, always(actions), max_episode_steps=steps)) for fold in folds}
+
+
+def over_folds(scores: Mapping[int, Scored], name: str) -> float:
+    """Return the mean of a field over all questions of the folds."""
+    return float(
+        np.average([getattr(s, name) for s in scores.values()], weights=[s.questions for s in scores.values()])
+    )
+
+
+def print_chain(name: str, scores: Mapping[int, Scored]) -> None:
+    """Print the row of a method without training."""
+    print(f"{name:<48}{over_folds(scores, 'success'):>8.1f}{'':>31}{over_folds(scores, 'calls'):>8.2f}", flush=True)
+
+
+def print_candidate(name: str, found: Mapping[int, Mapping[int, Scored]], best: Mapping[int, Scored], wall_s: float) -> None:
+    """Print the row of a candidate: mean, spread over seeds, lowest training against the best chain."""
+    rates = [over_folds(scores, "success") for scores in found.values()]
+    behind = min(score.success - best[fold].success for scores in found.values() for fold, score in scores.items())
+    calls = np.mean([over_folds(scores, "calls") for scores in found.values()])
+    training = np.mean([over_folds(scores, "training_calls") for scores in found.values()])
+    spread = f"{np.std(rates, ddof=1) if len(rates) > 1 else 0.0:>6.1f}{min(rates):>7.1f}{max(rates):>7.1f}{behind:>+11.1f}"
+    print(f"{name:<48}{np.mean(rates):>8.1f}{spread}{calls:>8.2f}{training:>9.0f}{wall_s:>8.1f}", flush=True)
+
+
+def print_table(world: World, candidates: Mapping[str, str], arguments: argparse.Namespace) -> None:
+    """Print chains and candidates, one row each as soon as it is there."""
+    folds = [int(fold) for fold in arguments.folds.split(",")]
+    print(
+        f"{'method':<48}{'success':>8}{'sd':>6}{'lowest':>7}{'highest':>7}{'low-plan':>11}{'calls':>8}{'training':>9}"
+        f"{'s/seed':>8}"
+    )
+    chains = {chain: run_chain(world, chain, folds) for chain in CHAINS}
+    for chain, scores in chains.items():
+        print_chain(chain.replace(" ", ">") or "identity", scores)
+    best = max(chains.values(), key=lambda scores: over_folds(scores, "success"))
+    for name, flags in candidates.items():
+        started = time.perf_counter()
+        seeds = range(1, arguments.seeds + 1)
+        found = run_candidate(world, flags, seeds=seeds, folds=folds, max_calls=arguments.max_calls)
+        print_candidate(name, found, best, (time.perf_counter() - started) / arguments.seeds)
+
+
+# --- proof -----------------------------------------------------------------------------------------------------------
+
+PROOF = "--backend embedded --deterministic --num-env-steps 1024 --batch-size 8 --num-processes 16 --cache off"
+
+
+def prove(flags: str) -> None:
+    """Run the trainer over HTTP and the memoised training twice; transcripts and outcomes must be equal."""
+    argv = [*PROOF.split(), *flags.split()]
+    with tempfile.TemporaryDirectory() as folder:
+        train_main([*argv, "--no-evaluate", "--eval-interval", "0", "--save-dir", f"{folder}/runs"])
+        run = Path(folder) / "runs" / "latest"
+        rows = [json.loads(line) for line in (run / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
+        config = parse_config(argv)
+        real = load_policy(read_checkpoint(str(run)))
+        first_outcomes = None
+        for name in ("empty store", "full store"):
+            world = World(settings_of(SystemSettings, config), Path(folder) / "store")
+            with world.system:
+                task = world.task_of(settings_of(TaskSettings, config), None)
+                trained = train(world.system, task, config)
+                ours = [json.loads(json.dumps(record.to_json())) for record in trained.records]
+                check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
+                outcomes = make_evaluator(world.system.calls.client).run(task, greedy(trained.policy))
+                others = make_evaluator(world.system.calls.counted).run(task, greedy(real))
+                check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
+                first_outcomes = first_outcomes or outcomes
+        check("both stores: outcomes", first_outcomes, outcomes)
+
+
+def by_place(rows: Iterable[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return transcript rows by environment and step, without what depends on the clock."""
+    return {(row["env"], row["step"]): {key: row[key] for key in row if key != "timing"} for row in rows}
+
+
+def check(what: str, one: object, other: object) -> None:
+    """Print that two values are equal, or stop."""
+    if one != other:
+        sys.exit(f"{what}: DIFFERENT")
+    print(f"{what}: equal", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, or prove that memoised calls change nothing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--folds", default="0,1,2,3,4", help="with commas")
+    parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="training ends with the rollout that makes them")
+    parser.add_argument("--only", default="", help="names of candidates, with commas")
+    parser.add_argument("--add", action="append", default=[], metavar="NAME:FLAGS", help="one more candidate")
+    parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")
+    parser.add_argument("--prove", nargs="?", const="--ask policy", metavar="FLAGS")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if arguments.prove is not None:
+        prove(arguments.prove)
+        return
+    added = dict(item.split(":", 1) for item in arguments.add)
+    names = [name for name in arguments.only.split(",") if name]
+    candidates = {name: flags for name, flags in CANDIDATES.items() if not (names or added) or name in names} | added
+    world = World(SystemSettings(backend="embedded"), arguments.store)
+    with world.system:
+        print_table(world, candidates, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Memoised calls for `benchmarks/learning.py`: a system whose replies and embeddings are kept in two files.
+
+Calls at temperature 0 are deterministic, so a reply that is stored is the reply that a call would give. Replies are in
+the product's own cache (`--cache all`); a reply that it does not have comes from the embedded server of this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from query_mutator.encoder import CachedEncoder, Encoder
+from query_mutator.encoder.base import FloatArray
+from query_mutator.operators import Operator
+from query_mutator.training.system import System, SystemSettings
+
+__all__ = ["StoredVectors", "memoised_system"]
+
+
+class StoredVectors:
+    """An encoder whose rows are appended to a file, from which the next process reads them."""
+
+    def __init__(self, inner: Encoder, folder: Path) -> None:
+        self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
+        self.inner = inner
+        self._record = np.dtype([("key", "V32"), ("row", "<f4", (inner.dim,))])
+        self._path = folder / f"vectors-{hashlib.sha256(inner.fingerprint.encode()).hexdigest()[:16]}.bin"
+        self._path.touch()
+        known = np.fromfile(self._path, dtype=self._record)  # reads whole records only
+        self._rows: dict[bytes, FloatArray] = dict(zip((key.tobytes() for key in known["key"]), known["row"], strict=True))
+        self._lock = threading.Lock()
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]."""
+        keys = [hashlib.sha256(text.encode()).digest() for text in texts]
+        missing = [index for index, key in enumerate(keys) if key not in self._rows]
+        if missing:
+            self._add([keys[index] for index in missing], self.inner.encode([texts[index] for index in missing]))
+        return np.array([self._rows[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)
+
+    def _add(self, keys: Sequence[bytes], rows: FloatArray) -> None:
+        records = np.array(list(zip(keys, rows, strict=True)), dtype=self._record)
+        with self._lock, self._path.open("ab") as file:
+            file.write(records.tobytes())
+            self._rows.update(zip(keys, rows, strict=True))
+
+    def close(self) -> None:
+        """Close the encoder inside."""
+        self.inner.close()
+
+
+class _SharedTests(System):
+    """A system whose tasks share the local tests of the operators, which remember the texts they have seen."""
+
+    def with_local_tests(self, operators: Sequence[Operator]) -> tuple[Operator, ...]:
+        """Return the operators with the local tests that hold for this mutator."""
+        key = tuple(operator.name for operator in operators)
+        if key not in self._tested:
+            self._tested[key] = super().with_local_tests(operators)
+        return self._tested[key]
+
+    @cached_property
+    def _tested(self) -> dict[tuple[str, ...], tuple[Operator, ...]]:
+        return {}
+
+
+def memoised_system(settings: SystemSettings, folder: Path) -> System:
+    """Return the system of `settings`, whose replies and embeddings are kept in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    system = _SharedTests(replace(settings, cache="all", cache_path=folder / "replies.sqlite"))
+    assert isinstance(system.encoder, CachedEncoder)
+    system.encoder.inner = StoredVectors(system.encoder.inner, folder)
+    return system
