@@ -9,22 +9,20 @@ Environment, learners, training loop and evaluation are those of `train_query_mu
 come from files (`benchmarks/memoised.py`). A seed trains once for each fold, on the training questions of the other
 folds, and is scored on the fold's; its success is over all training questions, none of which it was trained on. The
 column "lowest - plan" is the lowest of all single trainings, minus the best chain on the same fold. Held-out questions
-are not read, except with --held-out, for finalists.
+are not read.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +33,7 @@ import numpy as np
 import torch
 
 from benchmarks.memoised import memoised_system
-from query_mutator.data.split import target_key
+from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import greedy
@@ -45,15 +43,16 @@ from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.learner import InferencePolicy
-from query_mutator.training.learners import LEARNERS, load_policy, make_learner, settings_of
+from query_mutator.training.learners import load_policy, make_learner, settings_of
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
-from query_mutator.types import SUBMIT, Question, StepRecord
+from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
-from train_query_mutator import batch_envs, envs_seed, main as train_main
+from train_query_mutator import batch_envs, envs_seed
+from train_query_mutator import main as train_main
 
-NUM_FOLDS = 5
+FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
 MAX_CALLS = 5_000
 #: The flags of every candidate.
 COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
@@ -91,31 +90,21 @@ class Scored(NamedTuple):
     questions: int
 
 
-def fold_of(question: Question) -> int:
-    """Return a question's fold; all questions about one target are in the same."""
-    return int(hashlib.sha256(target_key(question).encode()).hexdigest()[8:16], 16) % NUM_FOLDS
-
-
 class World:
-    """The memoised system, the questions and a task for each fold."""
+    """The memoised system, and the task of each validation fold."""
 
     def __init__(self, settings: SystemSettings, folder: Path) -> None:
         self.system = memoised_system(settings, folder)
         self.evaluator = make_evaluator(self.system.calls.client)
         self.task_of = lru_cache(maxsize=None)(self._task_of)
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """Return the training questions."""
-        return split_dataset(TaskSettings()).train
+    def _task_of(self, settings: TaskSettings) -> Task:
+        """Return the task on the questions that a run with these settings trains on."""
+        return make_task(self.system, settings, split_dataset(settings).train)
 
-    def _task_of(self, settings: TaskSettings, fold: int | None) -> Task:
-        """Return the task on the questions outside `fold` (None: on all)."""
-        return make_task(self.system, settings, [q for q in self.questions if fold_of(q) != fold])
-
-    def score(self, settings: TaskSettings, fold: int, make: MakeChooser, **rules: Any) -> list[Outcome]:
-        """Return the outcomes of choosers on the questions of a fold."""
-        task = self.task_of(settings, fold).on([q for q in self.questions if fold_of(q) == fold])
+    def validate(self, settings: TaskSettings, make: MakeChooser, **rules: Any) -> list[Outcome]:
+        """Return the outcomes of choosers on the validation questions; `rules` are fields of the task."""
+        task = self.task_of(settings).on(split_dataset(settings).validation)
         return self.evaluator.run(dataclasses.replace(task, **rules), make)
 
 
@@ -162,18 +151,18 @@ def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], ta
 
 
 def run_candidate(
-    world: World, flags: str, *, seeds: Sequence[int], folds: Sequence[int], max_calls: int
-) -> dict[int, dict[int, Scored]]:
+    world: World, flags: str, *, seeds: Sequence[int], folds: Sequence[ValidationFold], max_calls: int
+) -> dict[int, dict[ValidationFold, Scored]]:
     """Return what every seed reached on every fold."""
-    found: dict[int, dict[int, Scored]] = {}
+    found: dict[int, dict[ValidationFold, Scored]] = {}
     for seed in seeds:
-        config = parse_config([*COMMON.split(), *flags.split(), "--seed", str(seed)])
-        settings = dataclasses.replace(settings_of(TaskSettings, config), seed=0)
         found[seed] = {}
         for fold in folds:
-            trained = train(world.system, world.task_of(settings, fold), config, max_calls=max_calls)
-            outcomes = world.score(settings, fold, greedy(trained.policy))
-            found[seed][fold] = summary(outcomes, trained.calls)
+            argv = [*COMMON.split(), *flags.split(), "--seed", str(seed), "--validation-fold", str(fold)]
+            config = parse_config(argv)
+            settings = settings_of(TaskSettings, config, seed=0)  # of the calls, so that all seeds share their replies
+            trained = train(world.system, world.task_of(settings), config, max_calls=max_calls)
+            found[seed][fold] = summary(world.validate(settings, greedy(trained.policy)), trained.calls)
     return found
 
 
@@ -187,41 +176,51 @@ def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:
     )
 
 
-def run_chain(world: World, chain: str, folds: Sequence[int]) -> dict[int, Scored]:
+def run_chain(world: World, chain: str, folds: Sequence[ValidationFold]) -> dict[ValidationFold, Scored]:
     """Return what a chain of operators with one answer at its end reaches on each fold."""
-    settings, names = TaskSettings(ask="policy"), chain.split()
-    actions = [world.task_of(settings, folds[0]).actions.index(name) for name in (*names, SUBMIT)]
-    steps = len(actions)
-    return {fold: summary(world.score(settings, fold, always(actions), max_episode_steps=steps)) for fold in folds}
+    names = [*chain.split(), SUBMIT]
+    found = {}
+    for fold in folds:
+        settings = TaskSettings(ask="policy", validation_fold=fold, max_episode_steps=len(names))
+        actions = [world.task_of(settings).actions.index(name) for name in names]
+        found[fold] = summary(world.validate(settings, always(actions)))
+    return found
 
 
-def over_folds(scores: Mapping[int, Scored], name: str) -> float:
+def over_folds(scores: Mapping[ValidationFold, Scored], name: str) -> float:
     """Return the mean of a field over all questions of the folds."""
     return float(
         np.average([getattr(s, name) for s in scores.values()], weights=[s.questions for s in scores.values()])
     )
 
 
-def print_chain(name: str, scores: Mapping[int, Scored]) -> None:
+def print_chain(name: str, scores: Mapping[ValidationFold, Scored]) -> None:
     """Print the row of a method without training."""
-    print(f"{name:<48}{over_folds(scores, 'success'):>8.1f}{'':>31}{over_folds(scores, 'calls'):>8.2f}", flush=True)
+    print(f"{name:<48}{over_folds(scores, 'success'):>8.1f}{'':>32}{over_folds(scores, 'calls'):>8.2f}", flush=True)
 
 
-def print_candidate(name: str, found: Mapping[int, Mapping[int, Scored]], best: Mapping[int, Scored], wall_s: float) -> None:
+def print_candidate(
+    name: str,
+    found: Mapping[int, Mapping[ValidationFold, Scored]],
+    plan: Mapping[ValidationFold, Scored],
+    wall_s: float,
+) -> None:
     """Print the row of a candidate: mean, spread over seeds, lowest training against the best chain."""
     rates = [over_folds(scores, "success") for scores in found.values()]
-    behind = min(score.success - best[fold].success for scores in found.values() for fold, score in scores.items())
+    behind = min(score.success - plan[fold].success for scores in found.values() for fold, score in scores.items())
     calls = np.mean([over_folds(scores, "calls") for scores in found.values()])
     training = np.mean([over_folds(scores, "training_calls") for scores in found.values()])
-    spread = f"{np.std(rates, ddof=1) if len(rates) > 1 else 0.0:>6.1f}{min(rates):>7.1f}{max(rates):>7.1f}{behind:>+11.1f}"
+    spread = (
+        f"{np.std(rates, ddof=1) if len(rates) > 1 else 0.0:>6.1f}{min(rates):>7.1f}{max(rates):>7.1f}{behind:>+11.1f}"
+    )
     print(f"{name:<48}{np.mean(rates):>8.1f}{spread}{calls:>8.2f}{training:>9.0f}{wall_s:>8.1f}", flush=True)
 
 
 def print_table(world: World, candidates: Mapping[str, str], arguments: argparse.Namespace) -> None:
     """Print chains and candidates, one row each as soon as it is there."""
-    folds = [int(fold) for fold in arguments.folds.split(",")]
+    folds = [fold for fold in FOLDS if str(fold) in arguments.folds.split(",")]
     print(
-        f"{'method':<48}{'success':>8}{'sd':>6}{'lowest':>7}{'highest':>7}{'low-plan':>11}{'calls':>8}{'training':>9}"
+        f"{'method':<48}{'success':>8}{'sd':>6}{'lowest':>7}{'highest':>8}{'low-plan':>11}{'calls':>8}{'training':>9}"
         f"{'s/seed':>8}"
     )
     chains = {chain: run_chain(world, chain, folds) for chain in CHAINS}
@@ -237,14 +236,15 @@ def print_table(world: World, candidates: Mapping[str, str], arguments: argparse
 
 # --- proof -----------------------------------------------------------------------------------------------------------
 
-PROOF = "--backend embedded --deterministic --num-env-steps 1024 --batch-size 8 --num-processes 16 --cache off"
+PROOF = "--backend embedded --deterministic --num-env-steps 512 --cache off --no-evaluate --eval-interval 0"
+PROOF_QUESTIONS = 100
 
 
 def prove(flags: str) -> None:
     """Run the trainer over HTTP and the memoised training twice; transcripts and outcomes must be equal."""
     argv = [*PROOF.split(), *flags.split()]
     with tempfile.TemporaryDirectory() as folder:
-        train_main([*argv, "--no-evaluate", "--eval-interval", "0", "--save-dir", f"{folder}/runs"])
+        train_main([*argv, "--save-dir", f"{folder}/runs"])
         run = Path(folder) / "runs" / "latest"
         rows = [json.loads(line) for line in (run / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
         config = parse_config(argv)
@@ -253,20 +253,24 @@ def prove(flags: str) -> None:
         for name in ("empty store", "full store"):
             world = World(settings_of(SystemSettings, config), Path(folder) / "store")
             with world.system:
-                task = world.task_of(settings_of(TaskSettings, config), None)
+                task = world.task_of(settings_of(TaskSettings, config))
                 trained = train(world.system, task, config)
                 ours = [json.loads(json.dumps(record.to_json())) for record in trained.records]
                 check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
-                outcomes = make_evaluator(world.system.calls.client).run(task, greedy(trained.policy))
-                others = make_evaluator(world.system.calls.counted).run(task, greedy(real))
+                some = task.on(task.questions[:PROOF_QUESTIONS])
+                outcomes = make_evaluator(world.system.calls.client).run(some, greedy(trained.policy))
+                others = make_evaluator(world.system.calls.counted).run(some, greedy(real))
                 check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
                 first_outcomes = first_outcomes or outcomes
         check("both stores: outcomes", first_outcomes, outcomes)
 
 
+UNLIKE = ("timing", "crc")  # of a row: depends on the clock, and on the rows before
+
+
 def by_place(rows: Iterable[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
     """Return transcript rows by environment and step, without what depends on the clock."""
-    return {(row["env"], row["step"]): {key: row[key] for key in row if key != "timing"} for row in rows}
+    return {(row["env"], row["step"]): {key: row[key] for key in row if key not in UNLIKE} for row in rows}
 
 
 def check(what: str, one: object, other: object) -> None:
@@ -281,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--folds", default="0,1,2,3,4", help="with commas")
-    parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="training ends with the rollout that makes them")
+    parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="calls after which a training ends")
     parser.add_argument("--only", default="", help="names of candidates, with commas")
     parser.add_argument("--add", action="append", default=[], metavar="NAME:FLAGS", help="one more candidate")
     parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")

@@ -7,6 +7,7 @@ the product's own cache (`--cache all`); a reply that it does not have comes fro
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,9 +32,11 @@ class StoredVectors:
         self.inner = inner
         self._record = np.dtype([("key", "V32"), ("row", "<f4", (inner.dim,))])
         self._path = folder / f"vectors-{hashlib.sha256(inner.fingerprint.encode()).hexdigest()[:16]}.bin"
-        self._path.touch()
-        known = np.fromfile(self._path, dtype=self._record)  # reads whole records only
-        self._rows: dict[bytes, FloatArray] = dict(zip((key.tobytes() for key in known["key"]), known["row"], strict=True))
+        self._rows: dict[bytes, FloatArray] = {}
+        if self._path.exists():
+            known = np.fromfile(self._path, dtype=self._record)  # whole records; a process may have been killed
+            os.truncate(self._path, known.nbytes)
+            self._rows = {key.tobytes(): row for key, row in zip(known["key"], known["row"], strict=True)}
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> FloatArray:

@@ -1,0 +1,45 @@
+"""`benchmarks/learning.py` trains on stored calls exactly as a run over HTTP does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.learning import main
+from benchmarks.memoised import StoredVectors
+from query_mutator.encoder.base import FloatArray
+from query_mutator.encoder.hashing import HashEncoder
+
+SMALL = "--encoder hash --num-env-steps 96 --num-processes 4 --num-steps 8"
+
+
+@pytest.mark.parametrize("flags", ["--ask policy --max-episode-steps 4", "--ask every_step"])
+def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--prove", f"{SMALL} {flags}"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": equal")]
+    assert len(lines) == 5
+
+
+class Counting(HashEncoder):
+    """Counts the texts that it encodes."""
+
+    texts = 0
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        self.texts += len(texts)
+        return super().encode(texts)
+
+
+def test_stored_vectors_are_encoded_once_and_survive_a_killed_process(tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+    rows = StoredVectors(first, tmp_path).encode(["one", "two"])
+    [file] = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes() + b"part of a record")
+    again = StoredVectors(second, tmp_path)
+    assert np.array_equal(again.encode(["two", "one"]), rows[::-1])
+    again.encode(["three"])
+    assert np.array_equal(StoredVectors(second, tmp_path).encode(["three"]), HashEncoder().encode(["three"]))
+    assert (first.texts, second.texts) == (2, 1)
