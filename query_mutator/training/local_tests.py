@@ -15,11 +15,11 @@ from query_mutator.embedded.rules.text import words
 from query_mutator.encoder import english_ranks
 from query_mutator.operators import Operator, PromptOperator, names
 
-__all__ = ["with_local_tests"]
+__all__ = ["RULES", "with_local_tests"]
 
 TESTED_TEXTS = 16_384  # remembered for each operator
 #: Operators whose rule reads the question alone and takes well under a millisecond.
-_RULES = ("spelling", "slang", "terms", "neutral", "filler", "imperative", "first_part", "grammar")
+RULES = ("spelling", "slang", "terms", "neutral", "filler", "imperative", "keywords", "first_part", "grammar")
 
 
 def with_local_tests(operators: Sequence[Operator], *, vocabulary: Set[str], by_rules: bool) -> tuple[Operator, ...]:
@@ -47,7 +47,7 @@ def _rule_tests(vocabulary: Set[str]) -> dict[str, Callable[[str], bool]]:
 
         return changes
 
-    return {name: test_of(name) for name in _RULES}
+    return {name: test_of(name) for name in RULES}
 
 
 def _text_tests(vocabulary: Set[str]) -> dict[str, Callable[[str], bool]]:
