@@ -40,6 +40,7 @@ from query_mutator.env.flow import Call, CallJournal, CallSite, Encode, Flow, Pr
 from query_mutator.env.infos import as_arrays, infos_of
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
+from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
@@ -47,7 +48,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
 from query_mutator.operators import ROUND_TRIP, OperatorContext, local_rewrite
 from query_mutator.registry import check_known
-from query_mutator.rewards import Evidence, cosine, is_not_sure, is_refusal
+from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, Question, StepRecord
 
@@ -417,42 +418,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
         """
-        original, (text_vector, answer_vector) = self.task.question_vectors[index], vectors
-        evidence = Evidence(
-            question=self.task.questions[index],
-            rewrite=text,
-            answer=answer,
-            question_vector=original,
-            rewrite_vector=text_vector,
-            answer_vector=answer_vector,
-            reference_vector=self.task.reference_vectors[index],
-        )
-        reward = yield from self._judge(evidence, phase, action)
-        if isinstance(reward, ErrorInfo):
-            return reward
-        return Attempt(
-            text=text,
-            answer=answer,
-            text_vector=text_vector,
-            answer_vector=answer_vector,
-            fit=cosine(text_vector, answer_vector),
-            closeness=cosine(original, answer_vector),
-            reward=reward,
-        )
 
-    def _judge(self, evidence: Evidence, phase: str, action: int | None) -> Flow:
-        """Yield the calls of reward parts that ask a model; return the Reward, or the error of a failed call."""
-        scoring, reply = self.task.reward.score(evidence), None
-        number = 0
-        while True:
-            try:
-                request = scoring.send(reply)  # type: ignore[arg-type]
-            except StopIteration as stop:
-                return stop.value
-            number += 1
-            reply = yield self._call(request, f"{phase} {number}", action=action)
-            if not reply.ok:
-                return reply.error
+        def call(request: ChatRequest, number: int) -> Call:
+            return self._call(request, f"{phase} {number}", action=action)
+
+        return score_answer(self.task, index, text=text, answer=answer, vectors=vectors, call=call)
 
     def _submitted(self) -> Attempt | None:
         """Return what would be submitted now, None before the first answer."""
@@ -465,21 +435,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return 0.0 if submitted is None else submitted.reward.score
 
     def _action_mask(self) -> list[bool]:
-        """Return which actions are allowed; the others have no effect, or none that is worth a call.
-
-        Masked are operators tried on the present question or that would not change it, undo at the original, and ask
-        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
-        """
+        """Return which actions are allowed; the others have no effect, or none that is worth a call."""
         assert self.episode is not None
-        task, episode = self.task, self.episode
-        context = self._context()
-        may_ask = task.max_asks is None or len(episode.known) < task.max_asks
-        can_change = [
-            not episode.was_tried(action) and task.would_change(action, episode.text, context)
-            for action in range(len(task.operators))
-        ]
-        asking = [may_ask and task.max_asks != 1 and episode.current is None] if task.ask == "policy" else []
-        return [*(may_ask and can for can in can_change), *asking, may_ask and episode.text != episode.original, True]
+        return [self.task.allows(action, self.episode) for action in range(len(self.task.actions))]
 
     def _observe(self) -> FloatArray:
         assert self.episode is not None

@@ -49,7 +49,7 @@ from query_mutator.runs.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.runs.run_log import RunLog
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint, settled, snapshot
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import Plan
+from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal
 from query_mutator.training.learner import Learner
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         config, checkpoint = parse(argv, stack)
         if config.dry_run:
-            print(plan(config, checkpoint))
+            print(estimate(config, checkpoint))
             return 0
         trainer = stack.enter_context(build(config, checkpoint, stack))
         gc.freeze()  # loaded objects stay: collecting them again would stop the run for a tenth of a second
@@ -108,7 +108,7 @@ def parse(argv: Sequence[str], stack: ExitStack) -> tuple[TrainConfig, Checkpoin
     return config, checkpoint
 
 
-def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
+def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estimate:
     """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
     split = split_dataset(settings_of(TaskSettings, config))
     check(config, split, checkpoint)
@@ -119,7 +119,7 @@ def plan(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Plan:
         num_test=num_test,
         max_episode_steps=config.max_episode_steps,
     )
-    return Plan(
+    return Estimate(
         config=config,
         num_actions=num_operators + len(controls(config.ask)),
         num_train=num_train,

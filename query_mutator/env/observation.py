@@ -134,7 +134,7 @@ class Observer:
         similarity, verdict = (0.0, 0.0, 0.0), (False, False)
         if answer is not None:
             obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.vector)
-            similarity = (_centered(answer.closeness), _centered(answer.fit), 0.0)
+            similarity = (centered(answer.closeness), centered(answer.fit), 0.0)
             verdict = (answer.refused, answer.not_sure)
         verdicts = (*verdict, features.first_refused, features.first_not_sure)
         words, progress = self._count_words(features.current[:READ_CHARS]), (0.0, features.current == features.original)
@@ -147,7 +147,7 @@ class Observer:
         obs, put = drawn.copy(), self.slices
         best = features.best
         if best is not None:
-            obs[self._best] = _centered(best.fit)
+            obs[self._best] = centered(best.fit)
         obs[put["progress"].start] = features.step_fraction
         obs[put["used"].start : put["closed"].stop] = [
             *features.used,
@@ -156,7 +156,7 @@ class Observer:
         if self.policy_asks:
             obs[put["asked"]] = (features.is_asked, best is not None, features.ask_fraction)
             if best is not None:
-                obs[put["best"]] = (best.refused, best.not_sure, _centered(best.closeness))
+                obs[put["best"]] = (best.refused, best.not_sure, centered(best.closeness))
             obs[put["price"]] = _PRICE_SCALE * features.call_price
         return obs
 
@@ -172,7 +172,8 @@ class Observer:
         )
 
 
-def _centered(cosine: float) -> float:
+def centered(cosine: float) -> float:
+    """Return a cosine as observations hold it."""
     return _COSINE_SCALE * (cosine - 0.5)
 
 

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.encoder import Encoder
+from query_mutator.env.episode import Episode
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.operators import Operator, OperatorContext, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import (
+    ASK,
     CALL_PRICE,
     CONTROLS,
     SUBMIT,
@@ -97,6 +99,24 @@ class Task:
     def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
         """Return whether operator `action` may change a wording; without a local test it may."""
         return not self.skip_unchanged or would_change(self.operators[action], text, context=context)
+
+    def allows(self, action: int, episode: Episode) -> bool:
+        """Return whether an action is allowed; the others have no effect, or none that is worth a call.
+
+        Masked are operators tried on the present question or that would not change it, undo at the original, and ask
+        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
+        """
+        name = self.actions[action]
+        if name == SUBMIT:
+            return True
+        if self.max_asks is not None and len(episode.known) >= self.max_asks:
+            return False
+        if name == UNDO:
+            return episode.text != episode.original
+        if name == ASK:
+            return self.max_asks != 1 and episode.current is None
+        context = self.context(episode.index, episode.answer)
+        return not episode.was_tried(action) and self.would_change(action, episode.text, context)
 
     def context(self, index: int, answer: str | None = None) -> OperatorContext:
         """Return what an operator may know about a wording of question `index` and the answer to it, if it has one."""

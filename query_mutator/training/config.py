@@ -59,7 +59,7 @@ class RunFlags:
     config: str | None = None
     """JSON file of flags; the command line takes precedence."""
     dry_run: bool = False
-    """Print the plan (updates, steps, model calls, time) and stop."""
+    """Print an estimate (updates, steps, model calls, time) and stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +199,8 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
 
     def _check_learner(self) -> None:
         learner = LEARNERS.get(self.algo)
+        if learner.made_by:
+            raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
         if self.max_policy_lag and not learner.on_policy:

@@ -12,7 +12,7 @@ from query_mutator.training.timing import Timing, time_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Estimate:
     """The size of a run; calls and times assume a policy that chooses uniformly among `num_actions`."""
 
     config: TrainConfig
@@ -88,7 +88,7 @@ class Plan:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        return "\n".join(["plan (nothing was started)", *lines, f"by {timing.source}"])
+        return "\n".join(["estimate (nothing was started)", *lines, f"by {timing.source}"])
 
 
 def _duration(seconds: float) -> str:

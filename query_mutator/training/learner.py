@@ -100,6 +100,7 @@ class LearnerSpec:
     planned_updates: Callable[[TrainConfig], int] = lambda config: 0  # gradient steps of a whole run
     on_policy: bool = False  # weights are frozen during a rollout, from which `update` learns
     deterministic: bool = False  # supports --deterministic
+    made_by: str = ""  # the command that makes its checkpoints, for a policy that is not trained
 
 
 class Acted(NamedTuple):
@@ -127,6 +128,7 @@ class BaseLearner:
 
     on_policy = False
     deterministic = False
+    made_by = ""
 
     def __init__(self, obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> None:
         self.weights: Weights = {"mask_columns": np.arange(obs_dim)[mask_columns]}  # [A]

@@ -71,6 +71,16 @@ def _load_bandit(state: Mapping[str, Any], flags: Mapping[str, Any]) -> Inferenc
     return FrozenBandit(state)
 
 
+def _make_plan(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
+    raise NotImplementedError("a plan is found by a search, not trained")
+
+
+def _load_plan(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+    from query_mutator.training.plans import PlanPolicy
+
+    return PlanPolicy(state)
+
+
 LEARNERS.add(
     "ppo",
     LearnerSpec(
@@ -90,6 +100,7 @@ LEARNERS.add(
     ),
 )
 LEARNERS.add("bandit", LearnerSpec(make=_make_bandit, load_policy=_load_bandit))
+LEARNERS.add("plan", LearnerSpec(make=_make_plan, load_policy=_load_plan, made_by="qm plan"))
 
 
 def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:

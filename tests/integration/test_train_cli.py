@@ -154,11 +154,12 @@ def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list
     assert json.loads((the_run(tmp_path) / "config.json").read_text())["backend"]["mutator_model"] == "both"
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(
+def test_dry_run_prints_the_estimate_and_writes_nothing(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*tiny_flags, "--dry-run", "--num-env-steps", "1000") == 0
     out = capsys.readouterr().out
+    assert out.startswith("estimate (nothing was started)")
     assert "1024 = 32 x 4 processes x 8 steps" in out
     assert "model calls" in out
     assert "time for training" in out

@@ -1,0 +1,63 @@
+"""Score an answer: what an environment and a search over plans have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.env.episode import Attempt
+from query_mutator.env.flow import Call, Flow
+from query_mutator.env.task import Task
+from query_mutator.rewards import Evidence, cosine
+from query_mutator.types import ChatRequest
+
+__all__ = ["score_answer"]
+
+FloatArray = NDArray[np.float32]
+
+
+def score_answer(
+    task: Task,
+    index: int,
+    *,
+    text: str,
+    answer: str,
+    vectors: Sequence[FloatArray],
+    call: Callable[[ChatRequest, int], Call],
+) -> Flow:
+    """Score the answer to a wording of question `index`; return the Attempt, or the ErrorInfo of a failed call.
+
+    `vectors` are those of text and answer. Reward parts that ask a model make calls, which `call` numbers from 1.
+    """
+    original, (text_vector, answer_vector) = task.question_vectors[index], vectors
+    evidence = Evidence(
+        question=task.questions[index],
+        rewrite=text,
+        answer=answer,
+        question_vector=original,
+        rewrite_vector=text_vector,
+        answer_vector=answer_vector,
+        reference_vector=task.reference_vectors[index],
+    )
+    scoring, reply, number = task.reward.score(evidence), None, 0
+    while True:
+        try:
+            request = scoring.send(reply)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            reward = stop.value
+            break
+        number += 1
+        reply = yield call(request, number)
+        if not reply.ok:
+            return reply.error
+    return Attempt(
+        text=text,
+        answer=answer,
+        text_vector=text_vector,
+        answer_vector=answer_vector,
+        fit=cosine(text_vector, answer_vector),
+        closeness=cosine(original, answer_vector),
+        reward=reward,
+    )

@@ -1,0 +1,267 @@
+"""Search for the best plan on training questions: edits of the best plan so far, raced on ever more questions.
+
+    candidates   the original question, single operators, seed chains; then every edit of the best plan: insert, delete
+                 and swap operators, insert and delete ask points, change the submit rule and the stop threshold
+    race         a tenth of the questions, then twice as many for the best quarter, and so on; finalists on all
+    next         edit the best plan that was not edited yet, then the best one at each budget, until none is left
+
+Plans are scored from remembered calls; only missing calls are made, those of all candidates of a round in one pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from query_mutator.data.split import FOLDS, fold_of
+from query_mutator.env.task import Task, operator_names
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.plans import Caller, PlanScores
+from query_mutator.stats.intervals import wilson_interval
+from query_mutator.training.plans import PLAN_ANSWERS, Plan
+from query_mutator.types import ASK, AnswerRule
+
+__all__ = ["BUDGETS", "PlanPoint", "PlanSearch", "find_plan"]
+
+#: Chains known to do well; those with an operator that the task lacks are left out.
+SEED_CHAINS = (
+    ("spelling", "slang", "expand", "neutral"),
+    ("spelling", "slang", "expand", "terms", "neutral"),
+    ("expand", "neutral"),
+)
+BUDGETS = tuple(range(1, 9))  # calls per question, of the front
+STOP_FITS = (0.5, 0.6, 0.7, 0.8)
+EDITED = 3  # best plans whose edits are tried before those of the best plans at each budget
+CALLS_PER_QUESTION = 20  # at least; fewer calls score fewer questions
+MIN_KEPT = 3  # candidates of a race at every stage
+#: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
+STAGES = ((0.1, 0.8), (0.2, 0.9), (0.4, 0.95), (1.0, 1.0))
+
+Rows = tuple[int, ...]  # indices of questions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
+    """A plan's figures on the questions that it was scored on; calls are means per question, no-ops free."""
+
+    plan: Plan
+    success: float
+    success_ci: tuple[float, float]
+    score: float
+    calls: float
+    questions: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, with the plan in words."""
+        return {**asdict(self), "plan": str(self.plan), "steps": list(self.plan.steps)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSearch:
+    """What a search found; `points` are the plans that were scored on all its questions, the best value first."""
+
+    points: tuple[PlanPoint, ...]
+    cross_fitted: float  # success on each fold of the plan chosen on the other four
+    plans_tried: int
+    calls: int
+    seconds: float
+
+    @property
+    def best(self) -> PlanPoint:
+        """Return the plan of the largest mean score minus the price of its calls."""
+        return self.points[0]
+
+    def best_plan_at(self, budget: float) -> PlanPoint:
+        """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
+        within = [point for point in self.points if point.calls <= budget]
+        if not within:
+            least = min(point.calls for point in self.points)
+            raise UsageError(f"budget {budget:g} is below the {least:.2f} calls per question that every plan needs")
+        return max(within, key=lambda point: (point.success, -point.calls))
+
+    @property
+    def front(self) -> dict[int, PlanPoint]:
+        """Return the best plan at each budget."""
+        least = min(point.calls for point in self.points)
+        return {budget: self.best_plan_at(budget) for budget in BUDGETS if budget >= least}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types."""
+        return {
+            "best": self.best.to_json(),
+            "front": {str(budget): point.to_json() for budget, point in self.front.items()},
+            "cross_fitted_success": self.cross_fitted,
+            "plans_tried": self.plans_tried,
+            "calls": self.calls,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def find_plan(
+    caller: Caller,
+    task: Task,
+    *,
+    max_calls: int,
+    seed: int = 0,
+    progress: Callable[[str, int], Any] | None = None,
+) -> PlanSearch:
+    """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
+
+    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. UsageError for too few calls.
+    """
+    started = time.perf_counter()
+    scores = PlanScores(caller, task, progress=progress)
+    search = _Search(scores, max_calls=max_calls, seed=seed)
+    search.run()
+    points = sorted(map(search.point, search.tried[search.rows[-1]]), key=search.value_of, reverse=True)
+    return PlanSearch(
+        points=tuple(points),
+        cross_fitted=search.cross_fitted([point.plan for point in points]),
+        plans_tried=len(search.tried[search.rows[0]]),
+        calls=scores.calls,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Search:
+    """The rounds of a search; `tried` are the plans that were scored on the questions of each stage."""
+
+    def __init__(self, scores: PlanScores, *, max_calls: int, seed: int) -> None:
+        self.scores, self.max_calls = scores, max_calls
+        task = scores.task
+        count = min(len(task.questions), max_calls // CALLS_PER_QUESTION)
+        if not count:
+            raise UsageError(f"{max_calls} calls are too few to search for a plan; allow {CALLS_PER_QUESTION} or more")
+        order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
+        self.rows = [tuple(order[: max(1, round(share * count))]) for share, _ in STAGES]
+        self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.rows}
+        self.price = float(np.mean(task.call_price))
+        self.operators = operator_names(task.actions)
+        self.may_ask_early = task.max_asks != 1
+        self.need_answer: set[str] = set()
+
+    def run(self) -> None:
+        """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
+        chains = [chain for chain in SEED_CHAINS if set(chain) <= set(self.operators)]
+        singles = [Plan(steps=(name,)) for name in self.operators]
+        self._try([Plan()], self.rows[-1], self.max_calls)
+        self._race([*singles, *(Plan(steps=chain) for chain in chains)], None)
+        tried = [plan for plan in singles if plan in self.tried[self.rows[0]]]
+        # An operator without any effect needs an answer to work on.
+        self.need_answer = {plan.steps[0] for plan in tried if self.point(plan, self.rows[0]).calls <= 1}
+        edited: set[Plan] = set()
+        while (job := self._next_job(edited)) is not None and self.scores.calls < self.max_calls:
+            plan, budget = job
+            edited.add(plan)
+            self._race(list(dict.fromkeys(self._neighbors(plan))), budget)
+
+    def _next_job(self, edited: set[Plan]) -> tuple[Plan, int | None] | None:
+        """Return the next plan to edit, and the budget within which its edits compete; None at the end."""
+        rows = self.rows[-1]
+        jobs: list[tuple[Plan, int | None]] = [(plan, None) for plan in self._ranked(self.tried[rows], rows)[:EDITED]]
+        jobs += [(plan, budget) for budget in BUDGETS for plan in self._ranked(self.tried[rows], rows, budget)[:1]]
+        return next(((plan, budget) for plan, budget in jobs if plan not in edited), None)
+
+    def _race(self, plans: Sequence[Plan], budget: int | None) -> None:
+        """Score plans on ever more questions, the best quarter at each stage."""
+        for rows, (_, share) in zip(self.rows, STAGES, strict=True):
+            self._try(plans, rows, int(share * self.max_calls))
+            plans = self._ranked([plan for plan in plans if plan in self.tried[rows]], rows, budget)
+            plans = plans[: max(MIN_KEPT, len(plans) // 4)]
+
+    def _try(self, plans: Iterable[Plan], rows: Rows, limit: int) -> None:
+        """Score plans in their order while their calls are sure to fit the limit."""
+        waiting = [plan for plan in plans if plan not in self.tried[rows]]
+        while waiting:
+            left, fitting = limit - self.scores.calls, 0
+            for plan in waiting:
+                left -= self.scores.most_calls(plan, rows)
+                if left < 0:
+                    break
+                fitting += 1
+            if not fitting:
+                return
+            self.scores.gather(waiting[:fitting], rows, name="plan search")
+            self.tried[rows] |= dict.fromkeys(waiting[:fitting])
+            waiting = waiting[fitting:]
+
+    def _ranked(self, plans: Iterable[Plan], rows: Rows, budget: int | None = None) -> list[Plan]:
+        """Return plans by their value, the best first; with a budget by success, those above it left out."""
+        points = [self.point(plan, rows) for plan in plans]
+        if budget is None:
+            return [point.plan for point in sorted(points, key=self.value_of, reverse=True)]
+        within = [point for point in points if point.calls <= budget]
+        return [point.plan for point in sorted(within, key=lambda point: (-point.success, point.calls))]
+
+    def value_of(self, point: PlanPoint) -> float:
+        """Return the mean score minus the price of the calls."""
+        return point.score - self.price * point.calls
+
+    def point(self, plan: Plan, rows: Sequence[int] | None = None) -> PlanPoint:
+        """Return a plan's figures on `rows`, by default on all questions of the search."""
+        results = [result for result in self.scores.results(plan, rows or self.rows[-1]) if result.error is None]
+        count = len(results)
+        right = sum(result.success >= 0.5 for result in results)
+        return PlanPoint(
+            plan=plan,
+            success=right / count if count else 0.0,
+            success_ci=wilson_interval(right, count),
+            score=_mean([result.score for result in results]),
+            calls=_mean([result.calls for result in results]),
+            questions=count,
+        )
+
+    def cross_fitted(self, plans: Sequence[Plan]) -> float:
+        """Return the success on each fold of the plan that is best on the other four, over all questions."""
+        rows, right = self.rows[-1], 0.0
+        folds = np.array([fold_of(self.scores.task.questions[row]) for row in rows])
+        results = [self.scores.results(plan, rows) for plan in plans]
+        values = np.array([[result.score - self.price * result.calls for result in row] for row in results])  # [P, Q]
+        successes = np.array([[result.success for result in row] for row in results])
+        for fold in range(FOLDS):
+            inside = folds == fold
+            if inside.any() and not inside.all():
+                right += successes[values[:, ~inside].mean(axis=1).argmax(), inside].sum()
+        return float(right / len(rows))
+
+    def _neighbors(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plans that differ by one edit."""
+        steps, count = plan.steps, len(plan.steps)
+        made = self._made_like(plan)
+        for name in self.operators:
+            if name in steps:
+                continue
+            new = (ASK, name) if name in self.need_answer else (name,)
+            yield from (made((*steps[:at], *new, *steps[at:])) for at in range(count + 1))
+        yield from (made((*steps[:at], *steps[at + 1 :])) for at in range(count))
+        for one, other in itertools.combinations(range(count), 2):
+            swapped = list(steps)
+            swapped[one], swapped[other] = steps[other], steps[one]
+            yield made(tuple(swapped))
+        yield from (made((*steps[:at], ASK, *steps[at:])) for at in range(count))
+        if plan.asks_early:
+            yield from (replace(plan, answer=rule) for rule in PLAN_ANSWERS)
+            yield from (replace(plan, stop_fit=fit) for fit in (None, *STOP_FITS))
+
+    def _made_like(self, plan: Plan) -> Callable[[Sequence[str]], Plan]:
+        rule: AnswerRule = plan.answer if plan.asks_early else "best"
+
+        def made(steps: Sequence[str]) -> Plan:
+            """Return the plan of these steps, without asks that repeat the one before or the last."""
+            kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
+            if not self.may_ask_early:
+                kept = [name for name in kept if name != ASK]
+            if ASK not in kept:
+                return Plan(steps=tuple(kept))
+            return Plan(steps=tuple(kept), answer=rule, stop_fit=plan.stop_fit)
+
+        return made
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
