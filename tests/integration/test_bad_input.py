@@ -16,6 +16,7 @@ import torch
 
 from query_mutator.cli.console import exit_code
 from query_mutator.embedded.server import EmbeddedServer
+from tests.integration.conftest import ROWS
 from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def test_broken_row_is_named_by_file_and_line(
     tiny_flags: list[str], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset.write_text(dataset.read_text() + '\n{"id": "late", "query": ""}\n')
-    assert f"{dataset}:11: the question is empty" in complaint(tiny_flags, capsys)
+    assert f"{dataset}:{len(ROWS) + 1}: the question is empty" in complaint(tiny_flags, capsys)
     assert not (tmp_path / "runs").exists()
 
 
