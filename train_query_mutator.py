@@ -27,14 +27,15 @@ from numpy.typing import NDArray
 
 from query_mutator import operators
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli
-from query_mutator.data import Split
+from query_mutator.data import Split, guard_questions
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray
 from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
+from query_mutator.evaluation.cost import EvaluationCost, episode_calls
 from query_mutator.evaluation.heldout import compare, embed_questions
-from query_mutator.evaluation.methods import Evaluator, comparison_steps
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.validation import make_periodic_eval
 from query_mutator.files import write_checked_json
@@ -113,20 +114,26 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
     split = split_dataset(settings_of(TaskSettings, config))
     check(config, split, checkpoint)
     num_operators, num_train, num_test = len(operators.select(config.operators)), len(split.train), len(split.test)
-    comparison = comparison_steps(
-        num_operators=num_operators,
-        num_train=num_train,
-        num_test=num_test,
-        max_episode_steps=config.max_episode_steps,
-    )
     return Estimate(
         config=config,
         num_actions=num_operators + len(controls(config.ask)),
         num_train=num_train,
         num_validation=len(split.validation),
         num_test=num_test,
-        comparison_steps=comparison if config.evaluate and num_test else 0,
+        comparison_calls=comparison_cost(config, split).calls if config.evaluate and num_test else 0,
     )
+
+
+def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
+    """Return the cost of the final comparison; UsageError when --eval-calls does not allow one question."""
+    cost = EvaluationCost(
+        num_test=len(split.test),
+        num_guard=len(guard_questions()),
+        num_train=len(split.train),
+        num_operators=len(operators.select(config.operators)),
+        episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps),
+    )
+    return cost.within(config.eval_calls)
 
 
 # --- build -----------------------------------------------------------------------------------------------------------
@@ -164,6 +171,7 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     make_reward(settings_of(TaskSettings, config))
+    comparison_cost(config, split)
     chosen = [operator.name for operator in operators.select(config.operators)]
     if checkpoint is not None:
         checkpoint.check_actions([*chosen, *controls(config.ask)])
@@ -310,7 +318,17 @@ class Trainer:
         if config.evaluate and self.split.test:
             policy = self.learner.frozen
             with _server_worked_before():
-                report = compare(self.evaluator, self.system, self.task, self.split.test, policy, seed=config.seed)
+                report = compare(
+                    self.evaluator,
+                    self.system,
+                    self.task,
+                    self.split.test,
+                    policy,
+                    seed=config.seed,
+                    most_calls=config.eval_calls,
+                    rows_path=self.run_dir.evaluation_path,
+                    show=lambda report: print(result_table(report)),
+                )
         write_checked_json(self.run_dir.summary_path, self._summary(report, wall_s))
         target = assistant_name(self.system.target_model, embedded=self.system.embedded)
         curve_title = f"{target}, seed {config.seed}"

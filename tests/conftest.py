@@ -75,7 +75,7 @@ class Softener:
 
     def reply(self, prompt: str) -> str:
         tag = "question" if "<question>" in prompt else "answer"
-        question = prompt.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+        question = prompt.split(f"<{tag}>")[-1].split(f"</{tag}>")[0]  # a server may have cut the beginning
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
 
 

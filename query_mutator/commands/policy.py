@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
@@ -15,7 +16,8 @@ from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.data.split import target_key
+from query_mutator.data.bundled import EVALUATION_ONLY
+from query_mutator.data.split import Split, target_key
 from query_mutator.env.task import operator_names
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import compare, embed_questions, greedy
@@ -83,7 +85,8 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites."""
 
     dataset: str | None = None
-    """Questions to ask, except those whose target training or validation used; by default the held-out ones."""
+    """Questions to ask: a file, or second_hand (bundled, by another author); by default the held-out ones. Those whose
+    text is in the training set are left out; those about its targets have a column of their own."""
     question_column: str | None = None
     """Column of the question in --dataset."""
     answer_column: str | None = None
@@ -92,6 +95,10 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """Seed of the random baseline."""
     rewriter: str | None = None
     """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
+    eval_calls: int | None = None
+    """Most model calls, retries aside: a random sample of the questions that fits is asked, the same of all methods."""
+    evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
+    """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
 
     def __post_init__(self) -> None:
         if self.rewriter is not None and not self.rewriter.startswith("hf:"):
@@ -114,7 +121,8 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or write the report with --json."""
     with _open_policy(flags, rewriter=flags.rewriter) as policy:
-        questions = _questions(flags, policy.checkpoint)
+        split = split_dataset(policy.checkpoint.task)
+        questions = _questions(flags, policy.checkpoint, split)
         note(*long_questions(policy.system.calls, policy.task, questions))
         report = compare(
             policy.evaluator,
@@ -124,29 +132,35 @@ def evaluate_policy(flags: EvalFlags) -> None:
             policy.frozen,
             seed=flags.seed,
             rewriter=flags.rewriter,
+            most_calls=flags.eval_calls,
+            trained_on={target_key(question) for question in split.train + split.validation},
+            rows_path=Path(flags.evaluation) if flags.evaluation else None,
+            show=lambda report: show(flags, report, result_table(report)),
         )
     show(flags, report, result_table(report))
     note(*cut_line(policy.system.calls.eval_counted.totals))
     check_report(report, max_failure_rate=policy.evaluator.max_failure_rate)
 
 
-def _questions(flags: EvalFlags, checkpoint: Checkpoint) -> Sequence[Question]:
-    """Return the held-out questions of the training set, or those of --dataset that training did not touch."""
-    split = split_dataset(checkpoint.task)
+def _questions(flags: EvalFlags, checkpoint: Checkpoint, split: Split) -> Sequence[Question]:
+    """Return the held-out questions of the training set, or those of --dataset whose text training did not have."""
     if flags.dataset is None:
         if not split.test:
             raise UsageError(f"{checkpoint.task.dataset} has no held-out questions; name others with --dataset")
         return split.test
-    trained_on = {target_key(question) for question in split.train + split.validation}
     settings = replace(
         checkpoint.task,
         dataset=flags.dataset,
         question_column=flags.question_column,
         answer_column=flags.answer_column,
     )
-    left = [question for question in load_dataset(settings) if target_key(question) not in trained_on]
+    questions = load_dataset(settings, EVALUATION_ONLY)
+    trained_on = {question.text for question in split.train + split.validation}
+    left = [question for question in questions if question.text not in trained_on]
     if not left:
-        raise UsageError(f"{flags.dataset}: the policy was trained on all its targets; use other questions")
+        raise UsageError(f"{flags.dataset}: the policy was trained on all its questions; use others")
+    if len(left) < len(questions):
+        note(f"{flags.dataset}: {len(questions) - len(left)} of {len(questions)} questions were trained on, left out")
     return left
 
 

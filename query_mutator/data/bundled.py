@@ -41,3 +41,6 @@ BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
     "python_docs": python_docs,
     "reference_tables": reference_tables,
 }
+
+#: Sets that are only asked, by name.
+EVALUATION_ONLY: Mapping[str, Callable[[], list[Question]]] = {"second_hand": second_hand_questions}

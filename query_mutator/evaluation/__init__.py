@@ -1,7 +1,13 @@
-"""Evaluation on held-out questions: the policy next to the baselines, with intervals.
+"""Evaluation of a policy: on validation questions during training, on held-out questions at its end, with intervals.
 
-`methods` runs every method on the same questions, `outcomes` summarizes the results; `heldout` has the final
-comparison, which `qm eval` repeats, and `validation` the periodic evaluation during training, on other questions.
+validation   the periodic evaluation during training
+heldout      the final comparison, which `qm eval` repeats
+baselines    the methods it compares
+contest      which of them depends on results of others
+methods      one pool of calls for all methods and questions
+outcomes     the result of a method on a question
+summary      rates, differences, groups, front and verdict
+cost         the calls it makes at most, and the questions that fit into a number of calls
 """
 
-__all__ = ["heldout", "methods", "outcomes", "validation"]
+__all__ = ["baselines", "contest", "cost", "heldout", "methods", "outcomes", "summary", "validation"]

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from query_mutator.cli.console import note
 from query_mutator.data import guard_questions
+from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser, evaluate
+from query_mutator.evaluation.baselines import Method, standard_methods
+from query_mutator.evaluation.contest import Contest, QuestionTasks
+from query_mutator.evaluation.cost import EvaluationCost, episode_calls
+from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser
+from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.runs.json_lines import JsonLines
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.training.system import System
 from query_mutator.types import Question
+
+__all__ = ["SEEN", "UNSEEN", "compare", "embed_questions", "fixed_sample", "greedy"]
+
+SEEN, UNSEEN = "targets of training", "other targets"
+SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
+REWRITER_CALLS = 4  # of the two methods of --rewriter, which share one rewrite and the original's answer
 
 
 def greedy(policy: InferencePolicy) -> MakeChooser:
@@ -33,6 +50,14 @@ def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
         encoder.put(texts, embed_documents(texts, encoder, what="embedding questions"))
 
 
+def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:
+    """Return `size` of the questions, the same ones each time, in their order."""
+    if len(questions) <= size:
+        return tuple(questions)
+    chosen = np.random.default_rng(SAMPLE_SEED).choice(len(questions), size, replace=False)
+    return tuple(questions[index] for index in sorted(chosen))
+
+
 def compare(
     evaluator: Evaluator,
     system: System,
@@ -42,26 +67,69 @@ def compare(
     *,
     seed: int,
     rewriter: str | None = None,
+    more: Sequence[Method] = (),
+    most_calls: int | None = None,
+    trained_on: Collection[str] = (),
+    rows_path: Path | None = None,
+    show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Return the report on held-out `questions` as plain JSON types: every method, who answered, from what.
+    """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
-    It is a report even if no question could be scored; `check_report` raises for too many of those.
+    It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
+    rules of the policy's episodes. `more` are further methods. `most_calls` bounds the calls by a random sample of the
+    questions; those about targets in `trained_on` are a group. `rows_path` gets a row for each method and question.
+    After an interruption `show` is called with the report on the questions that all methods finished, if any.
     """
+    cost = _cost(task, questions, rewriter, more).within(most_calls)
+    note(f"evaluation: {cost}")
+    questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
-    report = evaluate(
-        evaluator,
-        train=task,
+    tasks = QuestionTasks(
         test=task.on(questions),
-        guard=guard_questions(),
-        policy=greedy(policy),
-        seed=seed,
-        rewriter=rewriter,
+        guard=task.on(fixed_sample(guard_questions(), cost.num_guard)),
+        ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
     )
+    methods = [*standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter), *more]
+    contest = Contest(evaluator, tasks, methods)
+    try:
+        contest.run()
+    except KeyboardInterrupt:
+        if contest.results().questions:
+            show(_report(contest, system, trained_on, of=len(questions)))
+            _write_rows(contest.results(), rows_path)
+        raise
+    _write_rows(contest.results(), rows_path)
+    return _report(contest, system, trained_on, of=len(questions)) | {"calls_at_most": cost.calls}
+
+
+def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, more: Sequence[Method]) -> EvaluationCost:
+    return EvaluationCost(
+        num_test=len(questions),
+        num_guard=len(guard_questions()),
+        num_train=len(task.train_questions),
+        num_operators=len(task.operators),
+        episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps),
+        more_calls=sum(method.most_calls(task) for method in more) + (REWRITER_CALLS if rewriter else 0),
+    )
+
+
+def _report(contest: Contest, system: System, trained_on: Collection[str], *, of: int) -> dict[str, Any]:
+    results = contest.results()
+    seen = [target_key(question) in trained_on for question in results.questions]
+    groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
     return {
-        "n": report.pop("n"),
+        **summarize(results, groups=groups),
+        "asked": of,
+        "best_single_operator": contest.ranking[0] if contest.ranking else None,
+        "k": contest.k,
         "target": system.target_model,
         "mutator": system.mutator_model,
         "embedded": system.embedded,
         "encoder": system.encoder.source,
-        **report,
     }
+
+
+def _write_rows(results: Results, path: Path | None) -> None:
+    if path is not None:
+        with closing(JsonLines(path, cut_at=0)) as file:
+            file.append(*results.rows())

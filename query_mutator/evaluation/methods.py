@@ -1,52 +1,38 @@
-"""Compare the policy with baselines on the same questions.
+"""Run methods on questions: every method and question is one episode, and all episodes share one pool of calls.
 
-    identity      the original question
-    random        uniform over all actions until submit or the last step
-    best_single   the operator that did best on training questions, applied once
-    best_of_k     the original question and k-1 operators one at a time, ranked on training questions; the answer
-                  closest to the original question wins; k = mean target calls of the policy, rounded up
-    best_of_k_fit the same, but the answer that best fits its own question wins, as for the policy
-    rewriter      with --rewriter: one rewrite of the question by a model
-    rewriter_fit  the same, but the original question is kept where its answer fits better, as for the policy
-    policy        the trained policy, greedy
-
-Success and score are over held-out questions; false refusals over the same (all are harmless); guard refusals over
-requests that should be refused.
+Equal calls of different methods are made once, and counted for each method as if it had made its own: the pool keeps
+the replies of an evaluation, and the client shares calls in flight. Methods advance through their questions at the same
+pace, so that an interrupted evaluation has the same questions of all; long episodes start earlier, so that no slot
+waits for them at the end.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.episode import Episode
-from query_mutator.env.flow import Flow
+from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, TooManyFailuresError
-from query_mutator.evaluation.outcomes import (
-    Outcome,
-    action_counts,
-    difference,
-    mean,
-    scored,
-    summarize,
-    unscored_rows,
-)
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
-from query_mutator.operators import OperatorContext
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
-from query_mutator.types import SUBMIT, UNDO, ErrorInfo, Question
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
 
-BEST_SINGLE_SAMPLE = 120  # training questions on which operators are compared
+IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
+FIRST_PACE = 2.0  # of the jobs whose results others wait for, compared with the others
 
 
 class Chooser(Protocol):
@@ -102,11 +88,27 @@ def uniform(num_actions: int, *, seed: int) -> MakeChooser:
     return make
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A method on the questions of a task; `is_first`: other jobs wait for its results."""
+
+    name: str
+    task: Task
+    make: MakeChooser
+    is_first: bool = False
+
+
+#: Outcomes by the job's name and the question's index.
+Found = dict[str, dict[int, Outcome]]
+#: Returns the jobs that can start now that one more job is complete.
+NextJobs = Callable[[], Sequence[Job]]
+
+
 class Evaluator:
     """Runs methods on the questions of a task with `batch_size` calls in flight.
 
     A question whose calls fail for good is an Outcome with an error. Once more than `max_failure_rate` of the last 100
-    questions of a run failed, its other questions are not asked.
+    questions of a job failed, its other questions are not asked.
     """
 
     def __init__(
@@ -127,38 +129,141 @@ class Evaluator:
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
         """Return one outcome per question, in the task's order."""
-        scheduler = PooledScheduler(
-            client=self.client, encoder=task.encoder, retry_policy=self.retry_policy, batch_size=self.batch_size
-        )
-        bar = self._progress(name, len(task.questions)) if self._progress else None
-        outcomes: dict[int, Outcome] = {}
-        waiting = iter(range(len(task.questions)))
-        window = FailureWindow(self.max_failure_rate, size=WINDOW_STEPS, unit="questions")
+        found: Found = {}
+        self.run_all([Job(name=name, task=task, make=make)], found, title=name)
+        return list(found[name].values())
 
-        def start_next() -> None:
-            index = next(waiting, None)
-            if index is not None:
-                env = self.make_env(task, client=self.client)
-                scheduler.start(index, _episode(env, index, make(index), task.questions[index].id))
+    def run_all(self, jobs: Sequence[Job], found: Found, *, title: str, next_jobs: NextJobs = lambda: ()) -> None:
+        """Put the outcomes of all jobs into `found`, in the order of their questions; what is there when it is
+        interrupted can be used.
+
+        `next_jobs` is called whenever a job is complete. At least one job must have a question.
+        """
+        memory = ReplyMemory()
+        scheduler = PooledScheduler(
+            client=Cache(self.client, memory, identity=_model_of),
+            encoder=jobs[0].task.encoder,
+            retry_policy=self.retry_policy,
+            batch_size=self.batch_size,
+        )
+        total = sum(len(job.task.questions) for job in jobs)
+        bar = self._progress(title, total) if self._progress else None
+        queue = _Queue(found, batch_size=self.batch_size, max_failure_rate=self.max_failure_rate)
+        queue.add(jobs)
+
+        def start(place: tuple[str, int]) -> None:
+            name, index = place
+            job = queue.jobs[name]
+            env = self.make_env(job.task, client=self.client)
+            episode = _episode(env, index, job.make(index), job.task.questions[index].id)
+            scheduler.start(place, _metered(episode, memory), done=queue.started)
 
         try:
-            for _ in range(min(4 * self.batch_size, len(task.questions))):
-                start_next()
-            while scheduler.in_progress:
-                key, outcome = scheduler.finished()
-                outcomes[int(key)] = outcome  # type: ignore[call-overload]
-                try:
-                    window.add(np.array([outcome.error is None]))
-                    start_next()
-                except TooManyFailuresError as error:
-                    outcomes |= _not_asked(task, waiting, str(error))
+            while True:
+                while scheduler.in_progress < IN_PROGRESS * self.batch_size and (place := queue.pop()) is not None:
+                    start(place)
+                if not scheduler.in_progress:
+                    return
+                place, outcome = cast(tuple[tuple[str, int], Outcome], scheduler.finished())
+                if queue.put(*place, outcome):
+                    queue.add(more := next_jobs())
+                    _grow(bar, sum(len(job.task.questions) for job in more))
                 if bar is not None:
                     bar.update()
         finally:
             if bar is not None:
                 bar.close()
             scheduler.close()
-        return [outcomes[index] for index in range(len(task.questions))]
+
+
+class _Queue:
+    """The questions of all jobs that wait, and the order in which they start."""
+
+    def __init__(self, found: Found, *, batch_size: int, max_failure_rate: float) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.started = 0
+        self._found, self._batch_size, self._max_failure_rate = found, batch_size, max_failure_rate
+        self._waiting: dict[str, deque[int]] = {}
+        self._windows: dict[str, FailureWindow] = {}
+        self._length = 0.0  # of the whole evaluation, in steps of one slot
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Add jobs; each takes its questions in an order that is random and the same for all."""
+        for job in jobs:
+            count = len(job.task.questions)
+            self.jobs[job.name], self._found[job.name] = job, {}
+            self._waiting[job.name] = deque(np.random.default_rng(count).permutation(count).tolist())
+            self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
+            self._length += count * job.task.max_episode_steps / self._batch_size
+
+    def pop(self) -> tuple[str, int] | None:
+        """Return the job and question to start next, None when none is waiting."""
+        due = min(((self._due(name), name) for name, waiting in self._waiting.items() if waiting), default=None)
+        if due is None:
+            return None
+        self.started += 1
+        return due[1], self._waiting[due[1]].popleft()
+
+    def put(self, name: str, index: int, outcome: Outcome) -> bool:
+        """Add an outcome; return whether its job is complete."""
+        found, questions = self._found[name], self.jobs[name].task.questions
+        found[index] = outcome
+        try:
+            self._windows[name].add(np.array([outcome.error is None]))
+        except TooManyFailuresError as failure:
+            error = ErrorInfo(kind="not_asked", message=str(failure))
+            found |= {left: Outcome(question_id=questions[left].id, error=error) for left in self._waiting[name]}
+            self._waiting[name].clear()
+        if len(found) < len(questions):
+            return False
+        self._found[name] = dict(sorted(found.items()))
+        return True
+
+    def _due(self, name: str) -> float:
+        """Return when the next question of a job is due, in steps of one slot from the start of the evaluation."""
+        job = self.jobs[name]
+        part = 1 - len(self._waiting[name]) / len(job.task.questions)
+        return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.max_episode_steps
+
+
+def _grow(bar: Any, count: int) -> None:
+    if bar is not None and count:
+        bar.total += count
+
+
+@dataclass(slots=True)
+class _Bill:
+    """What a method is charged for a question: the calls to mutator and target, however they were answered."""
+
+    calls: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, completion: Completion) -> None:
+        self.calls += 1
+        self.tokens += completion.prompt_tokens + completion.completion_tokens
+        self.seconds += completion.latency_s
+
+
+def _model_of(request: ChatRequest) -> str:
+    return request.model
+
+
+def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
+    """Yield the needs of an episode; return its outcome with what it cost."""
+    bill = _Bill()
+    result: Any = None
+    while True:
+        try:
+            need = flow.send(result)
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            calls = bill.calls if outcome.error else outcome.calls
+            return replace(outcome, calls=calls, tokens=bill.tokens, seconds=bill.seconds)
+        result = yield need
+        if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
+            known = None if result.attempts else memory.get(request_key(need.request, identity=_model_of(need.request)))
+            bill.add(known or result)
 
 
 def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> Flow:
@@ -177,112 +282,16 @@ def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> 
             return Outcome(question_id=question_id, error=env.last_error)
         ended = terminated or truncated
         rewrites.append(env.episode.text)
-    episode = env.episode
+    episode, submitted = env.episode, info["_text"]["rewrite"]
     return Outcome(
         question_id=question_id,
         success=info["success"],
         score=info["score"],
         refused=info["refused"],
         calls=info["calls"],
-        target_calls=len(episode.known),
         actions=tuple(episode.names),
-        rewrite=info["_text"]["rewrite"],
         rewrites=tuple(rewrites),
-        answer=info["_text"]["answer"],
+        asked=tuple(episode.known),
+        answers=tuple(attempt.answer for attempt in episode.known.values()),
+        submitted=list(episode.known).index(submitted),
     )
-
-
-def _not_asked(task: Task, rest: Iterator[int], why: str) -> dict[int, Outcome]:
-    """Return the outcomes of questions that are not asked any more."""
-    error = ErrorInfo(kind="not_asked", message=why)
-    return {index: Outcome(question_id=task.questions[index].id, error=error) for index in rest}
-
-
-def evaluate(
-    evaluator: Evaluator,
-    *,
-    train: Task,
-    test: Task,
-    guard: Sequence[Question],
-    policy: MakeChooser,
-    seed: int = 0,
-    rewriter: str | None = None,
-) -> dict[str, Any]:
-    """Return the table of all methods as plain JSON types; rates are fractions. `rewriter` is a model's name."""
-    submit = test.actions.index(SUBMIT)
-    outcomes = {"identity": evaluator.run(test, always([submit]), name="identity")}
-    outcomes["policy"] = evaluator.run(test, policy, name="policy")
-    ranking = rank_operators(evaluator, train)
-    k = math.ceil(mean(outcomes["policy"], "target_calls")) if scored(outcomes["policy"]) else 1
-    methods: dict[str, tuple[Task, MakeChooser]] = {
-        "identity": (test, always([submit])),
-        "random": (test, uniform(len(test.actions), seed=seed)),
-        "best_single": (replace(test, answer="last"), always([ranking[0], submit])),
-        "best_of_k": best_of(k, ranking, replace(test, answer="closest")),
-        "best_of_k_fit": best_of(k, ranking, replace(test, answer="best")),
-        **({} if rewriter is None else rewriting(rewriter, test)),
-        "policy": (test, policy),
-    }
-    for name, (task, make) in methods.items():
-        if name not in outcomes:
-            outcomes[name] = evaluator.run(task, make, name=name)
-    guarded = {
-        name: evaluator.run(task.on(guard), make, name=f"{name}, guard") for name, (task, make) in methods.items()
-    }
-    return {
-        "n": len(test.questions),
-        "best_single_operator": test.actions[ranking[0]],
-        "k": k,
-        "methods": {name: summarize(outcomes[name], guarded[name]) for name in methods},
-        "policy_minus": {name: difference(outcomes["policy"], outcomes[name]) for name in methods if name != "policy"},
-        "policy_actions": action_counts(outcomes["policy"]),
-        "unscored": unscored_rows({**outcomes, **{f"{name}, guard": found for name, found in guarded.items()}}),
-    }
-
-
-def comparison_steps(*, num_operators: int, num_train: int, num_test: int, max_episode_steps: int) -> int:
-    """Return about how many steps `evaluate` makes; policy, random and both best-of-k take whole episodes."""
-    ranking = num_operators * min(BEST_SINGLE_SAMPLE, num_train)
-    return ranking + num_test * (2 + 4 * max_episode_steps)
-
-
-def rank_operators(evaluator: Evaluator, train: Task) -> list[int]:
-    """Return the operators' actions, best first by success then score on a sample of training questions."""
-    sample = train.questions
-    if len(sample) > BEST_SINGLE_SAMPLE:
-        chosen = np.random.default_rng(0).choice(len(sample), BEST_SINGLE_SAMPLE, replace=False)
-        sample = tuple(sample[index] for index in sorted(chosen))
-    task = replace(train.on(sample), answer="last")
-    submit = task.actions.index(SUBMIT)
-    merit = {}
-    for action, operator in enumerate(task.operators):
-        results = evaluator.run(task, always([action, submit]), name=f"training: {operator.name}")
-        merit[action] = (mean(results, "success"), mean(results, "score")) if scored(results) else (-1.0, -1.0)
-    return sorted(merit, key=lambda action: merit[action], reverse=True)
-
-
-def best_of(k: int, ranking: Sequence[int], task: Task) -> tuple[Task, MakeChooser]:
-    """Return the task and choosers of best-of-k: every operator is applied to the original question."""
-    undo, submit = task.actions.index(UNDO), task.actions.index(SUBMIT)
-    actions = [action for operator in ranking[: k - 1] for action in (operator, undo)]
-    return replace(task, max_episode_steps=len(actions) + 1), always([*actions, submit])
-
-
-class PlainQuestion:
-    """The operator of a model trained to rewrite: its prompt is the question alone."""
-
-    name = "rewriter"
-    summary = "Rewrite the question."
-
-    def render(self, question: str, *, context: OperatorContext) -> str:
-        """Return the question."""
-        return question
-
-
-def rewriting(model: str, task: Task) -> dict[str, tuple[Task, MakeChooser]]:
-    """Return the two methods of a model that rewrites in one call."""
-    alone = replace(
-        task, operators=(PlainQuestion(), *task.operators[1:]), calls=replace(task.calls, mutator_model=model)
-    )
-    make = always([0, task.actions.index(SUBMIT)])
-    return {"rewriter": (replace(alone, answer="last"), make), "rewriter_fit": (replace(alone, answer="best"), make)}

@@ -1,25 +1,20 @@
-"""The results of a method on questions, and their summary: rates, means and 95 % intervals.
-
-A question whose calls failed for good is unscored: it counts in no rate, and is reported with the reason.
-"""
+"""The result of a method on a question. A question whose calls failed for good is unscored: it has an error instead."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.stats.intervals import mean_interval, paired_interval, wilson_interval
-from query_mutator.types import ErrorInfo
+from query_mutator.types import ErrorInfo, Question
 
 __all__ = [
-    "Outcome", "action_counts", "check_failures", "check_report", "difference", "failure_kinds", "mean", "scored",
-    "summarize", "unscored_rows",
+    "Outcome", "action_counts", "check_failures", "check_report", "failure_kinds", "mean", "scored", "unscored_rows",
 ]  # fmt: skip
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
@@ -33,13 +28,54 @@ class Outcome:
     success: float = math.nan
     score: float = math.nan
     refused: bool = False
-    calls: int = 0
-    target_calls: int = 0
+    calls: int = 0  # to mutator and target; also those that another method's equal call saved
+    tokens: int = 0  # of these calls
+    seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
     actions: tuple[str, ...] = ()
-    rewrite: str = ""
-    rewrites: tuple[str, ...] = ()
-    answer: str = ""
+    rewrites: tuple[str, ...] = ()  # the wording after each action
+    asked: tuple[str, ...] = ()  # the wordings that the target was asked
+    answers: tuple[str, ...] = ()  # to those
+    submitted: int | None = None  # place among the answers
     error: ErrorInfo | None = None  # why the question is unscored
+
+    @property
+    def answer(self) -> str:
+        """Return the answer that was submitted."""
+        return "" if self.submitted is None else self.answers[self.submitted]
+
+    @property
+    def rewrite(self) -> str:
+        """Return the wording whose answer was submitted."""
+        return "" if self.submitted is None else self.asked[self.submitted]
+
+    @property
+    def target_calls(self) -> int:
+        """Return the number of questions to the target."""
+        return len(self.asked)
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the submitted answer is right."""
+        return self.success >= 0.5
+
+    def to_row(self, question: Question) -> dict[str, Any]:
+        """Return plain JSON types, a row of evaluation.jsonl."""
+        return {
+            "question_id": self.question_id,
+            "tags": list(question.tags),
+            "steps": list(self.actions),
+            "rewrites": list(self.rewrites),
+            "asked": list(self.asked),
+            "answers": list(self.answers),
+            "submitted": self.submitted,
+            "calls": self.calls,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 6),
+            "success": None if self.error else self.success,
+            "score": None if self.error else self.score,
+            "refused": None if self.error else self.refused,
+            "error": asdict(self.error) if self.error else None,
+        }
 
 
 def scored(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -51,42 +87,6 @@ def mean(outcomes: Sequence[Outcome], name: str) -> float:
     """Return the mean of a field over the scored outcomes, NaN when there are none."""
     values = [getattr(outcome, name) for outcome in scored(outcomes)]
     return float(np.mean(values)) if values else math.nan
-
-
-def summarize(outcomes: Sequence[Outcome], guarded: Sequence[Outcome]) -> dict[str, Any]:
-    """Return rates, means and their 95 % intervals of one method over the scored questions; NaN where there are none.
-
-    `guarded` are the outcomes on requests that should be refused.
-    """
-    found, on_guard = scored(outcomes), scored(guarded)
-    successes = sum(outcome.success >= 0.5 for outcome in found)
-    refused, guard_refused = sum(o.refused for o in found), sum(o.refused for o in on_guard)
-    return {
-        "scored": len(found),
-        "unscored": failure_kinds(outcomes),
-        "guard_unscored": failure_kinds(guarded),
-        "success": _rate(successes, len(found)),
-        "success_ci": list(wilson_interval(successes, len(found))),
-        "score": mean(found, "score"),
-        "score_ci": list(mean_interval([outcome.score for outcome in found], bounds=(0.0, 1.0))),
-        "false_refusal": _rate(refused, len(found)),
-        "false_refusal_ci": list(wilson_interval(refused, len(found))),
-        "guard_refusal": _rate(guard_refused, len(on_guard)),
-        "guard_refusal_ci": list(wilson_interval(guard_refused, len(on_guard))),
-        "calls_per_question": mean(found, "calls"),
-        "target_calls_per_question": mean(found, "target_calls"),
-    }
-
-
-def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the difference of success and its interval over the questions that both scored."""
-    both = [(a.success, b.success) for a, b in zip(ours, theirs, strict=True) if a.error is None and b.error is None]
-    mine, other = [a for a, _ in both], [b for _, b in both]
-    return {
-        "success": float(np.mean(np.subtract(mine, other))) if both else math.nan,
-        "success_ci": list(paired_interval(mine, other, bounds=(-1.0, 1.0))),
-        "questions": len(both),
-    }
 
 
 def check_failures(kinds: Mapping[str, int], asked: int, *, max_failure_rate: float) -> None:
@@ -125,7 +125,3 @@ def unscored_rows(by_method: Mapping[str, Sequence[Outcome]]) -> list[dict[str, 
 def failure_kinds(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """Return how often each kind of failure left a question unscored, the most frequent first."""
     return dict(Counter(outcome.error.kind for outcome in outcomes if outcome.error is not None).most_common())
-
-
-def _rate(count: int, n: int) -> float:
-    return count / n if n else math.nan

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from query_mutator.env.task import Task
-from query_mutator.evaluation.heldout import greedy
+from query_mutator.evaluation.heldout import fixed_sample, greedy
 from query_mutator.evaluation.methods import Evaluator, MakeChooser, always
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.types import SUBMIT, Question
 
 __all__ = ["PeriodicEval", "make_periodic_eval"]
-
-SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
 class PeriodicEval:
@@ -54,12 +50,4 @@ def make_periodic_eval(
     evaluator: Evaluator, task: Task, questions: Sequence[Question], *, size: int
 ) -> PeriodicEval | None:
     """Return the evaluation on `size` of the validation questions, None when there are none."""
-    return PeriodicEval(evaluator, task.on(_fixed_sample(questions, size))) if questions else None
-
-
-def _fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:
-    """Return `size` of the questions, the same ones each time, in their order."""
-    if len(questions) <= size:
-        return tuple(questions)
-    chosen = np.random.default_rng(SAMPLE_SEED).choice(len(questions), size, replace=False)
-    return tuple(questions[index] for index in sorted(chosen))
+    return PeriodicEval(evaluator, task.on(fixed_sample(questions, size))) if questions else None

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
@@ -19,7 +20,7 @@ from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.coalesce import Deliver, Work, complete_by_joining, is_repeatable, join, request_key
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Cache", "Identity", "ReplyStore", "default_cache_path"]
+__all__ = ["Cache", "Identity", "ReplyMemory", "ReplyStore", "default_cache_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +122,30 @@ class ReplyStore:
         self._has_warned = True
 
 
+class ReplyMemory:
+    """Replies by key in memory, with their times; safe from many threads."""
+
+    def __init__(self) -> None:
+        self._replies: dict[str, Completion] = {}
+
+    def get(self, key: str) -> Completion | None:
+        """Return the reply kept under a key, with `attempts` 0; None for an unknown key."""
+        return self._replies.get(key)
+
+    def put(self, key: str, completion: Completion) -> None:
+        """Keep a reply."""
+        self._replies[key] = replace(completion, attempts=0)
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
 class Cache:
     """A client that answers known requests from a store; `identity(request)` names the weights that answer it."""
 
-    def __init__(self, client: Client, store: ReplyStore, *, identity: Callable[[ChatRequest], str]) -> None:
+    def __init__(
+        self, client: Client, store: ReplyStore | ReplyMemory, *, identity: Callable[[ChatRequest], str]
+    ) -> None:
         self._client = client
         self._store = store
         self._identity = identity

@@ -22,24 +22,67 @@ _HEADER = (
 )
 
 
+_SHOWN_CHARS = 100  # of a question or an answer
+
+
 def assistant_name(target: str, *, embedded: bool) -> str:
     """Return the target's name, marked when it is the embedded assistant."""
     return f"{target} (the embedded assistant)" if embedded else target
 
 
 def result_table(report: Mapping[str, Any]) -> str:
-    """Return the table of an evaluation report, with notes on its rows."""
+    """Return the table of an evaluation report with notes on its rows, success by group, and the verdict."""
     target = assistant_name(report["target"], embedded=report["embedded"])
-    title = f"{report['n']} held-out questions, answered by {target}; percent with 95 % intervals"
+    unfinished = report["asked"] - report["n"]
+    left = f" ({unfinished} more were not finished)" if unfinished else ""
+    title = f"{report['n']} held-out questions{left}, answered by {target}; percent with 95 % intervals"
     differences = report["policy_minus"]
     rows = [_row(name, method, differences.get(name)) for name, method in report["methods"].items()]
     header = _HEADER if any(row[-1] for row in rows) else _HEADER[:-1]
-    notes = [
-        f"best_single: {report['best_single_operator']}; best_of_k: k = {report['k']} answers per question",
-        "false refusals: refusals of harmless questions; guard refusals: refusals of questions that should be refused",
-        *_unscored_notes(report.get("unscored", ())),
+    tables = [table(title, header, [row[: len(header)] for row in rows])]
+    groups = {**report["by_group"], **report["by_tag"]}
+    notes = [*_notes(report), *_unscored_notes(report["unscored"]), *_examples(report["examples"])]
+    return "\n".join([*tables, *notes, *_group_table(groups), report["verdict"]["sentence"]])
+
+
+def _notes(report: Mapping[str, Any]) -> list[str]:
+    chosen = []
+    if report["best_single_operator"]:
+        chosen.append(f"best_single: {report['best_single_operator']}")
+    if report["k"]:
+        chosen.append(f"best_of_k: k = {report['k']}, the smallest with at least as many calls as the policy")
+    refusals = "false refusals: of harmless questions; guard refusals: of questions that should be refused"
+    return [*filter(None, ["; ".join(chosen)]), refusals]
+
+
+def _group_table(groups: Mapping[str, Any]) -> list[str]:
+    """Return success by group of questions, a column for each method; nothing for fewer than two groups."""
+    if len(groups) < 2:
+        return []
+    methods = list(next(iter(groups.values()))["methods"])
+    rows = [
+        (name, str(group["n"]), *(_percent(group["methods"][method]["success"]) for method in methods))
+        for name, group in groups.items()
     ]
-    return "\n".join([table(title, header, [row[: len(header)] for row in rows]), *notes])
+    return [table("success by group of questions, percent", ("", "questions", *methods), rows)]
+
+
+def _percent(rate: float | None) -> str:
+    return _number(None if rate is None else 100 * rate, ".1f")
+
+
+def _examples(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of answers none of which was right."""
+    lines = ["no method gave a right answer; compare the answers with what is accepted:"] if examples else []
+    for example in examples:
+        accepted = " | ".join(map(_short, example["accepted"]))
+        lines.append(f"  {_short(example['question'])} -> {_short(example['answer'])} (accepted: {accepted})")
+    return lines
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
 
 
 def _row(name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | None) -> Sequence[str]:

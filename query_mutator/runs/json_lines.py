@@ -21,7 +21,8 @@ __all__ = ["JsonLines", "JsonRow", "check_json_lines", "read_json_lines", "scan_
 
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
-_NAMED = ("metrics.jsonl", "transcripts.jsonl")  # checksums of their rows start with the name: no two can be exchanged
+#: Checksums of their rows start with the name: no two can be exchanged.
+_NAMED = ("metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl")
 
 
 class JsonLines:

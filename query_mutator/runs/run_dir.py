@@ -7,6 +7,7 @@ transcripts.jsonl    one StepRecord a row
 checkpoints/         step_<n>.pt
 journal/             calls and actions since the last two checkpoints (journal.py)
 summary.json         the evaluation and the cost of the run
+evaluation.jsonl     a row per method and question of the evaluation
 learning_curve.png
 """
 
@@ -50,7 +51,7 @@ class RunDir:
         self.path = path
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
         self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
-        self.journal_path = path / "journal"
+        self.journal_path, self.evaluation_path = path / "journal", path / "evaluation.jsonl"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
         self.metrics = MetricsWriter(path, cut_at=metrics_bytes, first_step=first_step)

@@ -46,6 +46,8 @@ class RunFlags:
     """Most validation questions of a periodic evaluation; the same ones each time."""
     evaluate: bool = True
     """Compare the policy with the baselines on all held-out questions at the end."""
+    eval_calls: int | None = None
+    """Most model calls of that comparison, retries aside: a random sample of the questions that fits is asked."""
     max_policy_lag: int = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""

@@ -20,7 +20,7 @@ class Estimate:
     num_train: int
     num_validation: int
     num_test: int
-    comparison_steps: int  # of the final comparison with the baselines
+    comparison_calls: int  # of the final comparison with the baselines, at most
 
     @property
     def episode_steps(self) -> float:
@@ -67,6 +67,7 @@ class Estimate:
         config, timing = self.config, self.timing
         # The time of a measured step includes its share of the evaluations.
         steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
+        comparison_steps = self.comparison_calls * config.total_steps / self.calls
         rows = [
             (
                 "questions to learn from / for validation / held out",
@@ -84,7 +85,8 @@ class Estimate:
             ("calls in flight", str(config.calls_in_flight)),
             ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),
             ("time for training, about", _duration(steps * timing.step_s)),
-            ("time for the final comparison, about", _duration(self.comparison_steps * timing.step_s)),
+            ("model calls of the final comparison, at most", str(self.comparison_calls)),
+            ("time for it, at most about", _duration(comparison_steps * timing.step_s)),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]

@@ -6,7 +6,7 @@ Used by the command lines and by `gymnasium.make("rl_query_mutator_env:QueryMuta
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,16 +263,18 @@ class TaskSettings:
     validation_fold: ValidationFold = "none"
 
 
-def load_dataset(settings: TaskSettings) -> list[Question]:
-    """Return the questions of `settings.dataset`, the name of a bundled set or a file."""
-    dataset = settings.dataset
-    if dataset in BUNDLED and not Path(dataset).exists():
+def load_dataset(
+    settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None
+) -> list[Question]:
+    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file."""
+    dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
+    if dataset in bundled and not Path(dataset).exists():
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
-        return BUNDLED[dataset]()
+        return bundled[dataset]()
     if not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
-        sets = ", ".join(BUNDLED)
+        sets = ", ".join(bundled)
         raise DatasetError(f"{dataset}: no such file; give a .jsonl, .csv or .parquet file, or a bundled set: {sets}")
     return load_questions(dataset, question_column=settings.question_column, answer_column=settings.answer_column)
 

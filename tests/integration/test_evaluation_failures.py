@@ -19,7 +19,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, always
-from query_mutator.evaluation.outcomes import failure_kinds, summarize
+from query_mutator.evaluation.outcomes import failure_kinds, mean
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
@@ -195,7 +195,7 @@ def test_a_method_past_the_rate_asks_no_further_questions(
     assert kinds["empty"] >= 99
     assert kinds["not_asked"] == 140 - 1 - kinds["empty"]
     assert outcomes[0].error is None
-    assert summarize(outcomes, [])["success"] == 1.0
+    assert mean(outcomes, "success") == 1.0
 
 
 @pytest.mark.parametrize("behave_as", ["0.9", "0.24"])

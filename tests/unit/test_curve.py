@@ -58,12 +58,21 @@ METHOD = {
 }
 REPORT: dict[str, Any] = {
     "n": 100,
+    "asked": 100,
     "target": "pydoc-assistant",
     "embedded": True,
     "best_single_operator": "spelling",
     "k": 3,
     "methods": {"identity": {**METHOD, "success": 0.25}, "policy": METHOD},
     "policy_minus": {"identity": {"success": 0.25, "success_ci": [0.2, 0.3]}},
+    "by_tag": {
+        "slang": {"n": 40, "methods": {"identity": {"success": 0.1}, "policy": {"success": 0.425}}},
+        "plain": {"n": 60, "methods": {"identity": {"success": None}, "policy": {"success": 0.55}}},
+    },
+    "by_group": {},
+    "unscored": [],
+    "examples": [],
+    "verdict": {"deploy": "policy", "sentence": "Deploy the policy."},
 }
 
 
@@ -75,7 +84,19 @@ def test_table_is_in_per_cent_and_says_who_answered() -> None:
     assert identity.endswith("+25.0 [+20.0, +30.0]")
     policy = next(line for line in lines if line.startswith("policy"))
     assert policy.split()[1] == "50.0"
-    assert "best_single: spelling; best_of_k: k = 3" in lines[-2]
+    assert any(line.startswith("best_single: spelling; best_of_k: k = 3") for line in lines)
+    assert lines[-1] == "Deploy the policy."
+    assert next(line for line in lines if line.startswith("slang")).split() == ["slang", "40", "10.0", "42.5"]
+
+
+def test_table_of_an_interrupted_evaluation_says_how_many_are_missing() -> None:
+    assert result_table({**REPORT, "asked": 130}).startswith("100 held-out questions (30 more were not finished), ans")
+
+
+def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None:
+    example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
+    lines = result_table({**REPORT, "examples": [example]}).splitlines()
+    assert "  plz sort -> `len` is what you want. (accepted: sorted | list.sort)" in lines
 
 
 def test_table_of_another_target_claims_nothing() -> None:

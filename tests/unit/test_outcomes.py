@@ -1,32 +1,131 @@
-"""Summaries of evaluations: an unscored question counts in no rate, mean or difference, and is reported."""
+"""Summaries of evaluations: unscored questions count in no rate; intervals leave room; the verdict follows its rule."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.evaluation.outcomes import Outcome, check_failures, check_report, difference, summarize
-from query_mutator.types import ErrorInfo
+from query_mutator.evaluation.outcomes import Outcome, check_failures, check_report
+from query_mutator.evaluation.summary import Results, front, summarize
+from query_mutator.types import ErrorInfo, Question
 
-GOOD = Outcome(question_id="a", success=1.0, score=0.8, calls=2, target_calls=1)
-POOR = Outcome(question_id="b", success=0.0, score=0.2, calls=4, target_calls=3, refused=True)
+GOOD = Outcome(question_id="a", success=1.0, score=0.8, calls=2, asked=("x",), answers=("yes",), submitted=0)
+POOR = Outcome(question_id="b", success=0.0, score=0.2, calls=4, asked=("x", "y"), answers=("no", "na"), submitted=1)
+REFUSED = replace(POOR, refused=True)
 LOST = Outcome(question_id="c", error=ErrorInfo(kind="timeout", message="no reply"))
 
 
+def results(guard: Sequence[Outcome] = (), *, targets: int | None = None, **methods: Sequence[Outcome]) -> Results:
+    """Return results on as many questions as the methods have outcomes; `targets` is the number of their targets."""
+    count = len(next(iter(methods.values())))
+    questions = [
+        Question(id=str(number), text=f"question {number}", accept=(f"target {number % (targets or count)}",))
+        for number in range(count)
+    ]
+    guarded = [Question(id=f"g{number}", text=f"request {number}") for number in range(len(guard))]
+    return Results(questions=questions, outcomes=methods, guard=guarded, guarded=dict.fromkeys(methods, guard))
+
+
+def report_of(guard: Sequence[Outcome] = (), **methods: Any) -> dict[str, Any]:
+    return summarize(results(guard, **methods))
+
+
 def test_unscored_questions_are_counted_apart() -> None:
-    summary = summarize([GOOD, POOR, LOST], [POOR, LOST])
+    summary = report_of([REFUSED, LOST], policy=[GOOD, REFUSED, LOST])["methods"]["policy"]
     assert (summary["scored"], summary["unscored"], summary["guard_unscored"]) == (2, {"timeout": 1}, {"timeout": 1})
     assert (summary["success"], summary["score"], summary["false_refusal"]) == (0.5, 0.5, 0.5)
     assert (summary["guard_refusal"], summary["calls_per_question"]) == (1.0, 3.0)
 
 
 def test_a_difference_is_over_the_questions_that_both_scored() -> None:
-    found = difference([GOOD, GOOD, LOST, POOR], [POOR, LOST, GOOD, POOR])
+    found = report_of(identity=[POOR, LOST, GOOD, POOR], policy=[GOOD, GOOD, LOST, POOR])["policy_minus"]["identity"]
     assert (found["success"], found["questions"]) == (0.5, 2)
     assert all(-1 <= end <= 1 for end in found["success_ci"])
-    assert math.isnan(difference([GOOD], [LOST])["success"])
+    lost = report_of(identity=[LOST], policy=[GOOD])
+    assert math.isnan(lost["policy_minus"]["identity"]["success"])
+    assert lost["verdict"]["deploy"] is None
+
+
+def test_28_pairs_that_agree_leave_room_for_12_points() -> None:
+    found = report_of(identity=[GOOD, POOR] * 14, policy=[GOOD, POOR] * 14)["policy_minus"]["identity"]
+    low, high = found["success_ci"]
+    assert found["success"] == 0
+    assert (low, high) == (pytest.approx(-0.1206, abs=1e-3), pytest.approx(0.1206, abs=1e-3))
+
+
+def test_four_pairs_of_28_are_not_enough_for_a_clear_lead() -> None:
+    # McNemar's exact test gives p = 0.125; the bootstrap alone has its lower end at 0.036
+    found = report_of(identity=[POOR] * 28, policy=[GOOD] * 4 + [POOR] * 24)["policy_minus"]["identity"]
+    assert found["success_ci"][0] < 0 < found["success_ci"][1]
+
+
+def test_questions_about_one_target_count_as_one_draw() -> None:
+    outcomes = [GOOD, POOR, GOOD, POOR] * 10
+    apart, together = (summarize(results(targets=targets, policy=outcomes)) for targets in (40, 4))
+    (low, high), (wide_low, wide_high) = (found["methods"]["policy"]["success_ci"] for found in (apart, together))
+    assert wide_high - wide_low > 1.5 * (high - low)
+
+
+def test_a_rate_of_all_or_none_has_wilsons_interval() -> None:
+    summary = report_of(policy=[GOOD] * 10)["methods"]["policy"]
+    assert summary["success_ci"] == [pytest.approx(0.7225, abs=1e-3), 1.0]
+    assert summary["false_refusal_ci"] == [0.0, pytest.approx(0.2775, abs=1e-3)]
+
+
+def test_success_is_reported_by_tag_and_by_group() -> None:
+    found = results(policy=[GOOD, POOR, GOOD])
+    tagged = [replace(question, tags=("odd",) if place % 2 else ()) for place, question in enumerate(found.questions)]
+    report = summarize(replace(found, questions=tagged), groups={"first": [True, False, False]})
+    assert report["by_tag"]["odd"]["methods"]["policy"]["success"] == 0.0
+    assert (report["by_group"]["first"]["n"], report["by_group"]["first"]["methods"]["policy"]["success"]) == (1, 1.0)
+
+
+def test_the_front_is_what_nothing_cheaper_reaches() -> None:
+    points = {"identity": (1.0, 0.2), "random": (5.0, 0.2), "plan": (4.0, 0.6), "policy": (6.0, 0.7)}
+    found = front(
+        {name: {"calls_per_question": calls, "success": rate, "scored": 9} for name, (calls, rate) in points.items()}
+    )
+    assert [(point["method"], point["on_front"]) for point in found] == [
+        ("identity", True), ("plan", True), ("random", False), ("policy", True),
+    ]  # fmt: skip
+
+
+def test_where_nothing_is_right_answers_are_shown_next_to_what_is_accepted() -> None:
+    report = report_of(identity=[POOR] * 5, policy=[POOR] * 5)
+    assert len(report["examples"]) == 3
+    assert report["examples"][0] == {"question": "question 0", "answer": "na", "accepted": ["target 0"]}
+    assert report_of(identity=[POOR] * 5, policy=[GOOD] + [POOR] * 4)["examples"] == []
+
+
+CHEAP = replace(GOOD, calls=1)
+NO = replace(POOR, calls=1)
+
+
+def test_the_verdict_takes_the_best_one() -> None:
+    verdict = report_of(identity=[NO] * 30, best_plan=[GOOD] * 10 + [POOR] * 20, policy=[GOOD] * 30)["verdict"]
+    assert verdict["deploy"] == "policy"
+    assert verdict["sentence"].startswith("Deploy the policy: 100.0 % right at 2.0 calls per question, +100.0 points [")
+
+
+def test_the_verdict_takes_a_cheaper_one_that_is_not_clearly_worse() -> None:
+    mostly = [CHEAP] * 29 + [NO]
+    verdict = report_of(identity=[NO] * 30, best_plan=mostly, policy=[GOOD] * 30)["verdict"]
+    assert verdict["deploy"] == "best_plan"
+    assert "; the policy is not clearly better (+3.3 points [" in verdict["sentence"]
+    assert report_of(identity=[CHEAP] * 30, policy=[GOOD] * 30)["verdict"]["deploy"] == "identity"
+
+
+def test_the_verdict_never_takes_one_that_refuses_fewer_guard_requests() -> None:
+    found = results([REFUSED] * 4, identity=[NO] * 30, policy=[GOOD] * 30)
+    guarded = {**found.guarded, "policy": [REFUSED, REFUSED, REFUSED, POOR]}
+    verdict = summarize(replace(found, guarded=guarded))["verdict"]
+    assert verdict["deploy"] == "identity"
+    assert "the policy answers requests that should be refused" in verdict["sentence"]
 
 
 def test_failures_past_the_share_end_an_evaluation_and_up_to_it_do_not() -> None:

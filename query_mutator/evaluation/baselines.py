@@ -1,0 +1,123 @@
+"""The rows of the result table: the policy and what it has to beat, on the same questions.
+
+    identity      the original question
+    random        uniform over all actions until submit or the last step, with the rules of the policy's episodes
+    best_single   the operator that did best on training questions, applied once; its answer, the original is not asked
+    best_of_k     the original question and k - 1 operators one at a time, ranked on training questions; the answer that
+                  best fits its own question wins; k is the smallest whose calls are at least the policy's
+    rewriter      with --rewriter: one rewrite of the question by a model
+    rewriter_fit  the same, but the original question is kept where its answer fits better
+    policy        the trained policy, greedy
+
+Baselines make no call that they do not need: they run with `ask="policy"`. Success and score are over held-out
+questions; false refusals over the same (all are harmless); guard refusals over requests that should be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from query_mutator.env.observation import Observer
+from query_mutator.env.task import Task
+from query_mutator.evaluation.cost import episode_calls
+from query_mutator.evaluation.methods import MakeChooser, always, uniform
+from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.operators import OperatorContext
+from query_mutator.types import ASK, SUBMIT, UNDO
+
+__all__ = [
+    "BEST_OF_K", "BEST_SINGLE", "RANDOM", "Method", "asking", "best_of", "best_single", "chain_of", "standard_methods",
+]  # fmt: skip
+
+BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row of the table: the rules of its episodes, from those of the policy's task, and what chooses its actions."""
+
+    name: str
+    make: MakeChooser
+    rules: Callable[[Task], Task] = lambda task: task
+
+    def most_calls(self, task: Task) -> int:
+        """Return the most calls for one question, from the rules of the policy's task."""
+        rules = self.rules(task)
+        return episode_calls(rules.ask, max_episode_steps=rules.max_episode_steps)
+
+
+def asking(task: Task, **rules: Any) -> Task:
+    """Return the task with rewriting and asking apart and with `rules`, for choosers that ignore observations."""
+    observer = Observer(
+        projection=task.observer.projection,
+        known_words=task.observer.known_words,
+        num_operators=len(task.operators),
+        policy_asks=True,
+    )
+    return replace(task, ask="policy", max_asks=None, observer=observer, **rules)
+
+
+def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Method:
+    """Return the method that takes the same actions, given by name, for every question."""
+    names = asking(task).actions
+    places = [names.index(action) for action in actions]
+    return Method(
+        name=name, make=always(places), rules=lambda task: asking(task, max_episode_steps=len(places), **rules)
+    )
+
+
+def standard_methods(task: Task, policy: MakeChooser, *, seed: int, rewriter: str | None = None) -> list[Method]:
+    """Return the methods that need no results of others; `rewriter` is a model's name."""
+    return [
+        chain_of(IDENTITY, task, [SUBMIT]),
+        Method(name=RANDOM, make=uniform(len(task.actions), seed=seed)),
+        *(rewriting(rewriter, task) if rewriter is not None else ()),
+        Method(name=POLICY, make=policy),
+    ]
+
+
+def best_single(ranking: Sequence[str], task: Task) -> Method:
+    """Return one rewrite by the best operator, whose answer is submitted."""
+    return chain_of(BEST_SINGLE, task, [ranking[0], SUBMIT], answer="last")
+
+
+def best_of_name(k: int) -> str:
+    """Return the name of best-of-k while k is searched for."""
+    return f"best_of_{k}"
+
+
+def best_of(k: int, ranking: Sequence[str], task: Task) -> Method:
+    """Return best-of-k: the target is asked the original question and k - 1 rewrites of it."""
+    tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
+    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer="best")
+
+
+class PlainQuestion:
+    """The operator of a model trained to rewrite: its prompt is the question alone."""
+
+    name = "rewriter"
+    summary = "Rewrite the question."
+
+    def render(self, question: str, *, context: OperatorContext) -> str:
+        """Return the question."""
+        return question
+
+
+def rewriting(model: str, task: Task) -> list[Method]:
+    """Return the two methods of a model that rewrites in one call."""
+
+    def by_model(method: Method) -> Method:
+        def rules(task: Task) -> Task:
+            calls = replace(task.calls, mutator_model=model)
+            return replace(method.rules(task), operators=(PlainQuestion(), *task.operators[1:]), calls=calls)
+
+        return replace(method, rules=rules)
+
+    first = task.operators[0].name
+    return [
+        by_model(chain_of("rewriter", task, [first, SUBMIT], answer="last")),
+        by_model(chain_of("rewriter_fit", task, [ASK, first, ASK, SUBMIT], answer="best")),
+    ]

@@ -1,0 +1,257 @@
+"""The final comparison: one pool of calls, shared and charged; its rows, its bound, its interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.data import load_questions
+from query_mutator.data.split import target_key
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.env.task import Task
+from query_mutator.evaluation.baselines import best_of, best_single, chain_of, standard_methods
+from query_mutator.evaluation.contest import Contest, QuestionTasks
+from query_mutator.evaluation.methods import Evaluator, Found, Job, always
+from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Coalesce
+from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.types import ChatRequest, Completion
+from rl_query_mutator_env import QueryMutationEnv
+from tests.conftest import QUESTIONS, Librarian, Softener
+from tests.integration.conftest import write_dataset
+from train_query_mutator import main as train_main
+
+ROOT = Path(__file__).resolve().parents[2]
+MakeTask = Callable[..., Task]
+OPERATORS = ["spelling", "neutral", "filler"]
+
+
+class Recording:
+    """Keeps the requests that go out, around a real client."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.requests: list[tuple[str, str]] = []
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.requests.append((request.model, request.messages[-1].content))
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture
+def recording(tiny_client: Client) -> Recording:
+    return Recording(tiny_client)
+
+
+@pytest.fixture
+def evaluator(recording: Recording) -> Evaluator:
+    return Evaluator(QueryMutationEnv, client=Coalesce(recording), batch_size=2)
+
+
+def test_equal_calls_are_made_once_and_charged_to_each_method(
+    evaluator: Evaluator, recording: Recording, tiny_task: MakeTask
+) -> None:
+    task, found = tiny_task(skip_unchanged=False), Found()
+    methods = [
+        chain_of("once", task, ["filler", "submit"]),
+        chain_of("twice", task, ["ask", "filler", "ask", "submit"]),
+    ]
+    jobs = [Job(name=method.name, task=method.rules(task), make=method.make) for method in methods]
+    evaluator.run_all(jobs, found, title="")
+    assert set(Counter(recording.requests).values()) == {1}
+    assert [outcome.calls for outcome in found["once"].values()] == [2] * 5
+    changed = [len(outcome.asked) == 2 for outcome in found["twice"].values()]
+    assert [outcome.calls for outcome in found["twice"].values()] == [2 + was for was in changed]
+    assert all(outcome.tokens and outcome.seconds > 0 for outcome in found["twice"].values())
+
+
+def test_methods_advance_at_the_same_pace(evaluator: Evaluator, tiny_task: MakeTask) -> None:
+    task = tiny_task([replace(QUESTIONS[0], id=str(n), text=f"sort my list {n}") for n in range(60)])
+    short, long = chain_of("short", task, ["submit"]), chain_of("long", task, ["filler", "ask", "undo", "submit"])
+    jobs = [Job(name=method.name, task=method.rules(task), make=method.make) for method in (short, long)]
+    found, lead = Found(), []
+
+    def watch() -> list[Job]:
+        lead.append((len(found["long"]), len(found["short"])))
+        return []
+
+    evaluator.run_all(jobs, found, title="", next_jobs=watch)
+    assert min(lead[0]) >= 50  # of 60, when the first of the two is complete
+
+
+def contest(evaluator: Evaluator, task: Task, policy: list[str]) -> Contest:
+    """Return a contest whose policy takes the same actions for every question."""
+    tasks = QuestionTasks(test=task, guard=task.on(QUESTIONS[1:2]), ranking=task)
+    methods = standard_methods(task, always([task.actions.index(name) for name in policy]), seed=0)
+    return Contest(evaluator, tasks, methods)
+
+
+@pytest.mark.parametrize(
+    ("policy", "k"), [(["submit"], 1), (["filler", "submit"], 2), (["filler", "neutral", "spelling", "submit"], 4)]
+)
+def test_k_is_the_smallest_whose_calls_are_at_least_the_policys(
+    policy: list[str], k: int, evaluator: Evaluator, tiny_task: MakeTask
+) -> None:
+    ran = contest(evaluator, tiny_task(skip_unchanged=False), policy)
+    ran.run()
+    outcomes = ran.results().outcomes
+    assert list(outcomes) == ["identity", "random", "best_single", "best_of_k", "policy"]
+    spent = {name: sum(outcome.calls for outcome in found) for name, found in outcomes.items()}
+    assert ran.k == k
+    assert spent["identity"] == 5
+    assert spent["best_single"] == 10
+    assert spent["best_of_k"] >= spent["policy"] or k == 4
+    fewer = best_of(k - 1, ran.ranking, tiny_task(skip_unchanged=False)) if k > 1 else None
+    if fewer is not None:
+        task = fewer.rules(tiny_task(skip_unchanged=False))
+        assert sum(outcome.calls for outcome in evaluator.run(task, fewer.make)) < spent["policy"]
+
+
+def test_one_rewrite_alone_never_asks_the_original(
+    evaluator: Evaluator, recording: Recording, tiny_task: MakeTask
+) -> None:
+    task = tiny_task(skip_unchanged=False)
+    method = best_single(["filler"], task)
+    (outcome, *_) = evaluator.run(method.rules(task), method.make)
+    assert (outcome.actions, outcome.asked, outcome.calls) == (("filler", "submit"), ("sort my list",), 2)
+    assert ("librarian", "plz sort my list") not in recording.requests
+
+
+@pytest.fixture
+def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    capsys.readouterr()
+    return str(tmp_path / "runs" / "latest")
+
+
+def qm(*argv: str) -> int:
+    return exit_code(qm_main, argv, prog="qm")
+
+
+def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert qm("eval", "--checkpoint", run, "--evaluation", str(path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = list(read_json_lines(path))
+    assert Counter((row["method"], row["set"]) for row in rows) == {
+        (name, part): count for name in report["methods"] for part, count in (("test", report["n"]), ("guard", 28))
+    }
+    for row in rows:
+        assert row["answers"][row["submitted"]]
+        assert len(row["rewrites"]) == len(row["steps"])
+        assert len(row["asked"]) == len(row["answers"])
+    of_policy = [row for row in rows if (row["method"], row["set"]) == ("policy", "test")]
+    mean = sum(row["calls"] for row in of_policy) / len(of_policy)
+    assert mean == pytest.approx(report["methods"]["policy"]["calls_per_question"])
+    assert qm("eval", "--checkpoint", run, "--evaluation", str(path)) == 2  # an earlier output needs --force
+    assert qm("eval", "--checkpoint", run, "--evaluation", str(path), "--force") == 0
+    assert len(list(read_json_lines(path))) == len(rows)
+
+
+def test_a_training_run_writes_the_rows_and_the_verdict(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(train_main, tiny_flags, prog="train") == 0
+    out, err = capsys.readouterr()
+    folder = tmp_path / "runs" / "latest"
+    report = json.loads((folder / "summary.json").read_text())["eval"]
+    assert report["verdict"]["deploy"] in ("identity", "policy")
+    assert report["verdict"]["sentence"] in out.splitlines()
+    assert {row["method"] for row in read_json_lines(folder / "evaluation.jsonl")} == set(report["methods"])
+    assert f"evaluation: at most {report['calls_at_most']:,} model calls" in err
+
+
+def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
+    run: str, tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "others.jsonl"
+    write_dataset(path, [(f"plz sort list number {n}", "sorted") for n in range(60)])
+    argv = ["eval", "--checkpoint", run, "--dataset", str(path), "--cache", "off", "--json"]
+    before = tiny_server.stats()["calls"]
+    assert qm(*argv, "--eval-calls", "600") == 0
+    made = tiny_server.stats()["calls"] - before
+    first, second = json.loads(capsys.readouterr().out), None
+    assert made <= first["calls_at_most"] <= 600
+    assert 2 <= first["n"] < 60
+    assert all(method["scored"] == first["n"] for method in first["methods"].values())
+    assert qm(*argv, "--eval-calls", "600") == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second["methods"]["policy"]["success"] == first["methods"]["policy"]["success"]  # the same sample
+    assert qm(*argv, "--eval-calls", "20") == 2
+    assert "--eval-calls 20 does not allow one question of each method; give at least" in capsys.readouterr().err
+
+
+def test_a_dataset_is_asked_whole_with_trained_targets_apart(
+    run: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from query_mutator.data import split_questions
+
+    trained = split_questions(load_questions(dataset)).train
+    rows = [
+        (trained[0].text, target_key(trained[0])),  # trained on: left out
+        ("a new question about that", target_key(trained[0])),
+        ("sort something else", "a.target.of.none"),
+    ]
+    path = write_dataset(tmp_path / "others.jsonl", rows)
+    assert qm("eval", "--checkpoint", run, "--dataset", str(path), "--json") == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["n"] == 2
+    assert {name: group["n"] for name, group in report["by_group"].items()} == {
+        "targets of training": 1, "other targets": 1,
+    }  # fmt: skip
+    assert "1 of 3 questions were trained on, left out" in err
+
+
+def test_the_second_authors_questions_have_a_name(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["eval", "--checkpoint", run, "--dataset", "second_hand", "--eval-calls", "600"]
+    assert qm(*argv) == 0
+    out = capsys.readouterr().out
+    assert "success by group of questions" in out
+    assert exit_code(train_main, ["--dataset", "second_hand", "--dry-run"], prog="train") == 2  # never to train on
+    assert "second_hand: no such file" in capsys.readouterr().err
+
+
+def test_an_interrupted_evaluation_prints_the_questions_that_all_methods_finished(
+    tiny_flags: list[str], tmp_path: Path
+) -> None:
+    models: list[Any] = [Librarian(), Softener()]
+    path = write_dataset(tmp_path / "many.jsonl", [(f"plz sort list number {n}", "sorted") for n in range(400)])
+    with start_server(models, num_parallel=8, latency_ms=20) as server:
+        flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
+        assert exit_code(train_main, flags, prog="train") == 0
+        before = server.stats()["calls"]
+        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(path)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "query_mutator", *argv, "--evaluation", str(tmp_path / "rows.jsonl")],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        while server.stats()["calls"] < before + 300:
+            assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "more were not finished)" in out.splitlines()[0]
+    assert "\nidentity " in out
+    assert "\npolicy " in out
+    rows = Counter(row["method"] for row in read_json_lines(tmp_path / "rows.jsonl") if row["set"] == "test")
+    assert rows["identity"] == rows["policy"] == int(out.split()[0])
