@@ -12,6 +12,7 @@ import pytest
 
 from query_mutator.data import python_docs, split_questions
 from query_mutator.embedded.corpus import load_corpus, split_identifier
+from query_mutator.embedded.filters import has_trigger_word
 from query_mutator.embedded.rules.neutral import load_verbs
 from query_mutator.embedded.rules.phrasebook import Phrasebook, row_vectors, texts_sha256
 from query_mutator.embedded.rules.phrases import GAP, NUMBER, match_key, spell_out
@@ -127,3 +128,8 @@ def test_packaged_vectors_are_those_of_the_phrasebook() -> None:
 def test_phrasebook_without_an_encoder_goes_by_shared_words() -> None:
     assert Phrasebook().meaning("chop trailing whitespace off the end of a string") is not None
     assert Phrasebook().meaning("xyzzy") is None
+
+
+@pytest.mark.parametrize(("file", "column"), [("phrasebook.tsv", 0), ("terms.tsv", 1)])
+def test_what_is_put_into_a_question_has_no_word_that_the_assistant_refuses(file: str, column: int) -> None:
+    assert [row[column] for row in load_rows(file) if has_trigger_word(row[column])] == []
