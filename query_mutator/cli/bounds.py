@@ -63,6 +63,8 @@ _TABLE: tuple[tuple[str, float, float], ...] = (
     ("max_queue", 0, 1e6),
     ("port gym_port", 0, 65_535),
     ("num_queries", 1, 1e6),
+    ("max_calls", 1, _MANY),
+    ("budget", 1, 1e4),
     ("width", 1, 1024),
     # batches of tokens
     ("token_budget max_length pack_max_len overflow_max", 1, _MANY),

@@ -40,6 +40,7 @@ class Command:
 
 
 COMMANDS = {
+    "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:PlanFlags:plan"),
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
     "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),

@@ -26,7 +26,7 @@ from query_mutator.stats.intervals import wilson_interval
 from query_mutator.training.plans import PLAN_ANSWERS, Plan
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["BUDGETS", "PlanPoint", "PlanSearch", "find_plan"]
+__all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "find_plan"]
 
 #: Chains known to do well; those with an operator that the task lacks are left out.
 SEED_CHAINS = (
@@ -34,13 +34,14 @@ SEED_CHAINS = (
     ("spelling", "slang", "expand", "terms", "neutral"),
     ("expand", "neutral"),
 )
+MAX_CALLS = 20_000
 BUDGETS = tuple(range(1, 9))  # calls per question, of the front
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 EDITED = 3  # best plans whose edits are tried before those of the best plans at each budget
 CALLS_PER_QUESTION = 20  # at least; fewer calls score fewer questions
 MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
-STAGES = ((0.1, 0.8), (0.2, 0.9), (0.4, 0.95), (1.0, 1.0))
+STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
 
 Rows = tuple[int, ...]  # indices of questions
 
@@ -118,7 +119,8 @@ def find_plan(
     scores = PlanScores(caller, task, progress=progress)
     search = _Search(scores, max_calls=max_calls, seed=seed)
     search.run()
-    points = sorted(map(search.point, search.tried[search.rows[-1]]), key=search.value_of, reverse=True)
+    points = sorted(map(search.point, search.tried[search.rows[-1]]), key=lambda point: len(point.plan.steps))
+    points.sort(key=search.value_of, reverse=True)
     return PlanSearch(
         points=tuple(points),
         cross_fitted=search.cross_fitted([point.plan for point in points]),
@@ -143,17 +145,14 @@ class _Search:
         self.price = float(np.mean(task.call_price))
         self.operators = operator_names(task.actions)
         self.may_ask_early = task.max_asks != 1
-        self.need_answer: set[str] = set()
 
     def run(self) -> None:
         """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
         chains = [chain for chain in SEED_CHAINS if set(chain) <= set(self.operators)]
         singles = [Plan(steps=(name,)) for name in self.operators]
         self._try([Plan()], self.rows[-1], self.max_calls)
-        self._race([*singles, *(Plan(steps=chain) for chain in chains)], None)
-        tried = [plan for plan in singles if plan in self.tried[self.rows[0]]]
-        # An operator without any effect needs an answer to work on.
-        self.need_answer = {plan.steps[0] for plan in tried if self.point(plan, self.rows[0]).calls <= 1}
+        for budget in (None, *BUDGETS):
+            self._race([*singles, *(Plan(steps=chain) for chain in chains)], budget)
         edited: set[Plan] = set()
         while (job := self._next_job(edited)) is not None and self.scores.calls < self.max_calls:
             plan, budget = job
@@ -163,16 +162,18 @@ class _Search:
     def _next_job(self, edited: set[Plan]) -> tuple[Plan, int | None] | None:
         """Return the next plan to edit, and the budget within which its edits compete; None at the end."""
         rows = self.rows[-1]
-        jobs: list[tuple[Plan, int | None]] = [(plan, None) for plan in self._ranked(self.tried[rows], rows)[:EDITED]]
-        jobs += [(plan, budget) for budget in BUDGETS for plan in self._ranked(self.tried[rows], rows, budget)[:1]]
-        return next(((plan, budget) for plan, budget in jobs if plan not in edited), None)
+        best = [(group[0], None) for group in self._ranked(self.tried[rows], rows)[:EDITED]]
+        within = [(budget, self._ranked(self.tried[rows], rows, budget)[:1]) for budget in BUDGETS]
+        at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
+        return next((job for job in (*best[:1], *at_budgets, *best[1:]) if job[0] not in edited), None)
 
     def _race(self, plans: Sequence[Plan], budget: int | None) -> None:
         """Score plans on ever more questions, the best quarter at each stage."""
         for rows, (_, share) in zip(self.rows, STAGES, strict=True):
             self._try(plans, rows, int(share * self.max_calls))
-            plans = self._ranked([plan for plan in plans if plan in self.tried[rows]], rows, budget)
-            plans = plans[: max(MIN_KEPT, len(plans) // 4)]
+            groups = self._ranked([plan for plan in plans if plan in self.tried[rows]], rows, budget)
+            kept = groups[: max(MIN_KEPT if budget is None else 1, len(groups) // 4)]
+            plans = [plan for group in kept for plan in group]
 
     def _try(self, plans: Iterable[Plan], rows: Rows, limit: int) -> None:
         """Score plans in their order while their calls are sure to fit the limit."""
@@ -190,13 +191,19 @@ class _Search:
             self.tried[rows] |= dict.fromkeys(waiting[:fitting])
             waiting = waiting[fitting:]
 
-    def _ranked(self, plans: Iterable[Plan], rows: Rows, budget: int | None = None) -> list[Plan]:
-        """Return plans by their value, the best first; with a budget by success, those above it left out."""
-        points = [self.point(plan, rows) for plan in plans]
-        if budget is None:
-            return [point.plan for point in sorted(points, key=self.value_of, reverse=True)]
-        within = [point for point in points if point.calls <= budget]
-        return [point.plan for point in sorted(within, key=lambda point: (-point.success, point.calls))]
+    def _ranked(self, plans: Iterable[Plan], rows: Rows, budget: int | None = None) -> list[list[Plan]]:
+        """Return plans by value, the best first; with a budget by success, those above it left out.
+
+        Plans of equal figures form a group, the shortest first: so far they differ in no question.
+        """
+        groups: dict[tuple[float, ...], list[Plan]] = {}
+        for plan in sorted(plans, key=lambda plan: len(plan.steps)):
+            point = self.point(plan, rows)
+            if budget is None:
+                groups.setdefault((self.value_of(point), point.success), []).append(plan)
+            elif point.calls <= budget:
+                groups.setdefault((point.success, -point.calls), []).append(plan)
+        return [groups[figures] for figures in sorted(groups, reverse=True)]
 
     def value_of(self, point: PlanPoint) -> float:
         """Return the mean score minus the price of the calls."""
@@ -229,15 +236,19 @@ class _Search:
                 right += successes[values[:, ~inside].mean(axis=1).argmax(), inside].sum()
         return float(right / len(rows))
 
+    def _has_no_effect(self, name: str) -> bool:
+        """Return whether an operator leaves every original question as it is."""
+        rows, plan = self.rows[0], Plan(steps=(name,))
+        return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
+
     def _neighbors(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plans that differ by one edit."""
         steps, count = plan.steps, len(plan.steps)
         made = self._made_like(plan)
         for name in self.operators:
-            if name in steps:
-                continue
-            new = (ASK, name) if name in self.need_answer else (name,)
-            yield from (made((*steps[:at], *new, *steps[at:])) for at in range(count + 1))
+            if name not in steps:  # some work on an answer only
+                for new in ((name,), (ASK, name)) if self._has_no_effect(name) else ((name,),):
+                    yield from (made((*steps[:at], *new, *steps[at:])) for at in range(count + 1))
         yield from (made((*steps[:at], *steps[at + 1 :])) for at in range(count))
         for one, other in itertools.combinations(range(count), 2):
             swapped = list(steps)

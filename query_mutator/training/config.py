@@ -66,7 +66,7 @@ class RunFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionFlags:
-    """Questions, what an episode does with one, and the reward."""
+    """Questions, what may be done with one, and the reward."""
 
     dataset: str = "python_docs"
     """Questions: python_docs or reference_tables (bundled), or a .jsonl, .csv or .parquet file."""
@@ -74,23 +74,14 @@ class QuestionFlags:
     """Column of the question, if it is not called query, question, prompt or text."""
     answer_column: str | None = None
     """Column of the answer, if it is not called accept, answer, reference or response."""
-    validation_fold: ValidationFold = 0
-    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
     operators: str = ""
     """Rewrite operators that the policy may choose, as a,b,c; by default all."""
     domain: str = "Python's standard library"
     """Subject of the questions, for the operators that mention it."""
     reward: str = ""
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
-    answer: AnswerRule = "best"
-    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
-    round_trip: that from which the mutator can tell the question, one call for each of several answers."""
-    ask: AskRule = "every_step"
-    """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
     max_asks: int | None = None
     """Most questions to the target in an episode with --ask policy; 1: it rewrites without seeing any answer."""
-    max_episode_steps: int = 5
-    """Steps after which an episode is truncated."""
     call_price: tuple[float, ...] = (CALL_PRICE,)
     """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
     skip_unchanged: bool = True
@@ -99,6 +90,21 @@ class QuestionFlags:
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
     encoder_max_tokens: int | None = None
     """Tokens of a text that the sentence encoder reads; by default as many as the model allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeFlags:
+    """An episode of a policy that is trained."""
+
+    validation_fold: ValidationFold = 0
+    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
+    answer: AnswerRule = "best"
+    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
+    round_trip: that from which the mutator can tell the question, one call for each of several answers."""
+    ask: AskRule = "every_step"
+    """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
+    max_episode_steps: int = 5
+    """Steps after which an episode is truncated."""
     embedding_dims: int = 6
     """Principal components of the embeddings in an observation."""
 
@@ -164,9 +170,16 @@ class CallFlags:
     early_stop: bool = False
     """Stream answers, and cancel those that begin with a refusal after their first sentence."""
 
+    @property
+    def calls_in_flight(self) -> int:
+        """Return the number of model calls in flight at once."""
+        return self.batch_size if self.use_batching else 1
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, CollectorFlags, BanditFlags, IQNFlags):
+class TrainConfig(
+    RunFlags, QuestionFlags, EpisodeFlags, ModelFlags, CallFlags, PPOConfig, CollectorFlags, BanditFlags, IQNFlags
+):
     """Learn which rewrite makes a question get a better answer.
 
     Every step has a mutator model rewrite a question and the target model answer it. With --deterministic the results
@@ -210,11 +223,6 @@ class TrainConfig(RunFlags, QuestionFlags, ModelFlags, CallFlags, PPOConfig, Col
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
                 "see --sync-every"
             )
-
-    @property
-    def calls_in_flight(self) -> int:
-        """Return the number of model calls in flight at once."""
-        return self.batch_size if self.use_batching else 1
 
     @property
     def updates_between_evals(self) -> int:

@@ -30,7 +30,7 @@ LEARNERS: Registry[LearnerSpec | type[BaseLearner]] = Registry("learner", group=
 
 def settings_of(cls: type[S], flags: object, **others: Any) -> S:
     """Return the settings record `cls`, its fields taken from the flags of the same names, then from `others`."""
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(cls) if field.name not in others]  # type: ignore[arg-type]
     return cls(**{name: getattr(flags, name) for name in names} | others)
 
 

@@ -14,6 +14,7 @@ from query_mutator.runs.metrics import METRICS_FILE
 from query_mutator.runs.run_dir import SUMMARY
 from query_mutator.training.checkpoint import Checkpoint
 from query_mutator.training.config import TrainConfig
+from query_mutator.training.learners import LEARNERS
 
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
@@ -33,7 +34,10 @@ _EARLIER = {"validation_fold": "none"}
 
 
 def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the flags of the run that wrote a checkpoint, by any version."""
+    """Return the flags of the run that wrote a checkpoint, by any version; UsageError if nothing was trained."""
+    made_by = LEARNERS.get(checkpoint.algo).made_by if checkpoint.algo in LEARNERS else ""
+    if made_by:
+        raise UsageError(f"{checkpoint.path} is not trained, there is nothing to resume; run `{made_by}` again")
     return {**_EARLIER, **checkpoint.flags}
 
 

@@ -1,0 +1,152 @@
+"""`qm plan`: find the best plan on training questions and save it as a checkpoint for `qm eval` and `qm rewrite`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from query_mutator.cli.common import JsonFlags, rows_of, show
+from query_mutator.cli.console import closing_on_interrupt, note, progress
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.heldout import embed_questions
+from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.plan_search import MAX_CALLS, PlanPoint, PlanSearch, find_plan
+from query_mutator.files import write_checked_json
+from query_mutator.llm.backends import check_backend
+from query_mutator.plugins import absolute, load_plugins, plugin_hashes
+from query_mutator.runs.lock import locked
+from query_mutator.runs.provenance import describe_run, versions
+from query_mutator.runs.run_dir import RunDir
+from query_mutator.training.checkpoint import Checkpoint, settled
+from query_mutator.training.config import CallFlags, ModelFlags, QuestionFlags
+from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
+from query_mutator.training.learners import settings_of
+from query_mutator.training.plans import plan_policy, plan_task
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from rl_query_mutator_env import QueryMutationEnv
+
+if TYPE_CHECKING:
+    from query_mutator.env.task import Task
+
+__all__ = ["PlanFlags", "plan"]
+
+ALGO = "plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags(QuestionFlags, ModelFlags, CallFlags, JsonFlags):
+    """Find the best plan: operators in a fixed order, where to ask, and which answer to submit.
+
+    Reads training questions only; `qm eval` compares the saved plan with the baselines on held-out questions.
+    """
+
+    max_calls: int = MAX_CALLS
+    """Most model calls of the search; fewer than 20 for each question score a random sample of the questions."""
+    budget: float | None = None
+    """Save the plan that is right most often with at most this many calls per question on average, in place of the one
+    with the best score minus --call-price per call."""
+    seed: int = 1
+    """Seed of the order of the questions, and of the calls."""
+    save_dir: Annotated[str, arg(aliases=["--out"])] = "runs"
+    """Folder of the run folders."""
+    name: str = ALGO
+    """Last part of the run folder's name."""
+    plugin: tuple[str, ...] = ()
+    """Modules or .py files to load first, which register operators, reward parts or backends of yours."""
+    max_failure_rate: float = DEFAULT_MAX_FAILURE_RATE
+    """Exit with code 3 when the calls of more than this share of the questions failed for good."""
+    device: str = "cpu"
+    """Torch device of the sentence encoder."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
+        load_plugins(self.plugin)  # first: they may register what other flags name
+        check_backend(self.backend)
+
+
+def plan(flags: PlanFlags) -> None:
+    """Search, save the found plan in a new run folder, and print it with the best plans at other budgets."""
+    settings = settings_of(
+        TaskSettings,
+        flags,
+        ask="policy",
+        answer="last",
+        max_episode_steps=1,
+        embedding_dims=1,  # a plan reads none
+        validation_fold="none",
+    )
+    train = split_dataset(settings).train
+    if not train:
+        raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
+    system_settings = settings_of(SystemSettings, flags, batch_size=flags.calls_in_flight, deterministic=False)
+    with System(system_settings) as system, closing_on_interrupt(system.calls.close):
+        embed_questions(system.encoder, train)
+        task = make_task(system, settings, train)
+        note(system.choice.reason)
+        with contextlib.closing(system.calls):
+            search = find_plan(
+                _evaluator(flags, system), task, max_calls=flags.max_calls, seed=flags.seed, progress=progress
+            )
+        found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
+        path = _save(flags, settings, system, task, search, found)
+    report = {"plan": found.to_json(), **search.to_json(), "questions_in_training": len(train), "run_folder": path}
+    show(flags, report, _in_words(search, found, path, num_train=len(train)))
+
+
+def _evaluator(flags: PlanFlags, system: System) -> Evaluator:
+    return Evaluator(
+        QueryMutationEnv,
+        client=system.calls.eval_client,
+        batch_size=flags.calls_in_flight,
+        retry_policy=system.retry_policy,
+        max_failure_rate=flags.max_failure_rate,
+        progress=progress,
+    )
+
+
+def _save(
+    flags: PlanFlags, settings: TaskSettings, system: System, task: Task, search: PlanSearch, found: PlanPoint
+) -> str:
+    """Write the run folder of the found plan; return its path."""
+    plan = found.plan
+    rules = plan_task(plan, task)
+    checkpoint = Checkpoint(
+        learner=plan_policy(plan, task).state_dict(),
+        actions=rules.actions,
+        task=replace(settings, answer=rules.answer, max_episode_steps=rules.max_episode_steps),
+        system=settled(system),
+        projection=task.observer.projection,
+        flags={**_kept(flags), "algo": ALGO, "plan": str(plan)},
+        versions=versions(),
+        plugins=plugin_hashes(flags.plugin),
+    )
+    run_dir = RunDir.create(flags.save_dir, flags.name)
+    with contextlib.closing(run_dir), locked(run_dir.path):
+        described = {**system.describe(), "plugins": plugin_hashes(flags.plugin)}
+        run_dir.write_config(describe_run({**_kept(flags), "algo": ALGO}, **described))
+        checkpoint.save(run_dir.checkpoint_path(0))
+        write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
+    return str(run_dir.path)
+
+
+def _kept(flags: PlanFlags) -> dict[str, Any]:
+    """Return the flags without those of one command's output."""
+    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force")}
+
+
+def _in_words(search: PlanSearch, found: PlanPoint, path: str, *, num_train: int) -> str:
+    low, high = found.success_ci
+    facts = {
+        "plan": found.plan,
+        "training questions": f"{found.questions} of {num_train}",
+        "success on them": f"{found.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {search.cross_fitted:.1%}",
+        "calls per question": f"{found.calls:.2f}",
+        "search": f"{search.calls:,} calls, {search.plans_tried:,} plans, {search.seconds:.0f} s",
+    }
+    front = [f"{budget:>6}  {point.success:>7.1%}  {point.plan}" for budget, point in search.front.items()]
+    title = "best plan within a number of calls per question, on training questions"
+    after = [f"run folder: {path}", f"on held-out questions: qm eval --checkpoint {path}"]
+    return "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, "", *after])

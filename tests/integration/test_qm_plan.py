@@ -1,0 +1,138 @@
+"""`qm plan` finds a plan on training questions; its checkpoint is used like that of a trained policy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.data import load_questions, split_questions
+from query_mutator.embedded.faults import FaultPlan
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from tests.conftest import Librarian, Softener
+from train_query_mutator import main as train_main
+
+
+def qm(*argv: str) -> int:
+    return exit_code(qm_main, argv, prog="qm")
+
+
+@pytest.fixture
+def flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+    return flags_for(tiny_server, dataset, tmp_path)
+
+
+def flags_for(server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
+        *("--save-dir", str(tmp_path / "runs"), "--batch-size", "4", "--max-calls", "500", "--cache", "off"),
+    ]
+
+
+class Noted(Librarian):
+    """A librarian that keeps the questions it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self._lock = threading.Lock()
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        with self._lock:
+            self.asked |= set(prompts)
+        return super().reply_many(prompts)
+
+
+def test_the_found_plan_is_evaluated_and_used_like_a_policy(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    assert qm("plan", *flags, "--json", str(out)) == 0
+    said = capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert f"plan                {report['plan']['plan']}" in said
+    assert report["plan"]["success"] > report["front"]["1"]["success"]
+    assert report["calls"] <= 500
+    run = tmp_path / "runs" / "latest"
+    assert str(run.resolve()) in said
+    assert json.loads((run / "summary.json").read_text())["plan"] == report["plan"]
+    assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
+
+    assert qm("eval", "--checkpoint", str(run), "--json", "-") == 0
+    table = json.loads(capsys.readouterr().out)["methods"]
+    assert table["policy"]["success"] >= table["identity"]["success"]
+    assert table["policy"]["calls_per_question"] <= len(report["plan"]["steps"]) + 1
+
+    assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["operators"][-1] == "submit"
+    steps = iter([*report["plan"]["steps"], "ask"])
+    assert all(name in steps for name in row["operators"][:-1])  # in the plan's order, some skipped
+
+
+def test_no_held_out_question_is_asked(dataset: Path, tmp_path: Path) -> None:
+    librarian = Noted()
+    with start_server([librarian, Softener()], num_parallel=4) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path)) == 0
+    split = split_questions(load_questions(dataset))
+    assert {question.text for question in split.train} <= librarian.asked
+    assert not {question.text for question in split.test} & librarian.asked
+
+
+def test_a_budget_bounds_the_saved_plan(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("plan", *flags, "--budget", "1", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["plan"]["calls"] == 1
+    assert report["plan"]["steps"] == []
+    assert qm("rewrite", "--checkpoint", report["run_folder"], "sort it", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == ["submit"]
+
+
+def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for batch_size in ("1", "7"):
+        assert qm("plan", *flags, "--max-calls", "150", "--batch-size", batch_size, "--json", "-") == 0
+        report = json.loads(capsys.readouterr().out)
+        found.append({key: value for key, value in report.items() if key not in ("seconds", "run_folder")})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--max-calls", "19"], "19 calls are too few to search for a plan; allow 20 or more"),
+        (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
+        (["--budget", "0.5"], "budget=0.5 must be at least 1"),
+        (["--algo", "ppo"], "unknown flag --algo"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argv: list[str], line: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("plan", *flags, *argv) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert line in said[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_server_ends_the_search_with_code_3(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()], faults=FaultPlan(1.0, kinds=("empty",))) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path), "--max-retries", "0") == 3
+    assert "check the server" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(train_main, ["--algo", "plan"], prog="train") == 2
+    assert "--algo plan is not trained; make it with `qm plan`" in capsys.readouterr().err
+    assert qm("plan", *flags, "--json", "-") == 0
+    run = json.loads(capsys.readouterr().out)["run_folder"]
+    assert exit_code(train_main, ["--resume", run], prog="train") == 2
+    assert "is not trained, there is nothing to resume; run `qm plan` again" in capsys.readouterr().err
