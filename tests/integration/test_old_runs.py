@@ -12,6 +12,7 @@ import pytest
 
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.errors import CheckpointError
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.learners import load_policy
@@ -70,6 +71,11 @@ def test_an_old_run_resumes_in_its_folder(
     rows = list(read_json_lines(old_runs / "ppo" / "metrics.jsonl"))
     assert "eval/success" in rows[0]
     assert not [row for row in rows[1:] if "validation/success" in row]
+
+
+def test_an_old_run_gets_no_validation_fold_in_its_folder(old_runs: Path) -> None:
+    with pytest.raises(CheckpointError, match="validation_fold: then none, now 1"):
+        main(["--resume", "ppo", "--num-env-steps", "24", "--validation-fold", "1"])
 
 
 def test_the_curve_of_an_old_run_is_analyzed(old_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

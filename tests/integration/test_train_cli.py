@@ -122,6 +122,26 @@ def test_no_validation_question_is_learned_from(tiny_flags: list[str], validatio
         assert bool(asked & set(validation)) is learned
 
 
+def test_the_fold_stays_in_its_folder_and_may_change_in_a_new_one(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--no-evaluate", "--no-use-linear-lr-decay") == 0
+    run = the_run(tmp_path)
+    more = ("--num-env-steps", "96")
+    assert train("--resume", str(run), *more, "--validation-fold", "3") == 2
+    assert "validation_fold: then 0, now 3" in capsys.readouterr().err
+    assert train("--resume", str(run), *more) == 0
+    assert rows(run, "metrics")[-1]["validation/questions"] == 3
+    assert "validation" not in capsys.readouterr().err
+    checkpoint = str(run / "checkpoints" / "step_64.pt")
+    assert train("--resume", checkpoint, *more, "--validation-fold", "3") == 0
+    assert f"{checkpoint} has learned from questions of validation fold 3: validation/* will be too high" in (
+        capsys.readouterr().err
+    )
+    assert train("--resume", checkpoint, *more, "--validation-fold", "none") == 0
+    assert "validation" not in capsys.readouterr().err
+
+
 def test_a_fold_that_leaves_nothing_is_one_line(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
