@@ -40,6 +40,8 @@ class RunFlags:
     """Updates between two checkpoints."""
     log_interval: int = 1
     """Updates between two rows of metrics."""
+    validation_fold: ValidationFold = 0
+    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
     eval_interval: Annotated[int | None, arg(aliases=["--validation-interval"])] = None
     """Updates between two evaluations on validation questions; by default about ten per run, 0 for none."""
     eval_questions: Annotated[int, arg(aliases=["--validation-questions"])] = 120
@@ -96,8 +98,6 @@ class QuestionFlags:
 class EpisodeFlags:
     """An episode of a policy that is trained."""
 
-    validation_fold: ValidationFold = 0
-    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
     answer: AnswerRule = "best"
     """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
     round_trip: that from which the mutator can tell the question, one call for each of several answers."""

@@ -99,6 +99,19 @@ def test_the_comparison_at_the_end_is_what_reads_held_out_questions(
     assert sent(held_out, received) == held_out
 
 
+def test_the_search_for_a_plan_sends_no_held_out_question(
+    server: EmbeddedServer, received: list[str], tmp_path: Path
+) -> None:
+    argv = [
+        *("plan", "--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "ollama:all-minilm", "--operators", "spelling,neutral,filler", "--cache", "off"),
+        *("--max-calls", "200", "--save-dir", str(tmp_path / "runs")),
+    ]
+    assert exit_code(qm, argv, prog="qm") == 0
+    assert sent(TRAINING, received) == TRAINING
+    assert sent(HELD_OUT, received) == []
+
+
 def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str], tmp_path: Path) -> None:
     run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
     assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
