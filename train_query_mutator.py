@@ -132,6 +132,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps),
+        search_calls=config.plan_calls,
     )
     return cost.within(config.eval_calls)
 
@@ -326,6 +327,7 @@ class Trainer:
                     policy,
                     seed=config.seed,
                     most_calls=config.eval_calls,
+                    search_calls=config.plan_calls,
                     rows_path=self.run_dir.evaluation_path,
                     show=lambda report: print(result_table(report)),
                 )

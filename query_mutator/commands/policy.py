@@ -27,6 +27,7 @@ from query_mutator.files import encode, write_text
 from query_mutator.llm.backends import backend_for
 from query_mutator.report.table import result_table
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.config import SEARCH_CALLS
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
@@ -97,6 +98,8 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
     eval_calls: int | None = None
     """Most model calls, retries aside: a random sample of the questions that fits is asked, the same of all methods."""
+    plan_calls: int = SEARCH_CALLS
+    """Model calls to search for the best plan on training questions, a row of the table; 0 leaves it out."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
 
@@ -133,6 +136,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             seed=flags.seed,
             rewriter=flags.rewriter,
             most_calls=flags.eval_calls,
+            search_calls=flags.plan_calls,
             trained_on={target_key(question) for question in split.train + split.validation},
             rows_path=Path(flags.evaluation) if flags.evaluation else None,
             show=lambda report: show(flags, report, result_table(report)),

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION
 from query_mutator.types import AskRule
 
 __all__ = ["RANKING_QUESTIONS", "EvaluationCost", "episode_calls"]
 
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
+PLAN_CALLS = 12  # of a plan for one question, before it is found
 
 
 def episode_calls(ask: AskRule, *, max_episode_steps: int) -> int:
@@ -31,6 +33,8 @@ class EvaluationCost:
     num_operators: int
     episode_calls: int  # of the policy
     more_calls: int = 0  # of further methods for one question, together
+    search_calls: int = 0  # of the plan search
+    plan_calls: int = PLAN_CALLS  # of the plan for one question, if there is one
 
     @property
     def num_ranking(self) -> int:
@@ -43,32 +47,45 @@ class EvaluationCost:
 
         best_of_k exceeds the policy's calls by one at most.
         """
-        return 3 * self.episode_calls + 1 + self.more_calls
+        of_plan = self.plan_calls if self.search_calls else 0
+        return 3 * self.episode_calls + 1 + self.more_calls + of_plan
 
     @property
     def calls(self) -> int:
         """Return the calls at most."""
         per_ranked = 1 + 2 * self.num_operators
-        return (self.num_test + self.num_guard) * self.per_question + self.num_ranking * per_ranked
+        asked = (self.num_test + self.num_guard) * self.per_question
+        return asked + self.num_ranking * per_ranked + self.search_calls
 
     def within(self, most_calls: int | None) -> EvaluationCost:
         """Return the largest evaluation of at most so many calls; all sets of questions shrink by the same share.
 
-        UsageError when not even one question of each set fits.
+        So does the plan search, which is left out when it would be too small. UsageError when not even one question of
+        each set fits.
         """
         if most_calls is None or self.calls <= most_calls:
             return self
         share = most_calls / self.calls
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
-        smallest = replace(self, num_test=1, num_guard=guard, num_train=train)
+        search = int(share * self.search_calls)
+        search = search if search >= CALLS_PER_QUESTION else 0
+        smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search)
         if smallest.calls > most_calls:
-            least = replace(self, num_test=1, num_guard=min(1, guard), num_train=min(1, train)).calls
+            least = replace(self, num_test=1, num_guard=min(1, guard), num_train=min(1, train), search_calls=0).calls
             raise UsageError(
                 f"--eval-calls {most_calls} does not allow one question of each method; give at least {least}"
             )
         return replace(smallest, num_test=1 + (most_calls - smallest.calls) // self.per_question)
 
+    def with_plan(self, plan_calls: int, most_calls: int | None) -> EvaluationCost:
+        """Return the evaluation with the most calls of the plan that was found; fewer questions if it takes more."""
+        found = replace(self, plan_calls=plan_calls)
+        if most_calls is None:
+            return found
+        left = most_calls - replace(found, num_test=0).calls
+        return replace(found, num_test=min(self.num_test, max(1, left // found.per_question)))
+
     def __str__(self) -> str:
-        return (
-            f"at most {self.calls:,} model calls for {self.num_test} + {self.num_guard} questions, fewer where shared"
-        )
+        search = f", {self.search_calls:,} of them to search for a plan" if self.search_calls else ""
+        questions = f"{self.num_test} + {self.num_guard} questions"
+        return f"at most {self.calls:,} model calls for {questions}{search}; fewer where shared"

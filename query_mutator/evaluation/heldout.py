@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from query_mutator.evaluation.baselines import Method, standard_methods
 from query_mutator.evaluation.contest import Contest, QuestionTasks
 from query_mutator.evaluation.cost import EvaluationCost, episode_calls
 from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser
-from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.plan_search import PlanSearch, find_plan
+from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.runs.json_lines import JsonLines
 from query_mutator.training.learner import InferencePolicy
+from query_mutator.training.plans import plan_policy, plan_task
 from query_mutator.training.system import System
 from query_mutator.types import Question
 
@@ -69,6 +73,7 @@ def compare(
     rewriter: str | None = None,
     more: Sequence[Method] = (),
     most_calls: int | None = None,
+    search_calls: int = 0,
     trained_on: Collection[str] = (),
     rows_path: Path | None = None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
@@ -76,12 +81,18 @@ def compare(
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
-    rules of the policy's episodes. `more` are further methods. `most_calls` bounds the calls by a random sample of the
-    questions; those about targets in `trained_on` are a group. `rows_path` gets a row for each method and question.
+    rules of the policy's episodes. `more` are further methods; a plan found with `search_calls` is one. `most_calls`
+    bounds the calls by a random sample of the questions; those about targets in `trained_on` are a group. `rows_path`
+    gets a row for each method and question.
     After an interruption `show` is called with the report on the questions that all methods finished, if any.
     """
-    cost = _cost(task, questions, rewriter, more).within(most_calls)
+    cost = _cost(task, questions, rewriter, more, search_calls).within(most_calls)
     note(f"evaluation: {cost}")
+    announced = cost.calls
+    plan = _find_plan(evaluator, task, cost.search_calls, seed) if cost.search_calls else None
+    if plan is not None:
+        more = [*more, plan.method]
+        cost = cost.with_plan(plan.method.most_calls(task), most_calls)
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
     tasks = QuestionTasks(
@@ -95,25 +106,45 @@ def compare(
         contest.run()
     except KeyboardInterrupt:
         if contest.results().questions:
-            show(_report(contest, system, trained_on, of=len(questions)))
+            show(_report(contest, system, trained_on, of=len(questions), plan=plan))
             _write_rows(contest.results(), rows_path)
         raise
     _write_rows(contest.results(), rows_path)
-    return _report(contest, system, trained_on, of=len(questions)) | {"calls_at_most": cost.calls}
+    return _report(contest, system, trained_on, of=len(questions), plan=plan) | {"calls_at_most": announced}
 
 
-def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, more: Sequence[Method]) -> EvaluationCost:
+@dataclass(frozen=True, kw_only=True)
+class _FoundPlan:
+    """The best plan of a search on the training questions, as a method."""
+
+    method: Method
+    search: PlanSearch
+
+
+def _find_plan(evaluator: Evaluator, task: Task, calls: int, seed: int) -> _FoundPlan:
+    search = find_plan(evaluator, task, max_calls=calls, seed=seed, progress=evaluator.progress)
+    plan = search.best.plan
+    method = Method(name=PLAN, make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
+    return _FoundPlan(method=method, search=search)
+
+
+def _cost(
+    task: Task, questions: Sequence[Question], rewriter: str | None, more: Sequence[Method], search_calls: int
+) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
         num_guard=len(guard_questions()),
         num_train=len(task.train_questions),
         num_operators=len(task.operators),
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps),
+        search_calls=search_calls,
         more_calls=sum(method.most_calls(task) for method in more) + (REWRITER_CALLS if rewriter else 0),
     )
 
 
-def _report(contest: Contest, system: System, trained_on: Collection[str], *, of: int) -> dict[str, Any]:
+def _report(
+    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: _FoundPlan | None
+) -> dict[str, Any]:
     results = contest.results()
     seen = [target_key(question) in trained_on for question in results.questions]
     groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
@@ -122,6 +153,7 @@ def _report(contest: Contest, system: System, trained_on: Collection[str], *, of
         "asked": of,
         "best_single_operator": contest.ranking[0] if contest.ranking else None,
         "k": contest.k,
+        "plan_search": plan.search.to_json() if plan else None,
         "target": system.target_model,
         "mutator": system.mutator_model,
         "embedded": system.embedded,

@@ -125,7 +125,7 @@ class Evaluator:
         self.retry_policy = retry_policy
         self.batch_size = batch_size
         self.max_failure_rate = max_failure_rate
-        self._progress = progress
+        self.progress = progress
 
     def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
         """Return one outcome per question, in the task's order."""
@@ -147,7 +147,7 @@ class Evaluator:
             batch_size=self.batch_size,
         )
         total = sum(len(job.task.questions) for job in jobs)
-        bar = self._progress(title, total) if self._progress else None
+        bar = self.progress(title, total) if self.progress else None
         queue = _Queue(found, batch_size=self.batch_size, max_failure_rate=self.max_failure_rate)
         queue.add(jobs)
 

@@ -51,8 +51,12 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
         chosen.append(f"best_single: {report['best_single_operator']}")
     if report["k"]:
         chosen.append(f"best_of_k: k = {report['k']}, the smallest with at least as many calls as the policy")
+    if report["plan_search"]:
+        search = report["plan_search"]
+        cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"
+        chosen.append(f"best_plan: {search['best']['plan']}; {cost}")
     refusals = "false refusals: of harmless questions; guard refusals: of questions that should be refused"
-    return [*filter(None, ["; ".join(chosen)]), refusals]
+    return [*chosen, refusals]
 
 
 def _group_table(groups: Mapping[str, Any]) -> list[str]:

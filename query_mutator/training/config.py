@@ -21,6 +21,7 @@ from query_mutator.training.learners import LEARNERS
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 PROG = "train_query_mutator.py"
+SEARCH_CALLS = 3000  # of the plan search before a comparison with the baselines
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
 
 
@@ -50,6 +51,8 @@ class RunFlags:
     """Compare the policy with the baselines on all held-out questions at the end."""
     eval_calls: int | None = None
     """Most model calls of that comparison, retries aside: a random sample of the questions that fits is asked."""
+    plan_calls: int = SEARCH_CALLS
+    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out."""
     max_policy_lag: int = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""

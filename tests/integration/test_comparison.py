@@ -170,7 +170,10 @@ def test_a_training_run_writes_the_rows_and_the_verdict(
     out, err = capsys.readouterr()
     folder = tmp_path / "runs" / "latest"
     report = json.loads((folder / "summary.json").read_text())["eval"]
-    assert report["verdict"]["deploy"] in ("identity", "policy")
+    assert report["verdict"]["deploy"] in ("identity", "best_plan", "policy")
+    assert report["plan_search"]["calls"] > 0
+    assert list(report["methods"]) == ["identity", "random", "best_single", "best_of_k", "best_plan", "policy"]
+    assert all(point["calls"] <= 12 for point in report["front"])
     assert report["verdict"]["sentence"] in out.splitlines()
     assert {row["method"] for row in read_json_lines(folder / "evaluation.jsonl")} == set(report["methods"])
     assert f"evaluation: at most {report['calls_at_most']:,} model calls" in err

@@ -62,6 +62,7 @@ REPORT: dict[str, Any] = {
     "target": "pydoc-assistant",
     "embedded": True,
     "best_single_operator": "spelling",
+    "plan_search": {"calls": 2843, "seconds": 83.6, "best": {"plan": "slang > neutral"}},
     "k": 3,
     "methods": {"identity": {**METHOD, "success": 0.25}, "policy": METHOD},
     "policy_minus": {"identity": {"success": 0.25, "success_ci": [0.2, 0.3]}},
@@ -84,7 +85,9 @@ def test_table_is_in_per_cent_and_says_who_answered() -> None:
     assert identity.endswith("+25.0 [+20.0, +30.0]")
     policy = next(line for line in lines if line.startswith("policy"))
     assert policy.split()[1] == "50.0"
-    assert any(line.startswith("best_single: spelling; best_of_k: k = 3") for line in lines)
+    assert "best_single: spelling" in lines
+    assert any(line.startswith("best_of_k: k = 3, the smallest") for line in lines)
+    assert "best_plan: slang > neutral; found in 2,843 calls and 84 s, apart from the calls of the table" in lines
     assert lines[-1] == "Deploy the policy."
     assert next(line for line in lines if line.startswith("slang")).split() == ["slang", "40", "10.0", "42.5"]
 
