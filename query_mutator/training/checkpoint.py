@@ -127,7 +127,7 @@ class Checkpoint:
 
 def _with_operators(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
     """Return flags that name the operators: the default may have more in a later version."""
-    return {**flags, "operators": flags.get("operators") or ",".join(operator_names(actions))}
+    return {**flags, **({"operators": ",".join(operator_names(actions))} if flags.get("operators") == "" else {})}
 
 
 def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
