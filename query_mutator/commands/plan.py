@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,18 +14,18 @@ from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plan_search import MAX_CALLS, PlanPoint, PlanSearch, find_plan
+from query_mutator.evaluation.plan_search import MAX_CALLS, PlanPoint, PlanSearch, check_calls, find_plan
 from query_mutator.files import write_checked_json
 from query_mutator.llm.backends import check_backend
 from query_mutator.plugins import absolute, load_plugins, plugin_hashes
 from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.runs.run_dir import RunDir
+from query_mutator.runs.run_dir import RunDir, check_name
 from query_mutator.training.checkpoint import Checkpoint, settled
 from query_mutator.training.config import CallFlags, ModelFlags, QuestionFlags
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import settings_of
-from query_mutator.training.plans import plan_policy, plan_task
+from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from rl_query_mutator_env import QueryMutationEnv
 
@@ -65,6 +66,8 @@ class PlanFlags(QuestionFlags, ModelFlags, CallFlags, JsonFlags):
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         load_plugins(self.plugin)  # first: they may register what other flags name
         check_backend(self.backend)
+        check_calls(self.max_calls)
+        check_name(self.name)
 
 
 def plan(flags: PlanFlags) -> None:
@@ -82,16 +85,20 @@ def plan(flags: PlanFlags) -> None:
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     system_settings = settings_of(SystemSettings, flags, batch_size=flags.calls_in_flight, deterministic=False)
-    with System(system_settings) as system, closing_on_interrupt(system.calls.close):
+    with ExitStack() as stack:
+        system = stack.enter_context(System(system_settings))
+        stack.enter_context(closing_on_interrupt(system.calls.close))
         embed_questions(system.encoder, train)
         task = make_task(system, settings, train)
+        run_dir = _open_run_dir(flags, system, stack)  # a folder that cannot be written costs no calls
         note(system.choice.reason)
-        with contextlib.closing(system.calls):
-            search = find_plan(
-                _evaluator(flags, system), task, max_calls=flags.max_calls, seed=flags.seed, progress=progress
-            )
+        stack.enter_context(contextlib.closing(system.calls))
+        evaluator = _evaluator(flags, system)
+        search = find_plan(evaluator, task, max_calls=flags.max_calls, seed=flags.seed, progress=progress)
         found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
-        path = _save(flags, settings, system, task, search, found)
+        _save(flags, run_dir, system, task, settings, found.plan)
+        write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
+    path = str(run_dir.path)
     report = {"plan": found.to_json(), **search.to_json(), "questions_in_training": len(train), "run_folder": path}
     show(flags, report, _in_words(search, found, path, num_train=len(train)))
 
@@ -107,11 +114,18 @@ def _evaluator(flags: PlanFlags, system: System) -> Evaluator:
     )
 
 
-def _save(
-    flags: PlanFlags, settings: TaskSettings, system: System, task: Task, search: PlanSearch, found: PlanPoint
-) -> str:
-    """Write the run folder of the found plan; return its path."""
-    plan = found.plan
+def _open_run_dir(flags: PlanFlags, system: System, stack: ExitStack) -> RunDir:
+    """Return a new run folder with its config.json, locked."""
+    run_dir = RunDir.create(flags.save_dir, flags.name)
+    stack.callback(run_dir.close)
+    stack.enter_context(locked(run_dir.path))
+    described = {**system.describe(), "plugins": plugin_hashes(flags.plugin)}
+    run_dir.write_config(describe_run(_kept(flags), **described))
+    return run_dir
+
+
+def _save(flags: PlanFlags, run_dir: RunDir, system: System, task: Task, settings: TaskSettings, plan: Plan) -> None:
+    """Write the checkpoint of the found plan."""
     rules = plan_task(plan, task)
     checkpoint = Checkpoint(
         learner=plan_policy(plan, task).state_dict(),
@@ -119,22 +133,16 @@ def _save(
         task=replace(settings, answer=rules.answer, max_episode_steps=rules.max_episode_steps),
         system=settled(system),
         projection=task.observer.projection,
-        flags={**_kept(flags), "algo": ALGO, "plan": str(plan)},
+        flags={**_kept(flags), "plan": str(plan)},
         versions=versions(),
         plugins=plugin_hashes(flags.plugin),
     )
-    run_dir = RunDir.create(flags.save_dir, flags.name)
-    with contextlib.closing(run_dir), locked(run_dir.path):
-        described = {**system.describe(), "plugins": plugin_hashes(flags.plugin)}
-        run_dir.write_config(describe_run({**_kept(flags), "algo": ALGO}, **described))
-        checkpoint.save(run_dir.checkpoint_path(0))
-        write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
-    return str(run_dir.path)
+    checkpoint.save(run_dir.checkpoint_path(0))
 
 
 def _kept(flags: PlanFlags) -> dict[str, Any]:
-    """Return the flags without those of one command's output."""
-    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force")}
+    """Return the flags without those of the command's output, and the name of the learner."""
+    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force")} | {"algo": ALGO}
 
 
 def _in_words(search: PlanSearch, found: PlanPoint, path: str, *, num_train: int) -> str:

@@ -26,7 +26,7 @@ from query_mutator.stats.intervals import wilson_interval
 from query_mutator.training.plans import PLAN_ANSWERS, Plan
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "find_plan"]
+__all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
 
 #: Chains known to do well; those with an operator that the task lacks are left out.
 SEED_CHAINS = (
@@ -83,7 +83,7 @@ class PlanSearch:
         if not within:
             least = min(point.calls for point in self.points)
             raise UsageError(f"budget {budget:g} is below the {least:.2f} calls per question that every plan needs")
-        return max(within, key=lambda point: (point.success, -point.calls))
+        return max(within, key=lambda point: (point.success, point.score, -point.calls))
 
     @property
     def front(self) -> dict[int, PlanPoint]:
@@ -113,8 +113,9 @@ def find_plan(
 ) -> PlanSearch:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
 
-    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. UsageError for too few calls.
+    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. ValueError for too few calls.
     """
+    check_calls(max_calls)
     started = time.perf_counter()
     scores = PlanScores(caller, task, progress=progress)
     search = _Search(scores, max_calls=max_calls, seed=seed)
@@ -130,15 +131,19 @@ def find_plan(
     )
 
 
+def check_calls(max_calls: int) -> None:
+    """Raise a ValueError for too few calls to search with."""
+    if max_calls < CALLS_PER_QUESTION:
+        raise ValueError(f"max_calls={max_calls} is too few to search for a plan; use {CALLS_PER_QUESTION} or more")
+
+
 class _Search:
     """The rounds of a search; `tried` are the plans that were scored on the questions of each stage."""
 
     def __init__(self, scores: PlanScores, *, max_calls: int, seed: int) -> None:
         self.scores, self.max_calls = scores, max_calls
         task = scores.task
-        count = min(len(task.questions), max_calls // CALLS_PER_QUESTION)
-        if not count:
-            raise UsageError(f"{max_calls} calls are too few to search for a plan; allow {CALLS_PER_QUESTION} or more")
+        count = min(len(task.questions), max(1, max_calls // CALLS_PER_QUESTION))
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
         self.rows = [tuple(order[: max(1, round(share * count))]) for share, _ in STAGES]
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.rows}
@@ -202,7 +207,7 @@ class _Search:
             if budget is None:
                 groups.setdefault((self.value_of(point), point.success), []).append(plan)
             elif point.calls <= budget:
-                groups.setdefault((point.success, -point.calls), []).append(plan)
+                groups.setdefault((point.success, point.score, -point.calls), []).append(plan)
         return [groups[figures] for figures in sorted(groups, reverse=True)]
 
     def value_of(self, point: PlanPoint) -> float:

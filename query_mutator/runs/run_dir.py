@@ -101,6 +101,12 @@ class RunDir:
         self.metrics.close()
 
 
+def check_name(name: str) -> None:
+    """Raise a ValueError for a name that cannot be part of a folder's."""
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"name={name!r} must be usable in a folder's name; try letters, digits and -")
+
+
 def checkpoints_in(run: Path) -> list[Path]:
     """Return the checkpoints of a run folder, the newest first."""
     found = [

@@ -16,6 +16,7 @@ from query_mutator.llm.address import check_addresses
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
+from query_mutator.runs.run_dir import check_name
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
@@ -211,8 +212,8 @@ class TrainConfig(
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
         if self.max_asks is not None and self.ask != "policy":
             raise ValueError(f"max_asks={self.max_asks} needs --ask policy")
-        if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
-            raise ValueError(f"name={self.name!r} must be usable in a folder's name; try letters, digits and -")
+        if self.name is not None:
+            check_name(self.name)
         self._check_learner()
 
     def _check_learner(self) -> None:

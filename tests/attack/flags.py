@@ -43,6 +43,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         *("--total-steps", "32", "--num-processes", "2", "--learning-starts", "8", "--replay-size", "64"),
         *("--train-batch-size", "4", "--eval-episodes", "1"),
     ),
+    "qm plan": ("--backend", "embedded", "--encoder", "hash", "--max-calls", "40"),
     "qm eval": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0"),
     "qm rewrite": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0", "how do I sort"),
     "qm doctor": ("--ollama-url", CLOSED, "--probe-s", "1"),

@@ -105,10 +105,11 @@ def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--max-calls", "19"], "19 calls are too few to search for a plan; allow 20 or more"),
+        (["--max-calls", "19"], "max_calls=19 is too few to search for a plan; use 20 or more"),
         (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
         (["--budget", "0.5"], "budget=0.5 must be at least 1"),
         (["--algo", "ppo"], "unknown flag --algo"),
+        (["--name", "../x"], "name='../x' must be usable in a folder's name"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -126,7 +127,15 @@ def test_a_broken_server_ends_the_search_with_code_3(
     with start_server([Librarian(), Softener()], faults=FaultPlan(1.0, kinds=("empty",))) as server:
         assert qm("plan", *flags_for(server, dataset, tmp_path), "--max-retries", "0") == 3
     assert "check the server" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs" / "latest" / "checkpoints").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_no_call(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").write_text("a file")
+    assert qm("plan", *flags, "--max-calls", "100000000") == 2
+    assert "runs: cannot be written" in capsys.readouterr().err
 
 
 def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,5 +184,5 @@ def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> Non
         search = find_plan(evaluator(client), tested, max_calls=limit)
         assert 0 < search.calls == client.calls <= limit
         assert search.best.questions == min(5, limit // 20)
-    with pytest.raises(UsageError, match="5 calls are too few"):
+    with pytest.raises(ValueError, match="max_calls=5 is too few"):
         find_plan(evaluator(tiny_client), tested, max_calls=5)
