@@ -315,9 +315,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode, rewriter = self.episode, self.task.operators[action]
         before = text = episode.text
         context, local = self._context(), local_rewrite(rewriter)
+        may_change = self.task.would_change(action, before, context)
         if local is not None:
             text = local(before, context=context) or before
-        elif self.task.would_change(action, before, context):
+        elif may_change:
             prompt = rewriter.render(before, context=context)
             mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
             if not mutated.ok:
@@ -330,7 +331,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if error is not None:
             return error
         episode.used[action] = True
-        episode.tried.add((before, action))
+        if may_change:  # else the mask has it; an operator that needs the answer may get one later
+            episode.tried.add((before, action))
         episode.move(text, self.task.answer)
         return None
 
