@@ -36,8 +36,7 @@ from benchmarks.memoised import memoised_system
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
-from query_mutator.evaluation.heldout import greedy
-from query_mutator.evaluation.methods import Evaluator, MakeChooser, always
+from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint

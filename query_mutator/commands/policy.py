@@ -20,8 +20,8 @@ from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.task import operator_names
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.heldout import compare, embed_questions, greedy
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.heldout import compare, embed_questions
+from query_mutator.evaluation.methods import Evaluator, greedy
 from query_mutator.evaluation.outcomes import check_failures, check_report, failure_kinds
 from query_mutator.files import encode, write_text
 from query_mutator.llm.backends import backend_for

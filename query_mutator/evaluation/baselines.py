@@ -7,6 +7,8 @@
                   best fits its own question wins; k is the smallest whose calls are at least the policy's
     rewriter      with --rewriter: one rewrite of the question by a model
     rewriter_fit  the same, but the original question is kept where its answer fits better
+    best_plan     with a plan search: the best plan that it found on training questions
+    bandit        LinUCB's ridge regressions, fitted on the policy's transitions on training questions
     policy        the trained policy, greedy
 
 Baselines make no call that they do not need: they run with `ask="policy"`. Success and score are over held-out
@@ -29,10 +31,11 @@ from query_mutator.operators import OperatorContext
 from query_mutator.types import ASK, SUBMIT, UNDO
 
 __all__ = [
+    "BANDIT",
     "BEST_OF_K", "BEST_SINGLE", "RANDOM", "Method", "asking", "best_of", "best_single", "chain_of", "standard_methods",
 ]  # fmt: skip
 
-BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
+BANDIT, BEST_OF_K, BEST_SINGLE, RANDOM = "bandit", "best_of_k", "best_single", "random"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,22 +38,22 @@ class EvaluationCost:
 
     @property
     def num_ranking(self) -> int:
-        """Return the number of training questions on which operators are compared."""
+        """Return the number of training questions on which operators are compared and the bandit is fitted."""
         return min(RANKING_QUESTIONS, self.num_train)
 
     @property
     def per_question(self) -> int:
-        """Return the calls for one question: of policy, random and best_of_k, which shares its first ones.
+        """Return the calls for one question: of policy, bandit, random and best_of_k, which shares its first ones.
 
         best_of_k exceeds the policy's calls by one at most.
         """
         of_plan = self.plan_calls if self.search_calls else 0
-        return 3 * self.episode_calls + 1 + self.more_calls + of_plan
+        return 4 * self.episode_calls + 1 + self.more_calls + of_plan
 
     @property
     def calls(self) -> int:
         """Return the calls at most."""
-        per_ranked = 1 + 2 * self.num_operators
+        per_ranked = 1 + 2 * self.num_operators + self.episode_calls
         asked = (self.num_test + self.num_guard) * self.per_question
         return asked + self.num_ranking * per_ranked + self.search_calls
 

@@ -16,10 +16,11 @@ from query_mutator.data import guard_questions
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
+from query_mutator.evaluation.bandit_rival import sampling
 from query_mutator.evaluation.baselines import Method, standard_methods
 from query_mutator.evaluation.contest import Contest, QuestionTasks
 from query_mutator.evaluation.cost import EvaluationCost, episode_calls
-from query_mutator.evaluation.methods import Chooser, Evaluator, FloatArray, MakeChooser
+from query_mutator.evaluation.methods import Evaluator, greedy
 from query_mutator.evaluation.plan_search import PlanSearch, find_plan
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.runs.json_lines import JsonLines
@@ -28,23 +29,11 @@ from query_mutator.training.plans import plan_policy, plan_task
 from query_mutator.training.system import System
 from query_mutator.types import Question
 
-__all__ = ["SEEN", "UNSEEN", "compare", "embed_questions", "fixed_sample", "greedy"]
+__all__ = ["SEEN", "UNSEEN", "compare", "embed_questions", "fixed_sample"]
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 REWRITER_CALLS = 4  # of the two methods of --rewriter, which share one rewrite and the original's answer
-
-
-def greedy(policy: InferencePolicy) -> MakeChooser:
-    """Return choosers that take the policy's most probable action."""
-
-    def choose(obs: FloatArray) -> int:
-        return int(policy.act(obs[None], (), greedy=True).actions[0])
-
-    def make(_: int) -> Chooser:
-        return choose
-
-    return make
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -101,7 +90,7 @@ def compare(
         ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
     )
     methods = [*standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter), *more]
-    contest = Contest(evaluator, tasks, methods)
+    contest = Contest(evaluator, tasks, methods, sampled=sampling(policy, seed=seed))
     try:
         contest.run()
     except KeyboardInterrupt:

@@ -27,6 +27,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
+from query_mutator.training.learner import InferencePolicy
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 FloatArray = NDArray[np.float32]
@@ -88,6 +89,22 @@ def uniform(num_actions: int, *, seed: int) -> MakeChooser:
     return make
 
 
+def greedy(policy: InferencePolicy) -> MakeChooser:
+    """Return choosers that take the policy's most probable action."""
+
+    def choose(obs: FloatArray) -> int:
+        return int(policy.act(obs[None], (), greedy=True).actions[0])
+
+    def make(_: int) -> Chooser:
+        return choose
+
+    return make
+
+
+#: Is called with the question's index, the observation [O], the action taken and its reward.
+OnStep = Callable[[int, FloatArray, int, float], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A method on the questions of a task; `is_first`: other jobs wait for its results."""
@@ -96,6 +113,7 @@ class Job:
     task: Task
     make: MakeChooser
     is_first: bool = False
+    on_step: OnStep | None = None
 
 
 #: Outcomes by the job's name and the question's index.
@@ -155,7 +173,7 @@ class Evaluator:
             name, index = place
             job = queue.jobs[name]
             env = self.make_env(job.task, client=self.client)
-            episode = _episode(env, index, job.make(index), job.task.questions[index].id)
+            episode = _episode(env, index, job)
             scheduler.start(place, _metered(episode, memory), done=queue.started)
 
         try:
@@ -266,8 +284,9 @@ def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
             bill.add(known or result)
 
 
-def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> Flow:
-    """Yield the calls of an episode; it ends at the first call that fails for good."""
+def _episode(env: EpisodeEnv, index: int, job: Job) -> Flow:
+    """Yield the calls of a job's episode on a question; it ends at the first call that fails for good."""
+    choose, question_id = job.make(index), job.task.questions[index].id
     try:
         obs, _ = yield from env.reset_flow(options={"question": index})
     except BackendError as error:
@@ -277,9 +296,12 @@ def _episode(env: EpisodeEnv, index: int, choose: Chooser, question_id: str) -> 
     ended, rewrites = False, []
     info: dict[str, Any] = {}
     while not ended:
-        obs, _, terminated, truncated, info = yield from env.step_flow(choose(obs))
+        seen, action = obs, choose(obs)
+        obs, reward, terminated, truncated, info = yield from env.step_flow(action)
         if env.last_error is not None:
             return Outcome(question_id=question_id, error=env.last_error)
+        if job.on_step is not None:
+            job.on_step(index, seen, action, reward)
         ended = terminated or truncated
         rewrites.append(env.episode.text)
     episode, submitted = env.episode, info["_text"]["rewrite"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from query_mutator.env.task import Task
-from query_mutator.evaluation.heldout import fixed_sample, greedy
-from query_mutator.evaluation.methods import Evaluator, MakeChooser, always
+from query_mutator.evaluation.heldout import fixed_sample
+from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.types import SUBMIT, Question

@@ -10,8 +10,7 @@ import pytest
 
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation.heldout import greedy
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.methods import Evaluator, greedy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plans import PlanResult, PlanScores
