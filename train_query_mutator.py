@@ -54,7 +54,7 @@ from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal
 from query_mutator.training.learner import Learner
-from query_mutator.training.learners import LEARNERS, make_learner, settings_of
+from query_mutator.training.learners import LEARNERS, make_learner, read_teacher, settings_of
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
@@ -176,6 +176,8 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     chosen = [operator.name for operator in operators.select(config.operators)]
     if checkpoint is not None:
         checkpoint.check_actions([*chosen, *controls(config.ask)])
+    if config.teacher is not None:
+        read_teacher(config.teacher, [*chosen, *controls(config.ask)])
     try:
         usable_device(config.device)
     except ValueError as error:

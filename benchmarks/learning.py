@@ -63,12 +63,12 @@ CANDIDATES: Mapping[str, str] = {
 #: Chains with one answer, at the end.
 CHAINS = (
     "",
-    "expand",
     "expand neutral",
     "spelling slang expand neutral",
     "grammar slang spelling expand neutral",
-    "spelling slang expand terms neutral",
     "grammar spelling slang expand terms neutral",
+    "grammar spelling neutral slang expand how_to",
+    "grammar spelling neutral slang expand terms emphasize",
 )
 
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
 from ppo.gae import compute_gae
-from ppo.loss import LossTerms, normalized, ppo_loss
+from ppo.loss import LossTerms, imitation_loss, normalized, ppo_loss
 from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
 from ppo.rollout import Batch, RolloutBuffer
 
 # Purposes of random streams; gymnasium's streams have none, so no two coincide.
 ACTION_STREAM, SHUFFLE_STREAM = 1, 2
+IMITATION_EPOCHS = 20  # passes over a rollout of demonstrations: their loss is that of a classifier
 
 
 def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
@@ -40,23 +41,29 @@ def ppo_update(
     batch: Batch,
     config: PPOConfig,
     rng: np.random.Generator,
+    *,
+    imitate: bool = False,
 ) -> dict[str, float]:
     """Train for `ppo_epoch` epochs on `batch`, shuffled by `rng`; return means over all minibatches.
+
+    `imitate`: another policy chose the actions; train for IMITATION_EPOCHS to choose the same ones.
 
     `counters/updates` and `counters/samples_learned` are those of this call. An epoch whose mean approximate KL
     divergence exceeds `target_kl` is the last. An empty batch changes nothing.
     """
     scalars: list[Tensor] = []  # of each minibatch: losses, entropy, gradient norms
     log_ratios: list[Tensor] = []
-    for _ in range(config.ppo_epoch if len(batch.actions) else 0):
+    epochs = IMITATION_EPOCHS if imitate else config.ppo_epoch
+    for _ in range(epochs if len(batch.actions) else 0):
         first = len(log_ratios)
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
-            terms = _minibatch_loss(policy, minibatch, config)
+            terms = _minibatch_loss(policy, minibatch, config, imitate=imitate)
             norms = optimizer.gradient_step(terms.total)
             scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, *norms)).detach())
             log_ratios.append(terms.log_ratio.detach())
-        if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
+        most = None if imitate else config.target_kl
+        if most is not None and _approx_kl(torch.cat(log_ratios[first:])) > most:
             break
     return _stats(scalars, log_ratios, batch, clip_param=config.clip_param)
 
@@ -76,8 +83,10 @@ def corrected(policy: Policy, batch: Batch, *, norm_adv: bool) -> tuple[Batch, f
     return batch._replace(logprobs=current, advantages=weights * advantages), mean
 
 
-def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig) -> LossTerms:
+def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig, *, imitate: bool) -> LossTerms:
     logits, values = policy(minibatch.obs)
+    if imitate:
+        return imitation_loss(logits, values, minibatch, value_loss_coef=config.value_loss_coef)
     return ppo_loss(
         logits,
         values,
@@ -161,10 +170,12 @@ class PPO:
         """Return the critic's values [n] of observations [n, D]."""
         return self.frozen.get_value(obs)
 
-    def update(self, buffer: RolloutBuffer, next_obs: FloatArray, *, stale: bool = False) -> dict[str, float]:
+    def update(
+        self, buffer: RolloutBuffer, next_obs: FloatArray, *, stale: bool = False, imitate: bool = False
+    ) -> dict[str, float]:
         """Learn from a full buffer and the observations after it, `next_obs` [N, D]; return the statistics.
 
-        `stale`: earlier policies took some of its steps, which are corrected for.
+        `stale`: earlier policies took some of its steps, which are corrected for. `imitate`: they are demonstrations.
         """
         # 1. Advantages of the rollout
         advantages, returns = compute_gae(
@@ -186,7 +197,7 @@ class PPO:
             batch, more["losses/importance_weight"] = corrected(self.policy, batch, norm_adv=config.norm_adv)
             config = replace(config, norm_adv=False)
         # 3. Epochs of minibatches, then act by the new weights
-        stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng)
+        stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng, imitate=imitate)
         self.updates_done += 1
         self.frozen = self._freeze()
         self.gradient_steps += int(stats.pop("counters/updates"))

@@ -49,6 +49,16 @@ def ppo_loss(
     return LossTerms(total, policy_loss, value_loss, entropy, log_ratio)
 
 
+def imitation_loss(logits: Tensor, values: Tensor, batch: Batch, *, value_loss_coef: float) -> LossTerms:
+    """Return the loss that makes the actions of `batch` more probable (behavior cloning) and fits their returns."""
+    all_logprobs = logits.log_softmax(-1)
+    log_ratio = -nll_loss(all_logprobs, batch.actions, reduction="none") - batch.logprobs
+    entropy = -(all_logprobs.exp() * all_logprobs).sum(-1).mean()
+    policy_loss = nll_loss(all_logprobs, batch.actions)
+    value_loss = 0.5 * mse_loss(values, batch.returns)
+    return LossTerms(policy_loss + value_loss_coef * value_loss, policy_loss, value_loss, entropy, log_ratio)
+
+
 def normalized(advantages: Tensor) -> Tensor:
     """Return advantages [B] with mean 0 and standard deviation 1; a single one is returned unchanged."""
     if len(advantages) < 2:

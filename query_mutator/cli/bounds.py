@@ -26,7 +26,7 @@ _TABLE: tuple[tuple[str, float, float], ...] = (
     ("num_env_steps total_steps max_steps", 1, _STEPS),
     ("num_processes num_envs num_steps max_episode_steps max_asks steps_per_episode epochs", 1, 1e5),
     ("save_interval log_interval eval_questions eval_calls last_k num_episodes keep_checkpoints", 1, _MANY),
-    ("eval_interval rollout_steps show_batches plan_calls", 0, _MANY),
+    ("eval_interval rollout_steps show_batches plan_calls teacher_steps", 0, _MANY),
     ("seed first_seed", 0, 2**32 - 1),
     ("torch_threads jobs num_collectors", 1, 1024),
     ("eval_episodes", 1, 1e6),

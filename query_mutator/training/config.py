@@ -57,6 +57,11 @@ class RunFlags:
     max_policy_lag: int = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
+    teacher: str | None = None
+    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral with --ask policy, or a checkpoint
+    with the same actions. It takes the first --teacher-steps steps of the run."""
+    teacher_steps: int = 1024
+    """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
     max_failure_rate: float = DEFAULT_MAX_FAILURE_RATE
     """Stop with a checkpoint and exit code 3 when more than this share of recent steps, or of the questions of an
     evaluation, failed for good."""
@@ -222,11 +227,20 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
+        if self.teacher is not None and not learner.imitates:
+            raise ValueError(f"--algo {self.algo} cannot imitate a policy; leave out --teacher")
+        if self.teacher is not None and self.max_policy_lag:
+            raise ValueError("--teacher and --max-policy-lag cannot be used together; leave one of them out")
         if self.max_policy_lag and not learner.on_policy:
             raise ValueError(
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
                 "see --sync-every"
             )
+
+    @property
+    def teacher_rollouts(self) -> int:
+        """Return the rollouts at the start of the run in which the teacher acts."""
+        return -(-self.teacher_steps // self.rollout_steps)
 
     @property
     def updates_between_evals(self) -> int:

@@ -100,6 +100,7 @@ class LearnerSpec:
     planned_updates: Callable[[TrainConfig], int] = lambda config: 0  # gradient steps of a whole run
     on_policy: bool = False  # weights are frozen during a rollout, from which `update` learns
     deterministic: bool = False  # supports --deterministic
+    imitates: bool = False  # has `learn_from`, for --teacher
     made_by: str = ""  # the command that makes its checkpoints, for a policy that is not trained
 
 
@@ -128,6 +129,7 @@ class BaseLearner:
 
     on_policy = False
     deterministic = False
+    imitates = False
     made_by = ""
 
     def __init__(self, obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> None:

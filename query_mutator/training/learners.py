@@ -8,20 +8,24 @@ Built-in learners are imported when they are built, because they load torch. Add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from query_mutator.errors import CheckpointError
-from query_mutator.registry import Registry
+from query_mutator.env.task import operator_names
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.registry import Registry, check_known
 from query_mutator.training.learner import BaseLearner, InferencePolicy, Learner, LearnerSpec
+from query_mutator.training.plans import Plan, plan_policy
+from query_mutator.types import ASK
 
 if TYPE_CHECKING:
     from query_mutator.env.task import Task
     from query_mutator.training.checkpoint import Checkpoint
     from query_mutator.training.config import TrainConfig
 
-__all__ = ["LEARNERS", "load_policy", "make_learner", "settings_of"]
+__all__ = ["LEARNERS", "load_policy", "make_learner", "read_teacher", "settings_of"]
 
 S = TypeVar("S")
 
@@ -89,6 +93,7 @@ LEARNERS.add(
         planned_updates=lambda config: config.num_updates * config.ppo_epoch * config.num_mini_batch,
         on_policy=True,
         deterministic=True,
+        imitates=True,
     ),
 )
 LEARNERS.add(
@@ -108,6 +113,10 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     observer = task.observer
     make = LEARNERS.get(config.algo).make
     learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
+    if config.teacher is not None:
+        assert isinstance(learner, Pupil)
+        teacher = _teaching(read_teacher(config.teacher, task.actions), task)
+        learner.learn_from(teacher, rollouts=config.teacher_rollouts)
     if checkpoint is None:
         return learner
     if checkpoint.algo != config.algo:
@@ -119,6 +128,37 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return learner
+
+
+@runtime_checkable
+class Pupil(Protocol):
+    """A learner that can imitate another policy."""
+
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int) -> None:
+        """Have `teacher` choose the actions of the first `rollouts`, and imitate it."""
+
+
+def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:
+    """Return the plan (a,b,c) or checkpoint that `--teacher` names; UsageError unless it has these actions."""
+    if "/" in spec or spec.endswith(".pt") or Path(spec).exists():
+        from query_mutator.training.checkpoint import read_checkpoint
+
+        checkpoint = read_checkpoint(spec)
+        checkpoint.check_actions(actions)
+        return checkpoint
+    steps = [name.strip() for name in spec.split(",") if name.strip()]
+    if ASK not in actions:
+        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask policy")
+    for name in steps:
+        check_known("step of --teacher", name, [*operator_names(actions), ASK])
+    try:
+        return Plan(steps=tuple(steps))
+    except ValueError as error:
+        raise UsageError(f"--teacher: {error}") from None
+
+
+def _teaching(teacher: Plan | Checkpoint, task: Task) -> InferencePolicy:
+    return plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
 
 
 def load_policy(checkpoint: Checkpoint) -> InferencePolicy:

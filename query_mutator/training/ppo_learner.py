@@ -4,6 +4,8 @@ T steps, N environments, n of them, D observation
 
 With `max_policy_lag` above 0 an environment that has finished its share of a rollout starts the next one at once:
 several rollouts fill at the same time, and their steps are corrected for the policy that took them.
+
+With a teacher the first rollouts are demonstrations: it chooses the actions, and the policy learns to imitate it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ppo.config import PPOConfig
 from ppo.policy import FrozenPolicy
 from ppo.rollout import RolloutBuffer
 from query_mutator.env.steps import FloatArray, Steps
+from query_mutator.training.learner import InferencePolicy
 
 __all__ = ["PPOLearner"]
 
@@ -49,6 +52,8 @@ class PPOLearner:
         self._actions = np.zeros(num_envs, dtype=np.int64)
         self._logprobs = np.zeros(num_envs, dtype=np.float32)
         self._values = np.zeros(num_envs, dtype=np.float32)
+        self._teacher: InferencePolicy | None = None
+        self._teacher_rollouts = 0
 
     @property
     def version(self) -> int:
@@ -75,9 +80,23 @@ class PPOLearner:
         """Return the acting policy for inference."""
         return self._ppo.frozen
 
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int) -> None:
+        """Have `teacher` choose the actions of the first `rollouts`, from which the policy learns to imitate it."""
+        self._teacher, self._teacher_rollouts = teacher, rollouts
+
+    @property
+    def _is_taught(self) -> bool:
+        """Return whether the present rollout consists of demonstrations."""
+        return self._teacher is not None and self.updates_done < self._teacher_rollouts
+
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids` for observations [n, D]."""
         ids = list(env_ids)
+        if self._teacher is not None and self._is_taught:
+            self._actions[ids] = self._teacher.act(obs, (), greedy=True).actions
+            self._logprobs[ids] = self.frozen.logprobs(obs, self._actions[ids])
+            self._values[ids] = self._ppo.get_value(obs)
+            return self._actions[ids]
         self._actions[ids], self._logprobs[ids], self._values[ids] = self._ppo.act(obs, ids)
         return self._actions[ids]
 
@@ -116,7 +135,7 @@ class PPOLearner:
         """Learn from the oldest rollout, which every environment has filled."""
         rollout, lagging = self._rollouts[0], len(self._rollouts) > 1
         assert rollout.buffer.full
-        stats = self._ppo.update(rollout.buffer, rollout.next_obs, stale=lagging)
+        stats = self._ppo.update(rollout.buffer, rollout.next_obs, stale=lagging, imitate=self._is_taught)
         stats["losses/policy_lag"] = rollout.lag / rollout.buffer.actions.numel()
         rollout.buffer.reset()
         rollout.lag = 0

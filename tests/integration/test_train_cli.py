@@ -279,3 +279,58 @@ def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
     assert after["eval"] == before["eval"]
     assert (after["eval_llm_calls"], after["llm_calls"]) == (0, before["llm_calls"])  # all replies were remembered
     assert [row["step"] for row in rows(run, "metrics")] == [0, 32, 64]
+
+
+def test_a_teacher_takes_the_first_steps_of_a_run(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = ["--no-evaluate", "--ask", "policy", "--teacher", "filler,neutral", "--teacher-steps", "20"]
+    flags += ["--deterministic"]
+    assert train(*tiny_flags, *flags) == 0
+    steps = rows(the_run(tmp_path), "transcripts")
+    taught = [row["operator"] for row in steps if row["step"] < 8]  # a rollout: 20 steps are rounded up to it
+    assert set(taught) == {"filler", "neutral", "submit"}
+    assert {row["operator"] for row in steps} == set(taught)  # afterwards the policy does as it was taught
+
+
+def test_a_checkpoint_can_be_the_teacher(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, "--no-evaluate", "--ask", "policy"]
+    assert train(*flags, "--teacher", "filler,neutral", "--num-env-steps", "32") == 0
+    first = the_run(tmp_path)
+    assert train(*flags, "--teacher", str(first), "--seed", "2", "--teacher-steps", "64") == 0
+    assert the_run(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    ("teacher", "line"),
+    [
+        ("filler,nuetral", "unknown step of --teacher 'nuetral' (did you mean 'neutral'?)"),
+        ("filler,filler", "occurs twice"),
+        ("runs/nothing", "no such file"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_one_line(
+    teacher: str, line: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--ask", "policy", "--teacher", teacher) == 2
+    err = capsys.readouterr().err.strip()
+    assert line in err
+    assert "\n" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_teaches_only_a_policy_that_asks(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*tiny_flags, "--teacher", "filler,neutral") == 2
+    assert "add --ask policy" in capsys.readouterr().err
+
+
+def test_a_run_with_a_teacher_resumes_to_the_same_steps(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, "--no-evaluate", "--ask", "policy", "--teacher", "filler", "--deterministic"]
+    flags += ["--no-use-linear-lr-decay"]
+    assert train(*flags, "--num-env-steps", "96", "--teacher-steps", "64", "--name", "whole") == 0
+    whole = {(row["env"], row["step"]): row["operator"] for row in rows(the_run(tmp_path), "transcripts")}
+    assert train(*flags, "--num-env-steps", "32", "--teacher-steps", "64", "--name", "part") == 0
+    run = the_run(tmp_path)
+    (run / "summary.json").unlink()
+    assert train("--resume", str(run), "--num-env-steps", "96") == 0
+    again = {(row["env"], row["step"]): row["operator"] for row in rows(run, "transcripts")}
+    taught = {place for place in whole if place[1] < 16}
+    assert {place: again[place] for place in taught} == {place: whole[place] for place in taught}
