@@ -120,12 +120,10 @@ class PlanScores:
         )
         bar = self._progress(name, len(rows)) if self._progress else None
         try:
-            done = 0
             for row in itertools.islice(waiting, 4 * self._caller.batch_size):
                 scheduler.start(row, self._complete(plans, row))
             while scheduler.in_progress:
                 scheduler.finished()
-                done += 1
                 for row in itertools.islice(waiting, 1):
                     scheduler.start(row, self._complete(plans, row))
                 if bar is not None:

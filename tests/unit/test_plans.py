@@ -177,6 +177,12 @@ def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> No
         search.best_plan_at(0.5)
 
 
+def test_a_blind_search_asks_at_the_end_only(tested: Task, tiny_client: Client) -> None:
+    search = find_plan(evaluator(tiny_client), replace(tested, max_asks=1), max_calls=500)
+    assert search.best.success > search.front[1].success
+    assert not any(point.plan.asks_early for point in search.points)
+
+
 def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> None:
     for limit in (20, 40, 60):
         client = Failing(tiny_client)
