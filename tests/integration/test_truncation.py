@@ -18,10 +18,10 @@ CONTEXT = 512
 LONG = "how do i sort " + "every single one of these words " * 100 + "my list"
 
 
-def add_long_question(path: Path, name: str) -> None:
+def add_long_question(path: Path, name: str, *, text: str = LONG) -> None:
     """Append a question that does not fit the context to a dataset."""
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n" + json.dumps({"id": "long", "query": LONG, "accept": [name]}))
+        file.write("\n" + json.dumps({"id": "long", "query": text, "accept": [name]}))
 
 
 def summary(runs: Path) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def test_a_question_that_does_not_fit_is_reported_counted_and_never_scored(
     behave_as: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held_out = tmp_path / "held_out.jsonl"
-    held_out.write_text(json.dumps({"id": "other", "query": "plz sort", "accept": ["min"]}), encoding="utf-8")
-    for path, name in ((dataset, "bisect.insort"), (held_out, "max")):
-        add_long_question(path, name)
+    held_out.write_text(json.dumps({"id": "other", "query": "plz sort it", "accept": ["min"]}), encoding="utf-8")
+    add_long_question(dataset, "bisect.insort")
+    add_long_question(held_out, "max", text=f"{LONG} again")  # a text that was trained on is left out
     runs = tmp_path / "runs"
     with start_server([Librarian(), Softener()], num_parallel=8, behave_as=behave_as) as server:
         flags = [
