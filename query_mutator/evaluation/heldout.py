@@ -60,7 +60,6 @@ def compare(
     *,
     seed: int,
     rewriter: str | None = None,
-    more: Sequence[Method] = (),
     most_calls: int | None = None,
     search_calls: int = 0,
     trained_on: Collection[str] = (),
@@ -70,27 +69,21 @@ def compare(
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
-    rules of the policy's episodes. `more` are further methods; a plan found with `search_calls` is one. `most_calls`
-    bounds the calls by a random sample of the questions; those about targets in `trained_on` are a group. `rows_path`
-    gets a row for each method and question.
-    After an interruption `show` is called with the report on the questions that all methods finished, if any.
+    rules of the policy's episodes. `search_calls` of 0 search for no plan. `most_calls` bounds the calls by a random
+    sample of the questions; those about targets in `trained_on` are a group. `rows_path` gets a row for each method and
+    question. After an interruption `show` is called with the report on what all methods finished, if anything.
     """
-    cost = _cost(task, questions, rewriter, more, search_calls).within(most_calls)
+    cost = _cost(task, questions, rewriter, search_calls).within(most_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
     plan = _find_plan(evaluator, task, cost.search_calls, seed) if cost.search_calls else None
+    methods = standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter)
     if plan is not None:
-        more = [*more, plan.method]
+        methods.append(plan.method)
         cost = cost.with_plan(plan.method.most_calls(task), most_calls)
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
-    tasks = QuestionTasks(
-        test=task.on(questions),
-        guard=task.on(fixed_sample(guard_questions(), cost.num_guard)),
-        ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
-    )
-    methods = [*standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter), *more]
-    contest = Contest(evaluator, tasks, methods, sampled=sampling(policy, seed=seed))
+    contest = Contest(evaluator, _tasks(task, questions, cost), methods, sampled=sampling(policy, seed=seed))
     try:
         contest.run()
     except KeyboardInterrupt:
@@ -100,6 +93,14 @@ def compare(
         raise
     _write_rows(contest.results(), rows_path)
     return _report(contest, system, trained_on, of=len(questions), plan=plan) | {"calls_at_most": announced}
+
+
+def _tasks(task: Task, questions: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
+    return QuestionTasks(
+        test=task.on(questions),
+        guard=task.on(fixed_sample(guard_questions(), cost.num_guard)),
+        ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +118,7 @@ def _find_plan(evaluator: Evaluator, task: Task, calls: int, seed: int) -> _Foun
     return _FoundPlan(method=method, search=search)
 
 
-def _cost(
-    task: Task, questions: Sequence[Question], rewriter: str | None, more: Sequence[Method], search_calls: int
-) -> EvaluationCost:
+def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, search_calls: int) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
         num_guard=len(guard_questions()),
@@ -127,7 +126,7 @@ def _cost(
         num_operators=len(task.operators),
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps),
         search_calls=search_calls,
-        more_calls=sum(method.most_calls(task) for method in more) + (REWRITER_CALLS if rewriter else 0),
+        more_calls=REWRITER_CALLS if rewriter else 0,
     )
 
 

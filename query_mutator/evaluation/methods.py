@@ -186,8 +186,7 @@ class Evaluator:
                 if queue.put(*place, outcome):
                     queue.add(more := next_jobs())
                     _grow(bar, sum(len(job.task.questions) for job in more))
-                if bar is not None:
-                    bar.update()
+                _grow(bar, 0, done=1)
         finally:
             if bar is not None:
                 bar.close()
@@ -244,9 +243,10 @@ class _Queue:
         return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.max_episode_steps
 
 
-def _grow(bar: Any, count: int) -> None:
-    if bar is not None and count:
+def _grow(bar: Any, count: int, *, done: int = 0) -> None:
+    if bar is not None:
         bar.total += count
+        bar.update(done)
 
 
 @dataclass(slots=True)
