@@ -29,7 +29,7 @@ from query_mutator.report.table import result_table
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import SEARCH_CALLS
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
-from query_mutator.training.learners import load_policy
+from query_mutator.training.learners import LEARNERS, load_policy
 from query_mutator.training.system import System, load_dataset, make_task, split_dataset
 from query_mutator.training.truncation import cut_line, long_questions
 from query_mutator.types import CONTROLS, Question
@@ -137,6 +137,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             rewriter=flags.rewriter,
             most_calls=flags.eval_calls,
             search_calls=flags.plan_calls,
+            is_plan=bool(LEARNERS.get(policy.checkpoint.algo).made_by),
             trained_on={target_key(question) for question in split.train + split.validation},
             rows_path=Path(flags.evaluation) if flags.evaluation else None,
             show=lambda report: show(flags, report, result_table(report)),

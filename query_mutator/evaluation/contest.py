@@ -49,9 +49,9 @@ class Contest:
     """The methods of an evaluation and their outcomes so far."""
 
     def __init__(
-        self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method], *, sampled: MakeChooser
+        self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method], *, sampled: MakeChooser | None
     ) -> None:
-        """Take the methods that need no results of others; `sampled` draws actions from the policy."""
+        """Take the methods that need no results of others; `sampled` draws actions from a policy that was trained."""
         self._evaluator, self._tasks = evaluator, tasks
         self._transitions = Transitions()
         self._sampled, self._has_bandit = sampled, False
@@ -68,15 +68,16 @@ class Contest:
                       self._tasks.ranking, is_first=True)
             for operator in self._tasks.ranking.operators
         ]  # fmt: skip
-        jobs.append(
-            Job(
-                name=_TRANSITIONS,
-                task=self._tasks.ranking,
-                make=self._sampled,
-                is_first=True,
-                on_step=self._transitions.add,
+        if self._sampled is not None:
+            jobs.append(
+                Job(
+                    name=_TRANSITIONS,
+                    task=self._tasks.ranking,
+                    make=self._sampled,
+                    is_first=True,
+                    on_step=self._transitions.add,
+                )
             )
-        )
         for method in self._methods.values():
             jobs += self._jobs(method)
         self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs)

@@ -62,18 +62,21 @@ def compare(
     rewriter: str | None = None,
     most_calls: int | None = None,
     search_calls: int = 0,
+    is_plan: bool = False,
     trained_on: Collection[str] = (),
     rows_path: Path | None = None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
+    `is_plan`: the policy is a plan, so no other plan is searched for and no bandit learns from its actions.
+
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
     rules of the policy's episodes. `search_calls` of 0 search for no plan. `most_calls` bounds the calls by a random
     sample of the questions; those about targets in `trained_on` are a group. `rows_path` gets a row for each method and
     question. After an interruption `show` is called with the report on what all methods finished, if anything.
     """
-    cost = _cost(task, questions, rewriter, search_calls).within(most_calls)
+    cost = _cost(task, questions, rewriter, 0 if is_plan else search_calls).within(most_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
     plan = _find_plan(evaluator, task, cost.search_calls, seed) if cost.search_calls else None
@@ -83,16 +86,19 @@ def compare(
         cost = cost.with_plan(plan.method.most_calls(task), most_calls)
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
-    contest = Contest(evaluator, _tasks(task, questions, cost), methods, sampled=sampling(policy, seed=seed))
+    sampled = None if is_plan else sampling(policy, seed=seed)
+    contest = Contest(evaluator, _tasks(task, questions, cost), methods, sampled=sampled)
     try:
         contest.run()
     except KeyboardInterrupt:
         if contest.results().questions:
-            show(_report(contest, system, trained_on, of=len(questions), plan=plan))
+            show(_report(contest, system, trained_on, of=len(questions), plan=plan, is_plan=is_plan))
             _write_rows(contest.results(), rows_path)
         raise
     _write_rows(contest.results(), rows_path)
-    return _report(contest, system, trained_on, of=len(questions), plan=plan) | {"calls_at_most": announced}
+    return _report(contest, system, trained_on, of=len(questions), plan=plan, is_plan=is_plan) | {
+        "calls_at_most": announced
+    }
 
 
 def _tasks(task: Task, questions: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
@@ -131,13 +137,13 @@ def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, searc
 
 
 def _report(
-    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: _FoundPlan | None
+    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: _FoundPlan | None, is_plan: bool
 ) -> dict[str, Any]:
     results = contest.results()
     seen = [target_key(question) in trained_on for question in results.questions]
     groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
     return {
-        **summarize(results, groups=groups),
+        **summarize(results, groups=groups, is_plan=is_plan),
         "asked": of,
         "best_single_operator": contest.ranking[0] if contest.ranking else None,
         "k": contest.k,

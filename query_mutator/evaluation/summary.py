@@ -24,6 +24,7 @@ __all__ = ["DEPLOYABLE", "Results", "front", "summarize"]
 
 IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"
 DEPLOYABLE = (IDENTITY, PLAN, POLICY)
+_NAMES = {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POLICY: "the policy"}
 EXAMPLES = 3  # of answers, where none is right
 
 
@@ -47,8 +48,13 @@ class Results:
         ]
 
 
-def summarize(results: Results, *, groups: Mapping[str, Sequence[bool]] | None = None) -> dict[str, Any]:
-    """Return the report as plain JSON types; `groups` are further parts of the questions [n], next to their tags."""
+def summarize(
+    results: Results, *, groups: Mapping[str, Sequence[bool]] | None = None, is_plan: bool = False
+) -> dict[str, Any]:
+    """Return the report as plain JSON types; `groups` are further parts of the questions [n], next to their tags.
+
+    `is_plan`: the policy is a plan.
+    """
     methods = list(results.outcomes)
     if not methods:
         raise ValueError("there is no method to summarize")
@@ -65,7 +71,7 @@ def summarize(results: Results, *, groups: Mapping[str, Sequence[bool]] | None =
         "by_tag": _by_group(parts, right, methods, keys),
         "by_group": _by_group(groups or {}, right, methods, keys),
         "front": front(summaries),
-        "verdict": _verdict(summaries, right, keys),
+        "verdict": _verdict(summaries, right, keys, names=_NAMES | ({POLICY: _NAMES[PLAN]} if is_plan else {})),
         "examples": [] if np.nansum(right) else _examples(results),
         "policy_actions": action_counts(results.outcomes.get(POLICY, ())),
         "unscored": unscored_rows(
@@ -158,7 +164,9 @@ def front(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return points
 
 
-def _verdict(summaries: Mapping[str, Mapping[str, Any]], right: Floats, keys: Sequence[str]) -> dict[str, Any]:
+def _verdict(
+    summaries: Mapping[str, Mapping[str, Any]], right: Floats, keys: Sequence[str], *, names: Mapping[str, str]
+) -> dict[str, Any]:
     """Return what to deploy: the most successful of identity, plan and policy, or a cheaper one not clearly worse.
 
     None of them may refuse fewer of the requests that should be refused than the original questions do.
@@ -178,17 +186,13 @@ def _verdict(summaries: Mapping[str, Mapping[str, Any]], right: Floats, keys: Se
         low, high = difference["success_ci"]
         if low <= 0:
             deploy = name
-            why = f"; {_called(best)} is not clearly better ({_points(difference['success'], low, high)})"
+            why = f"; {names[best]} is not clearly better ({_points(difference['success'], low, high)})"
             break
     lead = "" if deploy == IDENTITY else _lead(_difference(right, methods, deploy, IDENTITY, keys))
     summary = safe[deploy]
     rate = f"{100 * summary['success']:.1f} % right at {summary['calls_per_question']:.1f} calls per question"
-    warnings = "".join(f"; {_called(name)} answers requests that should be refused" for name in unsafe)
-    return {"deploy": deploy, "sentence": f"Deploy {_called(deploy)}: {rate}{lead}{why}{warnings}."}
-
-
-def _called(name: str) -> str:
-    return {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POLICY: "the policy"}[name]
+    warnings = "".join(f"; {names[name]} answers requests that should be refused" for name in unsafe)
+    return {"deploy": deploy, "sentence": f"Deploy {names[deploy]}: {rate}{lead}{why}{warnings}."}
 
 
 def _lead(difference: Mapping[str, Any]) -> str:

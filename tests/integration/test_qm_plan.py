@@ -64,7 +64,10 @@ def test_the_found_plan_is_evaluated_and_used_like_a_policy(
     assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
 
     assert qm("eval", "--checkpoint", str(run), "--json", "-") == 0
-    table = json.loads(capsys.readouterr().out)["methods"]
+    evaluated = json.loads(capsys.readouterr().out)
+    table = evaluated["methods"]
+    assert not table.keys() & {"best_plan", "bandit"}  # the plan is the policy, and nothing was learned
+    assert evaluated["verdict"]["sentence"].startswith("Deploy the plan: ")
     assert table["policy"]["success"] >= table["identity"]["success"]
     assert table["policy"]["calls_per_question"] <= len(report["plan"]["steps"]) + 1
 
