@@ -1,14 +1,14 @@
 """Compare settings of learners on memoised calls: a training of 5,000 calls costs seconds.
 
     python benchmarks/learning.py                                    the candidates below, 8 seeds, 5 folds
-    python benchmarks/learning.py --only ppo-blind --seeds 4 --folds 0,1
+    python benchmarks/learning.py --only asks,blind --seeds 4 --folds 0,1
     python benchmarks/learning.py --add "wide:--ask policy --hidden-sizes 256 256"
     python benchmarks/learning.py --prove                            one seed equals the real run over HTTP
 
 Environment, learners, training loop and evaluation are those of `train_query_mutator.py`; only replies and embeddings
 come from files (`benchmarks/memoised.py`). A seed trains once for each fold, on the training questions of the other
 folds, and is scored on the fold's; its success is over all training questions, none of which it was trained on. The
-column "lowest - plan" is the lowest of all single trainings, minus the best chain on the same fold. Held-out questions
+column "low-plan" is the lowest of all single trainings, minus the best chain on the same fold. Held-out questions
 are not read.
 """
 
@@ -38,6 +38,7 @@ from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import TrainConfig, parse_config
@@ -53,12 +54,20 @@ from train_query_mutator import main as train_main
 
 FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
 MAX_CALLS = 5_000
-#: The flags of every candidate.
 COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
+_ASKS = "--ask policy --max-episode-steps 7"
+_BLIND = f"{_ASKS} --max-asks 1"
+_PLAN = "--teacher grammar,spelling,neutral,slang,expand,how_to"
 CANDIDATES: Mapping[str, str] = {
-    "ppo": "--ask every_step",
-    "ppo-asking": "--ask policy --max-episode-steps 8",
-    "ppo-blind": "--ask policy --max-asks 1 --max-episode-steps 8",
+    "every-step": "--ask every_step",
+    "every-step-g1": "--ask every_step --gamma 1",
+    "asks": _ASKS,
+    "asks-g1": f"{_ASKS} --gamma 1",
+    "asks-g1-teacher": f"{_ASKS} --gamma 1 {_PLAN}",
+    "blind": _BLIND,
+    "blind-g1": f"{_BLIND} --gamma 1",
+    "blind-g1-teacher": f"{_BLIND} --gamma 1 {_PLAN}",
+    "blind-g1-searched": f"{_BLIND} --gamma 1 --teacher search=3500",
 }
 #: Chains with one answer, at the end.
 CHAINS = (
@@ -158,11 +167,21 @@ def run_candidate(
         found[seed] = {}
         for fold in folds:
             argv = [*COMMON.split(), *flags.split(), "--seed", str(seed), "--validation-fold", str(fold)]
-            config = parse_config(argv)
-            settings = settings_of(TaskSettings, config, seed=0)  # of the calls, so that all seeds share their replies
-            trained = train(world.system, world.task_of(settings), config, max_calls=max_calls)
-            found[seed][fold] = summary(world.validate(settings, greedy(trained.policy)), trained.calls)
+            found[seed][fold] = run_one(world, argv, max_calls=max_calls)
     return found
+
+
+def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
+    """Return what one training reached on its validation fold; `--teacher search=N` searches for a plan first."""
+    config = parse_config(argv)
+    settings = settings_of(TaskSettings, config, seed=0)  # of the calls, so that all seeds share their replies
+    task, spent = world.task_of(settings), 0
+    if config.teacher is not None and config.teacher.startswith("search="):
+        search = find_plan(world.evaluator, task, max_calls=int(config.teacher.partition("=")[2]), seed=config.seed)
+        plan = next(point.plan for point in search.points if not point.plan.asks_early)
+        spent, config = search.calls, dataclasses.replace(config, teacher=",".join(plan.steps))
+    trained = train(world.system, task, config, max_calls=max_calls - spent)
+    return summary(world.validate(settings, greedy(trained.policy)), spent + trained.calls)
 
 
 def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:
@@ -257,14 +276,19 @@ def prove(flags: str) -> None:
                 ours = [json.loads(json.dumps(record.to_json())) for record in trained.records]
                 check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
                 some = task.on(task.questions[:PROOF_QUESTIONS])
-                outcomes = make_evaluator(world.system.calls.client).run(some, greedy(trained.policy))
-                others = make_evaluator(world.system.calls.counted).run(some, greedy(real))
+                outcomes = timeless(make_evaluator(world.system.calls.client).run(some, greedy(trained.policy)))
+                others = timeless(make_evaluator(world.system.calls.counted).run(some, greedy(real)))
                 check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
                 first_outcomes = first_outcomes or outcomes
         check("both stores: outcomes", first_outcomes, outcomes)
 
 
 UNLIKE = ("timing", "crc")  # of a row: depends on the clock, and on the rows before
+
+
+def timeless(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return outcomes without what depends on the clock."""
+    return [dataclasses.replace(outcome, seconds=0.0) for outcome in outcomes]
 
 
 def by_place(rows: Iterable[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:

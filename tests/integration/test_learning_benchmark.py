@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.learning import main
+from benchmarks.learning import World, main, run_one
 from benchmarks.memoised import StoredVectors
 from query_mutator.encoder.base import FloatArray
 from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.training.system import SystemSettings
 
 SMALL = "--encoder hash --num-env-steps 96 --num-processes 4 --num-steps 8"
 
@@ -21,6 +22,16 @@ def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pyte
     main(["--prove", f"{SMALL} {flags}"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": equal")]
     assert len(lines) == 5
+
+
+def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
+    flags = f"--backend embedded {SMALL} --ask policy --max-asks 1 --teacher search=400 --teacher-steps 64".split()
+    world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
+    with world.system:
+        first, again = run_one(world, flags, max_calls=1000), run_one(world, flags, max_calls=1000)
+    assert first == again  # replies from the store count as calls
+    assert 400 < first.training_calls <= 1000
+    assert first.questions > 0
 
 
 class Counting(HashEncoder):
