@@ -3,7 +3,8 @@
     candidates   the original question, single operators, seed chains; then every edit of the best plan: insert, delete
                  and swap operators, insert and delete ask points, change the submit rule and the stop threshold
     race         a tenth of the questions, then twice as many for the best quarter, and so on; finalists on all
-    next         edit the best plan that was not edited yet, then the best one at each budget, until none is left
+    next         edit the best plan that was not edited yet, the best one at each budget, and the best that ask once:
+                 an early answer is a gain that hides better chains; until none is left
 
 Plans are scored from remembered calls; only missing calls are made, those of all candidates of a round in one pool.
 """
@@ -37,11 +38,12 @@ SEED_CHAINS = (
 MAX_CALLS = 20_000
 BUDGETS = tuple(range(1, 9))  # calls per question, of the front
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
-EDITED = 3  # best plans whose edits are tried before those of the best plans at each budget
+EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
 CALLS_PER_QUESTION = 20  # at least; fewer calls score fewer questions
 MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
 STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
+RACE_QUESTIONS = 48  # at least, where there are as many: fewer say nothing about a plan
 
 Rows = tuple[int, ...]  # indices of questions
 
@@ -145,7 +147,7 @@ class _Search:
         task = scores.task
         count = min(len(task.questions), max(1, max_calls // CALLS_PER_QUESTION))
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
-        self.rows = [tuple(order[: max(1, round(share * count))]) for share, _ in STAGES]
+        self.rows = [tuple(order[: max(RACE_QUESTIONS, round(share * count))]) for share, _ in STAGES]
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.rows}
         self.price = float(np.mean(task.call_price))
         self.operators = operator_names(task.actions)
@@ -159,15 +161,18 @@ class _Search:
         for budget in (None, *BUDGETS):
             self._race([*singles, *(Plan(steps=chain) for chain in chains)], budget)
         edited: set[Plan] = set()
-        while (job := self._next_job(edited)) is not None and self.scores.calls < self.max_calls:
-            plan, budget = job
-            edited.add(plan)
-            self._race(list(dict.fromkeys(self._neighbors(plan))), budget)
+        for num_best in EDITED:
+            while (job := self._next_job(edited, num_best)) is not None and self.scores.calls < self.max_calls:
+                plan, budget = job
+                edited.add(plan)
+                self._race(list(dict.fromkeys(self._neighbors(plan))), budget)
 
-    def _next_job(self, edited: set[Plan]) -> tuple[Plan, int | None] | None:
+    def _next_job(self, edited: set[Plan], num_best: int) -> tuple[Plan, int | None] | None:
         """Return the next plan to edit, and the budget within which its edits compete; None at the end."""
         rows = self.rows[-1]
-        best = [(group[0], None) for group in self._ranked(self.tried[rows], rows)[:EDITED]]
+        chains = [plan for plan in self.tried[rows] if not plan.asks_early]
+        groups = (self._ranked(plans, rows)[:num_best] for plans in (self.tried[rows], chains))
+        best = [(group[0], None) for some in groups for group in some]
         within = [(budget, self._ranked(self.tried[rows], rows, budget)[:1]) for budget in BUDGETS]
         at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
         return next((job for job in (*best[:1], *at_budgets, *best[1:]) if job[0] not in edited), None)
