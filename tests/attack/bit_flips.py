@@ -25,6 +25,7 @@ _READ_BY = {
     "transcripts.jsonl": ("transcripts", "resume"),
     "config.json": ("config", "reward", "analysis", "resume"),
     "summary.json": ("summary",),
+    "evaluation.jsonl": ("evaluation",),
 }
 
 

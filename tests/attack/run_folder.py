@@ -208,7 +208,12 @@ def _falls_back(run: Path, how: str, what: str, reader: str) -> bool:
             return True
     if how != "remove":
         return False
-    fallbacks = {"config.json": ("reward", "analysis"), "metrics.jsonl": ("analysis",), "summary.json": ("summary",)}
+    fallbacks = {
+        "config.json": ("reward", "analysis"),
+        "metrics.jsonl": ("analysis",),
+        "summary.json": ("summary",),
+        "evaluation.jsonl": ("evaluation",),
+    }
     return reader in fallbacks.get(what, ()) or (what.endswith(".pt") and reader in ("policy", "resume", what[12:]))
 
 

@@ -128,12 +128,17 @@ READERS: Mapping[str, Reader] = {
     "transcripts": lambda run: read_steps(str(run)),
     "config": lambda run: read_mapping(run / "config.json"),
     "summary": lambda run: read_mapping(run / "summary.json") if _has_ended(run) else None,
+    "evaluation": lambda run: _rows_if_there(run / "evaluation.jsonl"),
     "reward": lambda run: plain(vars(reward_of(str(run)))),
     "policy": lambda run: plain(read_checkpoint(run).learner),
     "journal": _journal,
     "analysis": _analysis,
     "resume": _resumption,
 }
+
+
+def _rows_if_there(path: Path) -> list[dict[str, Any]] | None:
+    return list(read_json_lines(path)) if path.exists() else None
 
 
 def _has_ended(run: Path) -> bool:
