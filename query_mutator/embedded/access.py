@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-
-from query_mutator.embedded.http_reader import Request
 
 __all__ = ["DEFAULT_ORIGINS", "Access"]
 
@@ -33,9 +31,9 @@ class Access:
         self._checks_host = all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in bound)
         self._origins = tuple(origin.lower() for origin in (*origins, *DEFAULT_ORIGINS))
 
-    def refusal(self, request: Request) -> str | None:
-        """Return why this client may not call, or None."""
-        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """Return why the client that sent these headers (names in lower case) may not call, or None."""
+        host, origin = headers.get("host", ""), headers.get("origin")
         if self._checks_host and not is_local(host):
             return f"host {host!r} is not this machine; call the server by its address, as 127.0.0.1"
         if origin is None or origin in (f"http://{host}", f"https://{host}"):
@@ -44,14 +42,14 @@ class Access:
             return None
         return f"origin {origin!r} is not allowed; start the server with it in --origins or OLLAMA_ORIGINS"
 
-    def headers(self, request: Request) -> str:
+    def headers(self, headers: Mapping[str, str]) -> str:
         """Return the headers that let a page of an allowed origin read the reply, and send what it asks to send."""
-        origin = request.headers.get("origin")
+        origin = headers.get("origin")
         if origin is None:
             return ""
         lines = [f"Access-Control-Allow-Origin: {origin}", "Vary: Origin"]
-        if "access-control-request-method" in request.headers:
-            wanted = request.headers.get("access-control-request-headers", "")
+        if "access-control-request-method" in headers:
+            wanted = headers.get("access-control-request-headers", "")
             lines += [
                 "Access-Control-Allow-Methods: GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS",
                 *([f"Access-Control-Allow-Headers: {wanted}"] if wanted else []),

@@ -58,10 +58,10 @@ class Router:
         return response
 
     async def _reply(self, path: str, request: Request, connection: Connection) -> Response | None:
-        refusal = self._access.refusal(request)
+        refusal = self._access.refusal(request.headers)
         if refusal is not None:
             raise ApiError(403, refusal)
-        connection.reply_headers = self._access.headers(request)
+        connection.reply_headers = self._access.headers(request.headers)
         if request.method == "OPTIONS":
             return Response(204, b"", TEXT_TYPE)
         methods = self._routes.get(path)
