@@ -5,7 +5,7 @@ Episodes are saved in checkpoints as plain types and tensors, so that a run resu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,23 @@ class Attempt:
             closeness=state["closeness"],
             reward=Reward(score=state["score"], parts=state["parts"]),
         )
+
+
+def why_submitted(attempts: Sequence[Attempt], chosen: Attempt, rule: AnswerRule) -> str:
+    """Return the rule that chose among the attempts of an episode, and the numbers it compared."""
+    if len(attempts) == 1:
+        return "the only answer"
+    count = f"{len(attempts)} answers"
+    if rule == "last":
+        return f"the last of {count}"
+    if rule == "round_trip" and len({attempt.answer for attempt in attempts if attempt.answers}) > 1:
+        return f"round trip: the question told from it is closest to the original, of {count}"
+    rivals = [attempt for attempt in attempts if attempt.rank(rule)[:2] == chosen.rank(rule)[:2]]
+    numbers = sorted((attempt.rank(rule)[2] for attempt in rivals), reverse=True)
+    name = "closest: similarity to the question" if rule == "closest" else "best: fit to its wording"
+    shown = ", then ".join(f"{number:.2f}" for number in numbers[:2])
+    left_out = len(attempts) - len(rivals)
+    return f"{name} {shown}, of {count}" + (f", {left_out} not counted: refused or not sure" if left_out else "")
 
 
 @dataclass(slots=True, kw_only=True)

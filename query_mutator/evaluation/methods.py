@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.episode import Episode
+from query_mutator.env.episode import Episode, why_submitted
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
@@ -305,6 +305,7 @@ def _episode(env: EpisodeEnv, index: int, job: Job) -> Flow:
         ended = terminated or truncated
         rewrites.append(env.episode.text)
     episode, submitted = env.episode, info["_text"]["rewrite"]
+    attempts = list(episode.known.values())
     return Outcome(
         question_id=question_id,
         success=info["success"],
@@ -314,6 +315,10 @@ def _episode(env: EpisodeEnv, index: int, job: Job) -> Flow:
         actions=tuple(episode.names),
         rewrites=tuple(rewrites),
         asked=tuple(episode.known),
-        answers=tuple(attempt.answer for attempt in episode.known.values()),
+        answers=tuple(attempt.answer for attempt in attempts),
+        parts=tuple(attempt.reward.parts for attempt in attempts),
+        scores=tuple(attempt.reward.score for attempt in attempts),
+        fits=tuple(attempt.fit for attempt in attempts),
         submitted=list(episode.known).index(submitted),
+        why=why_submitted(attempts, episode.known[submitted], job.task.answer),
     )

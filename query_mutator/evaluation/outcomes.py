@@ -18,6 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
+_DIGITS = 4  # of what explains a score; the score itself is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,10 @@ class Outcome:
     rewrites: tuple[str, ...] = ()  # the wording after each action
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
     answers: tuple[str, ...] = ()  # to those
+    parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
+    scores: tuple[float, ...] = ()  # of the answers
+    fits: tuple[float, ...] = ()  # cosine of each wording asked and the answer to it
+    why: str = ""  # the rule that chose the answer, and its number
     submitted: int | None = None  # place among the answers
     error: ErrorInfo | None = None  # why the question is unscored
 
@@ -62,12 +67,18 @@ class Outcome:
         """Return plain JSON types, a row of evaluation.jsonl."""
         return {
             "question_id": self.question_id,
+            "question": question.text,
+            "accepted": list(question.accept or filter(None, [question.reference])),
             "tags": list(question.tags),
             "steps": list(self.actions),
             "rewrites": list(self.rewrites),
             "asked": list(self.asked),
             "answers": list(self.answers),
+            "parts": [_rounded(parts) for parts in self.parts],
+            "scores": [round(score, _DIGITS) for score in self.scores],
+            "fits": [round(fit, _DIGITS) for fit in self.fits],
             "submitted": self.submitted,
+            "why": self.why,
             "calls": self.calls,
             "tokens": self.tokens,
             "seconds": round(self.seconds, 6),
@@ -76,6 +87,10 @@ class Outcome:
             "refused": None if self.error else self.refused,
             "error": asdict(self.error) if self.error else None,
         }
+
+
+def _rounded(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, _DIGITS) for name, value in parts.items()}
 
 
 def scored(outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -169,7 +169,12 @@ def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: p
     for row in rows:
         assert row["answers"][row["submitted"]]
         assert len(row["rewrites"]) == len(row["steps"])
-        assert len(row["asked"]) == len(row["answers"])
+        assert len(row["asked"]) == len(row["answers"]) == len(row["parts"]) == len(row["scores"]) == len(row["fits"])
+        assert row["scores"][row["submitted"]] == pytest.approx(row["score"], abs=1e-4)
+        assert row["parts"][row["submitted"]]["right"] == row["success"]
+        assert row["question"]
+        assert row["accepted"] or row["set"] == "guard"
+        assert "answer" in row["why"]
     of_policy = [row for row in rows if (row["method"], row["set"]) == ("policy", "test")]
     mean = sum(row["calls"] for row in of_policy) / len(of_policy)
     assert mean == pytest.approx(report["methods"]["policy"]["calls_per_question"])

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from query_mutator.env.episode import Attempt, why_submitted
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.types import ChatRequest, Completion, StepRecord
+from query_mutator.types import ChatRequest, Completion, Reward, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
 
@@ -47,6 +48,29 @@ class Counting:
 
     def close(self) -> None:
         self.client.close()
+
+
+def attempt(answer: str, *, fit: float = 0.5, closeness: float = 0.5) -> Attempt:
+    """Return the answer to the wording that repeats it."""
+    zero = np.zeros(1, dtype=np.float32)
+    return Attempt(
+        text=answer, answer=answer, text_vector=zero, answer_vector=zero, fit=fit, closeness=closeness,
+        reward=Reward(score=0.0),
+    )  # fmt: skip
+
+
+def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
+    refused = attempt("I'm sorry, but I can't help with that.", fit=0.9, closeness=0.9)
+    first, second = attempt("`len`", fit=0.71, closeness=0.2), attempt("`sum`", fit=0.6, closeness=0.3)
+    tries = [refused, first, second]
+    rest = "of 3 answers, 1 not counted: refused or not sure"
+    assert why_submitted(tries, first, "best") == f"best: fit to its wording 0.71, then 0.60, {rest}"
+    assert why_submitted(tries, second, "closest") == f"closest: similarity to the question 0.30, then 0.20, {rest}"
+    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, then 0.60, of 2 answers"
+    assert why_submitted(tries, second, "last") == "the last of 3 answers"
+    assert "question told from it" in why_submitted(tries, first, "round_trip")
+    assert why_submitted([refused, first], first, "round_trip").startswith("best: fit to its wording 0.71, of 2")
+    assert why_submitted([refused], refused, "best") == "the only answer"
 
 
 def test_actions_end_with_ask_undo_submit(task: Task, tiny_task: MakeTask) -> None:
