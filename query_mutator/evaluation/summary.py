@@ -16,8 +16,9 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome, action_counts, failure_kinds, mean, scored, unscored_rows
-from query_mutator.stats.intervals import Floats, Interval
-from query_mutator.stats.resampling import mean_intervals, pair_interval, rate_intervals
+from query_mutator.stats.intervals import Floats
+from query_mutator.stats.paired import compare_pairs
+from query_mutator.stats.resampling import mean_intervals, rate_intervals
 from query_mutator.types import Question
 
 __all__ = ["DEPLOYABLE", "Results", "front", "summarize"]
@@ -118,17 +119,8 @@ def _mean(values: Floats) -> float:
 
 def _difference(right: Floats, methods: Sequence[str], ours: str, theirs: str, keys: Sequence[str]) -> dict[str, Any]:
     """Return the difference of success and its interval over the questions that both scored."""
-    differences = right[:, methods.index(ours)] - right[:, methods.index(theirs)]
-    return {
-        "success": _mean(differences),
-        "success_ci": list(_pair_interval(differences, keys)),
-        "questions": int((~np.isnan(differences)).sum()),
-    }
-
-
-def _pair_interval(differences: Floats, keys: Sequence[str]) -> Interval:
-    ((low, high),) = mean_intervals(differences[:, None], keys).tolist()
-    return pair_interval(differences, keys, (low, high))
+    found = compare_pairs(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
+    return {"success": found.difference, "success_ci": list(found.interval), "questions": found.questions}
 
 
 def _by_group(

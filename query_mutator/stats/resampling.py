@@ -3,8 +3,7 @@
     n questions, K columns, C clusters
 
 Whole clusters are resampled, the same ones for all columns of a draw (10,000 draws, percentiles). A bootstrap of values
-that are all equal has no width although more questions would show some; then Wilson's interval of a rate is used, and
-for a difference of paired rates the square-and-add interval of Newcombe (1998), whose margins are Wilson's.
+that are all equal has no width although more questions would show some; then Wilson's interval of a rate is used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from query_mutator.stats.intervals import Floats, Interval, wilson_interval
 
-__all__ = ["DRAWS", "mean_intervals", "pair_interval", "rate_intervals"]
+__all__ = ["DRAWS", "mean_intervals", "rate_intervals"]
 
 DRAWS = 10_000
 _NUMBERS_AT_ONCE = 4_000_000  # weights in memory
@@ -58,23 +57,3 @@ def rate_intervals(values: Floats, clusters: Sequence[str]) -> list[Interval]:
         hits, n = int(np.nansum(column)), int((~np.isnan(column)).sum())
         found.append((low, high) if low < high < math.inf else wilson_interval(hits, n))
     return found
-
-
-def pair_interval(differences: Floats, clusters: Sequence[str], drawn: Interval) -> Interval:
-    """Return the interval of a mean of paired differences [n] in {-1, 0, 1} and NaN, whose bootstrap gave `drawn`.
-
-    Where one of the two never does better, the bootstrap takes this for certain; the interval is then at least as wide
-    as the square-and-add interval over clusters: 12 points either way for 28 pairs that all agree.
-    """
-    better = {name for name, value in zip(clusters, differences, strict=True) if value > 0}
-    worse = {name for name, value in zip(clusters, differences, strict=True) if value < 0}
-    n = len({name for name, value in zip(clusters, differences, strict=True) if not math.isnan(value)})
-    if not n:
-        return -1.0, 1.0
-    if better and worse:
-        return drawn
-    (low_b, high_b), (low_w, high_w) = wilson_interval(len(better), n), wilson_interval(len(worse), n)
-    b, w, mean = len(better) / n, len(worse) / n, float(np.nanmean(differences))
-    low = mean - math.hypot(b - low_b, high_w - w)
-    high = mean + math.hypot(high_b - b, w - low_w)
-    return max(-1.0, min(low, drawn[0])), min(1.0, max(high, drawn[1]))
