@@ -15,24 +15,14 @@ from torch import Tensor
 
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
+from ppo.frozen import ActOutput, FloatArray, FrozenPolicy
 from ppo.gae import compute_gae
 from ppo.loss import LossTerms, imitation_loss, normalized, ppo_loss
-from ppo.policy import ActOutput, FloatArray, FrozenPolicy, Policy
+from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
+from ppo.streams import ACTION_STREAM, SHUFFLE_STREAM, restore_streams
 
-# Purposes of random streams; gymnasium's streams have none, so no two coincide.
-ACTION_STREAM, SHUFFLE_STREAM = 1, 2
 IMITATION_EPOCHS = 20  # passes over a rollout of demonstrations: their loss is that of a classifier
-
-
-def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Restore the environments' random streams; ValueError for another number of them."""
-    if len(states) != len(rngs):
-        raise ValueError(
-            f"the checkpoint has {len(states)} environments, this run {len(rngs)}; try num_processes={len(states)}"
-        )
-    for rng, state in zip(rngs, states, strict=True):
-        rng.bit_generator.state = state
 
 
 def ppo_update(

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
-from ppo.policy import FloatArray, InferencePolicy
+from ppo.frozen import FloatArray, InferencePolicy
 from ppo.rollout import RolloutBuffer
 
 

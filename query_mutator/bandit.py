@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ppo.algorithm import ACTION_STREAM, restore_streams
+from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import FloatArray, Steps
-from query_mutator.iqn.network import Acted
+from query_mutator.iqn.frozen import Acted
 
 DoubleArray = NDArray[np.float64]
 
@@ -47,8 +46,9 @@ class FrozenBandit:
             self._theta = np.asarray(state["theta"])  # [A, X]
             self._inverse = np.asarray(state["inverse"])  # [A, X, X]
             self._closed = np.asarray(state["closed"])  # [A] columns, or none
-        except KeyError as error:
-            raise ValueError(f"these are not the coefficients of a bandit: {error} is missing") from error
+            self.act(np.zeros((1, self._theta.shape[1] - 1), np.float32), greedy=True)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"these are not the coefficients of a bandit: {error}") from error
 
     def values(self, obs: FloatArray, *, ucb_alpha: float = 0.0) -> DoubleArray:
         """Return the optimistic rewards [n, A] under observations [n, D]."""
@@ -155,6 +155,8 @@ class Bandit:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""
+        import torch
+
         return {
             "policy": {
                 "theta": torch.from_numpy(self._theta.copy()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from query_mutator.bandit import Bandit, BanditConfig
 from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Chooser, MakeChooser
@@ -39,8 +40,6 @@ class Transitions:
 
     def fit(self, task: Task) -> InferencePolicy:
         """Return the bandit that has learned from all of them; they must not be none."""
-        from query_mutator.bandit import Bandit, BanditConfig  # loads torch
-
         rows = sorted(self._rows, key=lambda row: row[0])  # sums do not depend on the order of replies
         count, obs = len(rows), np.stack([row[1] for row in rows])  # [n, D]
         never = np.zeros(count, dtype=np.bool_)

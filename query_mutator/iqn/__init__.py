@@ -1,14 +1,15 @@
 """Implicit quantile networks: an off-policy learner that replays every transition many times.
 
     config.py      IQNFlags, CollectorFlags, BanditFlags: the flags; IQNConfig: settings of a learner
-    network.py     QuantileNetwork (torch, for training) and FrozenQuantiles (numpy, for inference)
+    network.py     QuantileNetwork: the network that trains, with torch
+    frozen.py      FrozenQuantiles: a snapshot of it for inference, with numpy
     loss.py        quantile_huber_loss per sample
     nstep.py       NStep: steps of each environment -> n-step transitions
     replay.py      Replay: prioritized replay with importance weights
     learner.py     IQN, which holds network, target, replay, optimizer, schedules and random streams
 
-`python -m query_mutator.iqn --env CartPole-v1` trains and evaluates. Importing this package or `iqn.config` loads no
-torch.
+`python -m query_mutator.iqn --env CartPole-v1` trains and evaluates. Importing this package, `iqn.config` or
+`iqn.frozen` loads no torch.
 """
 
-__all__ = ["config", "learner", "loss", "network", "nstep", "replay"]
+__all__ = ["config", "frozen", "learner", "loss", "network", "nstep", "replay"]

@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppo.algorithm import ACTION_STREAM, restore_streams, usable_device
+from ppo.algorithm import usable_device
 from ppo.descent import FlatAdam
+from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
 from query_mutator.iqn.config import IQNConfig
+from query_mutator.iqn.frozen import FloatArray, FrozenQuantiles
 from query_mutator.iqn.loss import quantile_huber_loss
-from query_mutator.iqn.network import FloatArray, FrozenQuantiles, QuantileNetwork
+from query_mutator.iqn.network import QuantileNetwork
 from query_mutator.iqn.nstep import NStep
 from query_mutator.iqn.replay import Replay, Sample
 

@@ -1,6 +1,7 @@
 """Learners by name: build one for a run, or load the policy of a checkpoint for inference.
 
-Built-in learners are imported when they are built, because they load torch. Add your own by subclassing `BaseLearner`:
+PPO and IQN are imported when they are built, because they load torch; a policy for inference loads none. Add your own
+by subclassing `BaseLearner`:
 
     @LEARNERS.register("mine")
     class Mine(BaseLearner): ...
@@ -13,11 +14,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from ppo.frozen import FrozenPolicy
+from query_mutator.bandit import Bandit, BanditConfig, FrozenBandit
 from query_mutator.env.task import operator_names
 from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.iqn.frozen import FrozenQuantiles
 from query_mutator.registry import Registry, check_known
 from query_mutator.training.learner import BaseLearner, InferencePolicy, Learner, LearnerSpec
-from query_mutator.training.plans import Plan, plan_policy
+from query_mutator.training.plans import Plan, PlanPolicy, plan_policy
 from query_mutator.types import ASK
 
 if TYPE_CHECKING:
@@ -45,9 +49,7 @@ def _make_ppo(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_colum
 
 
 def _load_ppo(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-    from ppo.policy import Policy
-
-    return Policy.from_state_dict(state).frozen(deterministic=bool(flags.get("deterministic")))
+    return FrozenPolicy(state, deterministic=bool(flags.get("deterministic")))
 
 
 def _make_iqn(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
@@ -58,20 +60,14 @@ def _make_iqn(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_colum
 
 
 def _load_iqn(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-    from query_mutator.iqn.network import QuantileNetwork
-
-    return QuantileNetwork.from_state_dict(state).frozen(num_quantiles=flags["num_eval_quantiles"])
+    return FrozenQuantiles(state, num_quantiles=flags["num_eval_quantiles"])
 
 
 def _make_bandit(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Learner:
-    from query_mutator.bandit import Bandit, BanditConfig
-
     return Bandit(obs_dim, num_actions, settings_of(BanditConfig, config), mask_columns=mask_columns)
 
 
 def _load_bandit(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-    from query_mutator.bandit import FrozenBandit
-
     return FrozenBandit(state)
 
 
@@ -80,8 +76,6 @@ def _make_plan(obs_dim: int, num_actions: int, config: TrainConfig, *, mask_colu
 
 
 def _load_plan(state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-    from query_mutator.training.plans import PlanPolicy
-
     return PlanPolicy(state)
 
 

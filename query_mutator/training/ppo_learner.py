@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
 from ppo.config import PPOConfig
-from ppo.policy import FrozenPolicy
+from ppo.frozen import FrozenPolicy
 from ppo.rollout import RolloutBuffer
 from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.training.learner import InferencePolicy

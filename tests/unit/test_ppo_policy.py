@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ppo.policy import ActOutput, Policy
+from ppo.frozen import ActOutput, FrozenPolicy
+from ppo.policy import Policy
 
 OBS_DIM, NUM_ACTIONS = 7, 5
 
@@ -136,6 +137,8 @@ def test_a_policy_is_rebuilt_from_its_weights_alone(hidden_sizes: tuple[int, ...
 def test_other_contents_are_not_taken_for_a_policy(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not the weights of an actor-critic"):
         Policy.from_state_dict(state)
+    with pytest.raises(ValueError, match="not the weights of an actor-critic"):
+        FrozenPolicy(state)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from ppo.checkpoint import load_checkpoint
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.iqn import main
-from query_mutator.iqn.network import QuantileNetwork
+from query_mutator.iqn.frozen import FrozenQuantiles
 
 
 def iqn(*argv: str) -> int:
@@ -30,7 +30,7 @@ def test_a_short_run_balances_the_pole_far_longer_than_chance(tmp_path: Path) ->
 def test_policy_is_saved_whole(tmp_path: Path) -> None:
     path = tmp_path / "policy.pt"
     assert iqn("--total-steps", "64", "--eval-episodes", "1", "--save", str(path)) == 0
-    QuantileNetwork.from_state_dict(load_checkpoint(path)["policy"])
+    FrozenQuantiles(load_checkpoint(path)["policy"])
 
 
 @pytest.mark.parametrize(
