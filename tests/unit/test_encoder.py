@@ -59,6 +59,26 @@ def test_longer_texts_are_truncated(encoder: Encoder, folder: Path) -> None:
     assert not np.allclose(encoder.encode([first + " seven eight"]), encoder.encode([first]), atol=1e-3)
 
 
+def test_the_light_path_gives_the_same_rows_without_torch(encoder: Encoder) -> None:
+    code = """
+import sys
+from query_mutator.encoder import resolve_encoder
+rows = resolve_encoder(light=True).encode(eval(sys.stdin.read()))
+assert "torch" not in sys.modules
+sys.stdout.buffer.write(rows.tobytes())
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=repr(TEXTS).encode(), capture_output=True, check=True)
+    rows = np.frombuffer(done.stdout, np.float32).reshape(len(TEXTS), -1)
+    np.testing.assert_allclose(rows, encoder.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(resolve_encoder(light=True).encode(TEXTS[:1]), rows[:1], atol=1e-6)
+
+
+def test_the_light_path_is_not_taken_where_rows_must_be_equal_to_the_bit() -> None:
+    assert type(resolve_encoder(light=True).inner) is not type(resolve_encoder().inner)
+    exact = resolve_encoder(light=True, deterministic=True)
+    assert type(exact.inner) is type(resolve_encoder().inner)
+
+
 @pytest.mark.parametrize("spec", ["hash", "ollama:all-minilm"])
 def test_an_encoder_of_whole_texts_rejects_a_token_limit(spec: str) -> None:
     with pytest.raises(EncoderError, match="--encoder-max-tokens"):
