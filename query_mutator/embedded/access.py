@@ -25,11 +25,11 @@ PREFLIGHT_S = 12 * 3600  # for which a browser remembers what it may send
 
 
 class Access:
-    """The checks of one server; `bound` are the addresses it listens on, `origins` are allowed besides the default."""
+    """The checks of one server; `bound` are the addresses it listens on, pages of `origins` may call it."""
 
-    def __init__(self, *, bound: Sequence[str], origins: Sequence[str] = ()) -> None:
+    def __init__(self, *, bound: Sequence[str], origins: Sequence[str] = DEFAULT_ORIGINS) -> None:
         self._checks_host = all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in bound)
-        self._origins = tuple(origin.lower() for origin in (*origins, *DEFAULT_ORIGINS))
+        self._origins = tuple(origin.lower() for origin in origins)
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
         """Return why the client that sent these headers (names in lower case) may not call, or None."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import struct
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from query_mutator.embedded.http_reader import MAX_HEAD_BYTES, BodyBudget, HttpError, Request, RequestReader
 
-__all__ = ["JSON_TYPE", "TEXT_TYPE", "Clients", "Connection", "Response", "Stream"]
+__all__ = ["JSON_TYPE", "TEXT_TYPE", "Clients", "Connection", "Response", "Stream", "why_not_listening"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class Connection(asyncio.Protocol):
         self._requests: deque[Request] = deque()  # complete, behind the one in progress
         self._waiting = bytearray()  # that came while a request is in progress
         self._task: asyncio.Task[None] | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
         self._is_refused = False
         self.reply_headers = ""
         self.is_streaming = False
@@ -143,6 +146,18 @@ class Connection(asyncio.Protocol):
         self._waiting += data
         if len(self._waiting) > MAX_HEAD_BYTES:  # from here on it is not seen whether the client leaves
             self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """Make `drain` wait."""
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        """Let `drain` return."""
+        self._drained.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was sent; a stream that does so holds little memory."""
+        await self._drained.wait()
 
     def expire(self) -> None:
         """Close a connection whose request did not arrive in time, or on which none came for long."""
@@ -231,3 +246,10 @@ class Connection(asyncio.Protocol):
         connection, extra = _connection_header(request), self.reply_headers
         head = _head(response.status, response.content_type, connection=connection, framing=framing, extra=extra)
         self.transport.write(head if request.method == "HEAD" else head + response.body)
+
+
+def why_not_listening(host: str, port: int, error: Exception) -> str:
+    """Return in words why a server cannot listen."""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; stop what listens there or choose another with --port"
+    return f"cannot listen on {host}:{port}: {error}"

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from query_mutator.embedded.access import Access
+from query_mutator.embedded.access import DEFAULT_ORIGINS, Access
 from query_mutator.embedded.catalogue import Catalogue, Entry
 from query_mutator.embedded.context import OllamaVersion
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.http import Clients
+from query_mutator.embedded.http import Clients, why_not_listening
 from query_mutator.embedded.latency import Latency
 from query_mutator.embedded.models import Echo, EmbeddedModel
 from query_mutator.embedded.routes_ollama import OllamaRoutes
@@ -113,13 +113,14 @@ class EmbeddedServer:
                 )
             )
             bound = [listening.getsockname() for listening in self._listener.sockets]
-            access = Access(bound=[address[0] for address in bound], origins=settings.origins)
+            origins = (*settings.origins, *DEFAULT_ORIGINS)
+            access = Access(bound=[address[0] for address in bound], origins=origins)
             router = Router(ollama, openai, stats=stats, faults=faults, access=access)
             self._clients = Clients(handler=router, request_timeout_s=settings.request_timeout_s)
             self._loop.run_until_complete(self._listener.start_serving())
         except (OSError, OverflowError) as error:
             self._loop.close()
-            raise UsageError(_why_not_listening(settings.host, settings.port, error)) from error
+            raise UsageError(why_not_listening(settings.host, settings.port, error)) from error
         for listening in self._listener.sockets:
             _detect_vanished_clients(listening)
         self._loop.call_soon(self._sweep)
@@ -212,9 +213,3 @@ def _detect_vanished_clients(listening: socket.socket) -> None:
 def _in_url(host: str) -> str:
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
-
-
-def _why_not_listening(host: str, port: int, error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; stop what listens there or choose another with --port"
-    return f"cannot listen on {host}:{port}: {error}"

@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": TOOLS,
     "sizing": TOOLS | {"iqn", "ppo", "analysis"},
     "sweep": TOOLS | {"analysis"},
+    "page": TOOLS | {"analysis", "embedded"},
     "report": TOOLS | {"analysis"},
     "sft": TASK | {"batching", "ppo"},
     "training": LEARNERS | {"embedded"},

@@ -1,0 +1,5 @@
+"""The page that shows what a run learned: `live` serves it during a run."""
+
+from __future__ import annotations
+
+__all__ = ["live"]

@@ -1,0 +1,242 @@
+"""The page during a run: an HTTP server on the loopback address sends what is new in the files, by server-sent events.
+
+    run folder -> Reader.poll, once a second while a page is open -> Feed -> one stream per open page
+
+The feed holds every message once, compressed. A page is a position in it, so one that reads slowly holds only the
+buffer of its connection and delays nobody. Nothing is written, and the trainer is not involved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from query_mutator.cli.console import note
+from query_mutator.embedded.access import Access
+from query_mutator.embedded.http import TEXT_TYPE, Clients, Connection, Response, why_not_listening
+from query_mutator.embedded.http_reader import Request
+from query_mutator.errors import QueryMutatorError, UsageError
+from query_mutator.files import encode
+
+__all__ = ["Feed", "LivePage", "Reader", "serve_live"]
+
+HOST = "127.0.0.1"
+POLL_S = 1.0
+BEAT_S = 15.0  # after which a silent stream sends a comment, so that a vanished page is noticed
+RETRY_MS = 1000  # after which a page connects again
+REQUEST_S = 30.0
+MAX_PAGES = 64
+STATUS = "live"  # the section that says what is waited for
+RESTART = b"event: restart\ndata:\n\n"
+#: Nothing is loaded from elsewhere, no other site may embed the page or read the stream.
+HEADERS = (
+    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "Cross-Origin-Resource-Policy: same-origin\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+    "Cache-Control: no-store\r\n"
+)
+
+Message = Mapping[str, Any]
+
+
+class Reader(Protocol):
+    """Reads one run folder."""
+
+    def poll(self) -> Iterable[Message]:
+        """Return messages with what is new since the last call."""
+
+
+class Packed(NamedTuple):
+    """A message as it is sent: base64 of gzip of its JSON, and which messages it belongs to or replaces."""
+
+    key: tuple[object, ...]
+    replaces: bool
+    data: bytes
+
+
+def pack(message: Message) -> Packed:
+    """Return a message compressed; a section, a reset and a new table of texts replace those of their key."""
+    is_section = message["kind"] == "section"
+    replaces = is_section or bool(message.get("reset")) or message.get("start") == 0
+    key = (message["kind"], message["run"], message.get("name") if is_section else None)
+    return Packed(key, replaces, base64.b64encode(gzip.compress(encode(message), 6, mtime=0)))
+
+
+class Feed:
+    """The messages so far; an event's id is the feed's name and the position behind the event."""
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(4)
+        self._messages: list[bytes | None] = []  # None where a later one replaces it
+        self._current: dict[tuple[object, ...], list[int]] = {}
+        self._changed = asyncio.Event()
+        self._has_ended = False
+
+    def add(self, packed: Packed) -> None:
+        """Append a message; those it replaces are not sent any more."""
+        positions = self._current.setdefault(packed.key, [])
+        if packed.replaces:
+            for position in positions:
+                self._messages[position] = None
+            positions.clear()
+        positions.append(len(self._messages))
+        self._messages.append(packed.data)
+        self._notify()
+
+    def end(self) -> None:
+        """Let all streams end; the pages start again with another feed."""
+        self._has_ended = True
+        self._notify()
+
+    def position_of(self, last_event_id: str) -> int | None:
+        """Return where a page continues, or None for an id that is not of this feed."""
+        if not last_event_id:
+            return 0
+        name, _, position = last_event_id.partition("-")
+        if name != self._name or not position.isdecimal() or int(position) > len(self._messages):
+            return None
+        return int(position)
+
+    async def events(self, position: int) -> AsyncIterator[bytes]:
+        """Yield the events from a position on, and a comment when there is none for BEAT_S; stop when the feed ends."""
+        while not self._has_ended:
+            changed = self._changed
+            while position < len(self._messages) and not self._has_ended:
+                message, position = self._messages[position], position + 1
+                if message is not None:
+                    yield b"id: %b-%d\ndata: %b\n\n" % (self._name.encode(), position, message)
+            try:
+                await asyncio.wait_for(changed.wait(), BEAT_S)
+            except TimeoutError:
+                yield b":\n\n"
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class WatchedRun:
+    """A run folder that may not exist yet, and its reader; `runs/latest` may become another folder."""
+
+    def __init__(self, folder: Path, open_reader: Callable[[Path], Reader]) -> None:
+        self.folder = folder
+        self._open_reader = open_reader
+        self._target = folder.resolve()
+        self._reader: Reader | None = None
+
+    @property
+    def has_moved(self) -> bool:
+        """Return whether the folder is now a link to another run."""
+        target = self.folder.resolve()
+        return target != self._target and (target / "config.json").exists()
+
+    def poll(self) -> tuple[list[Message], str]:
+        """Return what is new, and what is waited for, in words."""
+        if self._reader is None:
+            if not (self._target / "config.json").is_file():
+                missing = "no config.json in it" if self._target.is_dir() else "no such folder"
+                return [], f"waiting for {self.folder}: {missing} yet"
+            self._reader = self._open_reader(self._target)
+        try:
+            return list(self._reader.poll()), ""
+        except (OSError, QueryMutatorError) as error:
+            return [], f"{self.folder}: {error}"
+
+
+class LivePage:
+    """The handler of requests: `/` is the page, `/events` the stream of what is new."""
+
+    def __init__(self, folders: Sequence[Path], *, page: bytes, open_reader: Callable[[Path], Reader]) -> None:
+        self.pages: set[Connection] = set()
+        self._folders, self._page, self._open_reader = folders, page, open_reader
+        self._access = Access(bound=[HOST], origins=())
+        self._feed, self._runs, self._status = self._start()
+
+    async def __call__(self, request: Request, connection: Connection) -> Response | None:
+        """Return the reply to `request`, or None for a stream."""
+        connection.reply_headers = HEADERS
+        if self._access.refusal(request.headers) is not None:
+            return _text(403, "only pages that this server sent, at a name of this machine, may call it")
+        if request.method not in ("GET", "HEAD"):
+            connection.reply_headers += "Allow: GET, HEAD\r\n"
+            return _text(405, f"{request.method} is not allowed; the page is read-only")
+        if request.path == "/":
+            return Response(200, self._page, "text/html; charset=utf-8")
+        if request.path == "/events":
+            return await self._stream(request, connection)
+        return _text(404, "not found; the page is at /")
+
+    async def poll(self) -> None:
+        """Read what is new in a thread and add it to the feed."""
+        if any(run.has_moved for run in self._runs):
+            self._feed.end()
+            self._feed, self._runs, self._status = self._start()
+        feed, runs = self._feed, self._runs
+        packed, status = await asyncio.to_thread(_read, runs)
+        for each in packed:
+            feed.add(each)
+        if status != self._status:
+            self._status = status
+            feed.add(pack({"kind": "section", "run": -1, "name": STATUS, "data": {"status": status}}))
+            if status:
+                note(status)
+
+    def _start(self) -> tuple[Feed, list[WatchedRun], str]:
+        return Feed(), [WatchedRun(folder, self._open_reader) for folder in self._folders], ""
+
+    async def _stream(self, request: Request, connection: Connection) -> Response | None:
+        content_type = "text/event-stream; charset=utf-8"
+        if request.method == "HEAD":
+            return Response(200, b"", content_type)
+        if len(self.pages) >= MAX_PAGES:
+            return _text(503, f"{MAX_PAGES} pages are open; close some")
+        self.pages.add(connection)
+        try:
+            stream = connection.stream(request, content_type)
+            stream.write(b"retry: %d\n\n" % RETRY_MS)
+            feed = self._feed
+            position = feed.position_of(request.headers.get("last-event-id", ""))
+            if position is not None:
+                async for event in feed.events(position):
+                    stream.write(event)
+                    await connection.drain()
+            stream.write(RESTART)
+            stream.close()
+        finally:
+            self.pages.discard(connection)
+        return None
+
+
+async def serve_live(live: LivePage, *, port: int, on_listening: Callable[[str], object]) -> None:
+    """Serve until cancelled; `on_listening` is called with the address. Raises UsageError for a port in use."""
+    clients = Clients(handler=live, request_timeout_s=REQUEST_S)
+    try:
+        listener = await asyncio.get_running_loop().create_server(clients.connect, HOST, port)
+    except (OSError, OverflowError) as error:
+        raise UsageError(why_not_listening(HOST, port, error)) from error
+    async with listener:
+        on_listening(f"http://{HOST}:{listener.sockets[0].getsockname()[1]}/")
+        await live.poll()
+        while True:
+            await asyncio.sleep(POLL_S)
+            clients.sweep()
+            if live.pages:
+                await live.poll()
+
+
+def _read(runs: Sequence[WatchedRun]) -> tuple[list[Packed], str]:
+    packed, status = [], []
+    for number, run in enumerate(runs):
+        messages, waiting = run.poll()
+        packed += [pack({**message, "run": number}) for message in messages]
+        status += [waiting] if waiting else []
+    return packed, "; ".join(status)
+
+
+def _text(status: int, message: str) -> Response:
+    return Response(status, f"{message}\n".encode(), TEXT_TYPE)
