@@ -44,7 +44,10 @@ class ExtractFlags(RunFlags, OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(RunFlags, OutputFlags):
-    """Compare runs of any trainer, by step and by time, with confidence intervals and tests."""
+    """Compare runs of any trainer, by step and by time, with confidence intervals and tests.
+
+    For our runs question by question on held-out questions, use `qm compare`.
+    """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "runs", "logdir", "metric", "group_by", "baseline", "axis", "threshold", "margin", "template", "json", "csv",

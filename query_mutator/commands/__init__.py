@@ -72,7 +72,8 @@ COMMANDS = {
     "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
     "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
-    "analyze": Command("compare runs of any trainer, with intervals", "analyze:AnalyzeFlags:compare_runs"),
+    "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
+    "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),
     "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),
     "size": Command("estimate the memory of a training step", "size:SizeFlags:size"),
     "size throughput": Command(

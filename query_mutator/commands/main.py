@@ -3,7 +3,8 @@
     qm eval --checkpoint runs/latest                      compare with the baselines on held-out questions
     qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
     qm doctor --target-model llama3.2                     check a model server, and how to make it faster
-    qm analyze runs/a runs/b                              compare runs of any trainer
+    qm compare runs/a runs/b                              compare our runs, question by question
+    qm analyze runs/a runs/b                              compare metrics of runs of any trainer
     qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 
 `qm --help` lists all commands, `qm COMMAND --help` shows the flags of one.

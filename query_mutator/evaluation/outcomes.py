@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator.data.split import target_key
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.types import ErrorInfo, Question
 
@@ -69,6 +70,7 @@ class Outcome:
             "question_id": self.question_id,
             "question": question.text,
             "accepted": list(question.accept or filter(None, [question.reference])),
+            "target": target_key(question),
             "tags": list(question.tags),
             "steps": list(self.actions),
             "rewrites": list(self.rewrites),

@@ -1,0 +1,64 @@
+"""`qm compare`: runs of ours on the held-out questions that they have in common, question by question.
+
+qm compare runs/a runs/b                              the policies of two runs
+qm compare runs/a runs/a --method best_plan policy    two methods of one run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from query_mutator.cli.common import JsonFlags, show
+from query_mutator.errors import UsageError
+from query_mutator.report.paired_runs import MOST_RUNS, compare_entries, paired_text, read_entry
+
+__all__ = ["CompareFlags", "compare_runs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(JsonFlags):
+    """Compare our runs question by question: gained, lost, same, McNemar's p, and the difference with its interval.
+
+    Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
+    use `qm analyze`.
+    """
+
+    runs: Positional[tuple[str, ...]] = ()
+    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more."""
+    method: tuple[str, ...] = ("policy",)
+    """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.runs) <= MOST_RUNS:
+            raise ValueError(f"{len(self.runs)} runs are named; give 2 to {MOST_RUNS}, one may be given twice")
+        if len(self.method) not in (1, len(self.runs)):
+            raise ValueError(
+                f"--method has {len(self.method)} names for {len(self.runs)} runs; give one, or one for each"
+            )
+        both = list(zip((str(_path(run).resolve()) for run in self.runs), self._methods(), strict=True))
+        if len(set(both)) < len(both):
+            raise ValueError("a run is compared with itself; give another run, or a --method for each")
+
+    def _methods(self) -> tuple[str, ...]:
+        return self.method if len(self.method) > 1 else self.method * len(self.runs)
+
+    def named(self) -> list[tuple[Path, str]]:
+        """Return path and method of each run; UsageError for a path that does not exist."""
+        for run in self.runs:
+            if not _path(run).exists():
+                raise UsageError(f"{run}: no such run; give a run folder, or its name in runs/ (qm runs lists them)")
+        return [(_path(run), method) for run, method in zip(self.runs, self._methods(), strict=True)]
+
+
+def compare_runs(flags: CompareFlags) -> None:
+    """Print the paired table, or write it with --json."""
+    report = compare_entries([read_entry(path, method) for path, method in flags.named()])
+    show(flags, report, paired_text(report))
+
+
+def _path(run: str) -> Path:
+    """Return the folder or file of a run, which may be named by its name in runs/."""
+    return Path("runs") / run if not Path(run).exists() and (Path("runs") / run).exists() else Path(run)

@@ -1,0 +1,84 @@
+"""The rows of an evaluation (`evaluation.jsonl`) by method, and two methods or runs paired question by question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from query_mutator.errors import UsageError
+from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.stats.paired import Paired, compare_pairs
+
+__all__ = ["EVALUATION", "PairedRows", "pair_rows", "read_held_out"]
+
+EVALUATION = "evaluation.jsonl"
+Row = Mapping[str, Any]
+_SAME = ("question", "accepted")  # what makes a question the same, besides its id; older rows lack both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRows:
+    """Two lists of rows on their common questions, and how many questions were left out."""
+
+    result: Paired
+    only_ours: int
+    only_theirs: int
+    changed: int  # same id, but another wording or other accepted answers
+    has_targets: bool  # False: rows of an older version, whose questions count as one target each
+
+
+def read_held_out(path: Path) -> dict[str, list[Row]]:
+    """Return the rows on held-out questions by method, from a run folder or a file of rows; UsageError without any."""
+    file = path / EVALUATION if path.is_dir() else path
+    if not file.exists():
+        raise UsageError(
+            f"{path} has no {EVALUATION}: its evaluation did not finish, or it ran with --no-evaluate; "
+            f"make one with `qm eval --checkpoint {path} --evaluation FILE`, and give FILE"
+        )
+    found: dict[str, list[Row]] = {}
+    for row in read_json_lines(file):
+        if not _is_row(row):
+            raise UsageError(f"{file} has no rows of an evaluation; give a run folder, or its {EVALUATION}")
+        if row.get("set", "test") == "test":
+            found.setdefault(row["method"], []).append(row)
+    if not found:
+        raise UsageError(f"{file} has no row of a held-out question; evaluate again with `qm eval`")
+    return found
+
+
+def pair_rows(ours: Iterable[Row], theirs: Iterable[Row]) -> PairedRows:
+    """Return how two methods or runs differ on the questions that both have; a row for each question on either side."""
+    one, other = ({row["question_id"]: row for row in rows} for rows in (ours, theirs))
+    both = [name for name in one if name in other]
+    same = [name for name in both if _is_same(one[name], other[name])]
+    rows = [one[name] for name in same]
+    result = compare_pairs(
+        [_right(row) for row in rows],
+        [_right(other[name]) for name in same],
+        [str(row.get("target", row["question_id"])) for row in rows],
+    )
+    return PairedRows(
+        result=result,
+        only_ours=len(one) - len(both),
+        only_theirs=len(other) - len(both),
+        changed=len(both) - len(same),
+        has_targets=all("target" in row for row in rows),
+    )
+
+
+def _is_row(row: Row) -> bool:
+    names = isinstance(row.get("method"), str) and isinstance(row.get("question_id"), str)
+    return names and isinstance(row.get("success", ""), (int, float, NoneType))
+
+
+def _is_same(one: Row, other: Row) -> bool:
+    return all(one[key] == other[key] for key in _SAME if key in one and key in other)
+
+
+def _right(row: Row) -> float:
+    """Return 1 for a right answer, 0 for a wrong one, NaN for a question that is unscored."""
+    return math.nan if row["success"] is None else float(row["success"] >= 0.5)
