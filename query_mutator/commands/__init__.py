@@ -72,6 +72,7 @@ COMMANDS = {
     "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
     "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
+    "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
     "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
     "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),
     "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),

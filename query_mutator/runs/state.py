@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,11 @@ from query_mutator.files import LOCK, decode_object
 from query_mutator.runs.metrics import METRICS_FILE
 from query_mutator.runs.run_dir import SUMMARY
 
-__all__ = ["RunState", "run_state"]
+__all__ = ["RunState", "last_values", "run_state"]
 
 RunState = Literal["running", "finished", "interrupted", "killed"]
 
-_TAIL_BYTES = 1 << 16  # of metrics.jsonl: its last rows
+_TAILS_BYTES = (1 << 16, 1 << 20)  # of metrics.jsonl: about 30 rows, else 500
 
 
 def run_state(folder: Path) -> RunState:
@@ -31,7 +32,9 @@ def run_state(folder: Path) -> RunState:
         if done is not None and done >= locked:
             return "finished"
         return "running" if _may_be_alive(folder / LOCK) else "killed"
-    if done is None or _summarized_steps(folder / SUMMARY) < _last_step(folder / METRICS_FILE):
+    if done is None or _summarized_steps(folder / SUMMARY) < last_values(folder / METRICS_FILE, ["step"]).get(
+        "step", 0
+    ):
         return "interrupted"
     return "finished"
 
@@ -44,19 +47,36 @@ def _summarized_steps(path: Path) -> float:
     return steps if isinstance(steps, (int, float)) else math.inf
 
 
-def _last_step(path: Path) -> float:
-    """Return the step of the last whole row of metrics.jsonl, 0 without one."""
+def last_values(path: Path, keys: Collection[str]) -> dict[str, float]:
+    """Return the last number under each key in a metrics.jsonl; only the end of a long file is read."""
+    found: dict[str, float] = {}
+    for tail_bytes in _TAILS_BYTES:
+        found, is_whole = _last_in_tail(path, keys, tail_bytes)
+        if is_whole or len(found) == len(keys):
+            break
+    return found
+
+
+def _last_in_tail(path: Path, keys: Collection[str], tail_bytes: int) -> tuple[dict[str, float], bool]:
+    """Return the values of the keys in the last rows, and whether these are the whole file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            start = max(0, os.fstat(file.fileno()).st_size - tail_bytes)
+            file.seek(start)
             lines = file.read().splitlines()
     except OSError:
-        return 0.0
+        return {}, True
+    found: dict[str, float] = {}
+    missing = {key: f'"{key}":'.encode() for key in keys}
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            step = decode_object(line).get("step")
-            return step if isinstance(step, (int, float)) else 0.0
-    return 0.0
+        if any(mark in line for mark in missing.values()):
+            with contextlib.suppress(ValueError):  # a line that was cut off
+                row = decode_object(line)
+                found |= {key: row[key] for key in missing if isinstance(row.get(key), (int, float))}
+                missing = {key: mark for key, mark in missing.items() if key not in found}
+        if not missing:
+            break
+    return found, start == 0
 
 
 def _mtime(path: Path) -> float | None:
