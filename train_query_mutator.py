@@ -48,6 +48,7 @@ from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.runs.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.runs.run_log import RunLog
+from query_mutator.runs.tracking import tracked
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint, settled, snapshot
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import Estimate
@@ -155,6 +156,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     stack.callback(run_dir.close)
+    stack.enter_context(tracked(run_dir.path, config))
     return Trainer(config, system, task_settings, task, split, learner, run_dir, checkpoint)
 
 

@@ -11,6 +11,7 @@ from tyro.conf import arg
 from query_mutator.cli.bounds import Bounds, check_bounds
 from query_mutator.cli.common import JsonFlags, parse_edges
 from query_mutator.cli.outputs import Output, holding
+from query_mutator.runs.tracking import TrackFlags, check_trackers
 
 __all__ = ["SftFlags"]
 
@@ -22,7 +23,7 @@ def _is_run(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftFlags(JsonFlags):
+class SftFlags(JsonFlags, TrackFlags):
     """Fine-tune a causal language model on a JSONL file, a batch plan, or a gym.
 
     Gradients are divided by the number of learned tokens of the whole step, however these are divided into batches and
@@ -135,6 +136,7 @@ class SftFlags(JsonFlags):
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
+        check_trackers(self.track)
         if self.bucket_edges is not None and (last := parse_edges(self.bucket_edges)[-1]) > self.row_length:
             raise ValueError(f"--bucket-edges end at {last}, above --max-length {self.row_length}; raise --max-length")
         self._check_source()

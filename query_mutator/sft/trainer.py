@@ -20,6 +20,7 @@ from query_mutator.files import disk_errors, write_checked_json
 from query_mutator.runs.json_lines import check_json_lines
 from query_mutator.runs.lock import locked
 from query_mutator.runs.metrics import METRICS_FILE, MetricsWriter
+from query_mutator.runs.tracking import tracked
 from query_mutator.sft import build, model
 from query_mutator.sft.config import SftFlags
 from query_mutator.sft.stepper import Stepper, StepResult, cosine_lr
@@ -39,6 +40,8 @@ def train(flags: SftFlags) -> dict[str, Any]:
             stack.enter_context(locked(Path(flags.output), break_lock=flags.break_lock))
         trainer = SftTrainer(flags, device, ranks)
         stack.callback(trainer.close)
+        if ranks.is_main:
+            stack.enter_context(tracked(trainer.output, flags))
         while trainer.steps_left and trainer.step():
             trainer.log()
             trainer.evaluate()

@@ -17,6 +17,7 @@ from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, check_backend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.runs.run_dir import check_name
+from query_mutator.runs.tracking import TrackFlags, check_trackers
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
@@ -187,7 +188,16 @@ class CallFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(
-    RunFlags, QuestionFlags, EpisodeFlags, ModelFlags, CallFlags, PPOConfig, CollectorFlags, BanditFlags, IQNFlags
+    RunFlags,
+    TrackFlags,
+    QuestionFlags,
+    EpisodeFlags,
+    ModelFlags,
+    CallFlags,
+    PPOConfig,
+    CollectorFlags,
+    BanditFlags,
+    IQNFlags,
 ):
     """Learn which rewrite makes a question get a better answer.
 
@@ -219,6 +229,7 @@ class TrainConfig(
             raise ValueError(f"max_asks={self.max_asks} needs --ask policy")
         if self.name is not None:
             check_name(self.name)
+        check_trackers(self.track)
         self._check_learner()
 
     def _check_learner(self) -> None:

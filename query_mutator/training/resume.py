@@ -24,6 +24,7 @@ FREE = frozenset(
         *("cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
+        *("track", "track_project", "track_group"),
         *("num_collectors", "max_pending_updates", "plugin", "resume", "break_lock", "config", "dry_run"),
     }
 )
