@@ -1,4 +1,7 @@
-"""A report as one self-contained HTML page: tooltips show the source of each number, curves are inline SVG."""
+"""Self-contained HTML pages: `html_document` is the base of all of them, `html_page` that of a comparison of runs.
+
+In a comparison tooltips show the source of each number, and curves are inline SVG.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,18 @@ from collections.abc import Iterator, Sequence
 
 from query_mutator.analysis.document import Block, Bullets, Cell, Code, Document, Figure, Table
 
-__all__ = ["html_page"]
+__all__ = ["html_document", "html_page"]
 
+#: Colors of every page, light and dark.
+_BASE = """
+:root { color-scheme: light dark; --ink: #1d2a35; --dim: #5c6b77; --line: #d5dce1; --paper: #fff; --stripe: #f5f7f9;
+  --accent: #1b4965; --good: #1a7f37; --bad: #b42318; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --dim: #9aa7b4; --line: #303a45; --paper: #11161c; --stripe: #1a212a;
+    --accent: #8ec5e8; --good: #5fd17a; --bad: #ff8f85; }
+}
+""".strip()
 _STYLE = """
-:root { --ink: #1d2a35; --dim: #5c6b77; --line: #d5dce1; --paper: #fff; --stripe: #f5f7f9; --accent: #1b4965; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { color: var(--accent); line-height: 1.25; margin: 1.8em 0 .5em; }
@@ -26,23 +37,34 @@ td[title] { text-decoration: underline dotted var(--dim); cursor: help; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 figcaption { color: var(--dim); }
 pre { background: var(--stripe); padding: .7rem; overflow-x: auto; }
-.better { color: #1a7f37; font-weight: 600; } .worse { color: #b42318; font-weight: 600; }
+figure svg { background: #fff; }
+.better { color: var(--good); font-weight: 600; } .worse { color: var(--bad); font-weight: 600; }
 .equivalent, .inconclusive { color: var(--dim); }
 """.strip()
 _VERDICTS = ("better", "worse", "equivalent", "inconclusive")
 
 
+def html_document(*, title: str, style: str, body: str, scripts: str = "", policy: str = "") -> str:
+    """Return a whole page: `style` follows the base colors, `scripts` the body; `title` is text, the rest markup.
+
+    `policy` is the Content-Security-Policy, which says what the page may load.
+    """
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n' if policy else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{meta}<title>{html.escape(title)}</title>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>\n{_BASE}\n{style}\n</style>\n</head>\n<body>\n{body}\n{scripts}</body>\n</html>\n"
+    )
+
+
 def html_page(document: Document) -> str:
     """Return the page of a report."""
-    title = html.escape(document.sections[0].title if document.sections else "Report")
+    title = document.sections[0].title if document.sections else "Report"
     body = "\n".join(
         line for section in document.sections for line in _section(section.title, section.level, section.blocks)
     )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_STYLE}\n</style>\n</head>\n'
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+    return html_document(title=title, style=_STYLE, body=body)
 
 
 def _section(title: str, level: int, blocks: Sequence[Block]) -> Iterator[str]:

@@ -42,6 +42,8 @@ class Command:
 COMMANDS = {
     "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:PlanFlags:plan"),
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
+    "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
+    "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
     "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "data lengths build": Command(

@@ -1,5 +1,11 @@
-"""The page that shows what a run learned: `live` serves it during a run."""
+"""The page of a run: what it learned, as one self-contained HTML file, or live in a browser. Never imports torch.
 
-from __future__ import annotations
+A page is a list of messages, applied in order by the JavaScript of `assets/`; `messages` describes them. `tail` reads
+the rows that are new in a file, `run_reader` turns a run folder into messages, `build` writes the file, and `live`
+serves it during a run. The sections: `results` (the comparison with the baselines), `usage` (what the policy does),
+`figures` (learning and calls), `origin` (how to repeat the run), `pairs` (run next to run).
 
-__all__ = ["live"]
+Imports stats, cli, runs, analysis, rewards, data, and the pure functions of evaluation.
+"""
+
+__all__ = ["build", "live", "messages", "run_reader"]

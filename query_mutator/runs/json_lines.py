@@ -86,11 +86,12 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class JsonRow(NamedTuple):
-    """A row of a JSON-lines file, the offset behind its line, and its checksum."""
+    """A row of a JSON-lines file, the offset behind its line, its checksum, and whether the file has it."""
 
     value: dict[str, Any]
     end: int
     crc: int
+    is_checked: bool
 
 
 def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -98,15 +99,18 @@ def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     return (row.value for row in scan_json_lines(path))
 
 
-def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[JsonRow]:
+def scan_json_lines(path: str | Path, *, end: int | None = None, after: JsonRow | None = None) -> Iterator[JsonRow]:
     """Yield the rows of a file in order, those of the first `end` bytes; skip a last line that was cut off.
 
+    `after` is a row that an earlier scan of the file yielded: later rows are read, and their lines counted from it.
     Raises a UsageError `file:line: ...` for damage of any other kind. Rows of older versions and of other programs have
     no checksum.
     """
-    at, number, crc, starts = 0, 0, None, _starts(path)
+    at, number, starts = (after.end if after else 0), 0, _starts(path)
+    crc = after.crc if after and after.is_checked else None
     try:
         with Path(path).open("rb") as file:
+            file.seek(at)
             for number, line in enumerate(file, 1):
                 if end is not None and at >= end:
                     break
@@ -117,7 +121,7 @@ def scan_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[Jso
                         break
                     raise UsageError(f"{path}:{number}: {error}") from None
                 at += len(line)
-                yield JsonRow(value, at, starts[0] if crc is None else crc)
+                yield JsonRow(value, at, starts[0] if crc is None else crc, crc is not None)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     if end is not None and at != end:

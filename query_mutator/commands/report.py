@@ -1,0 +1,72 @@
+"""`qm report` and `qm show`: the page of one or several runs, written to a file or opened in a browser."""
+
+from __future__ import annotations
+
+import tempfile
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from query_mutator.cli.console import note
+from query_mutator.cli.outputs import Output, OutputFlags, holding
+from query_mutator.errors import DiskError, UsageError
+from query_mutator.page.build import MARK, REPORT_FILE, write_page
+
+__all__ = ["ReportFlags", "ShowFlags", "report", "show"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags(OutputFlags):
+    """Write one self-contained HTML page of a run, or of several paired by question."""
+
+    runs: Positional[tuple[str, ...]] = ()
+    """Run folders."""
+    output: Annotated[str, arg(aliases=["-o"]), Output(holding(MARK.encode()))] = REPORT_FILE
+    """File to write."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("no run is named; give run folders such as runs/latest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags:
+    """Open the page of a run in the browser; it is written first where it is missing or older than the run."""
+
+    run: Positional[str] = "runs/latest"
+    """Run folder."""
+
+
+def report(flags: ReportFlags) -> None:
+    """Write the page, and print where it is."""
+    write_page(flags.runs, flags.output)
+    print(flags.output)
+
+
+def show(flags: ShowFlags) -> None:
+    """Write the page where it is missing or old, and open it; print where it is."""
+    folder = Path(flags.run).resolve()
+    if not folder.is_dir():
+        raise UsageError(f"{flags.run}: no run folder; give one such as runs/latest")
+    path = folder / REPORT_FILE
+    if not _is_current(path, folder):
+        try:
+            write_page([folder], path)
+        except DiskError as error:  # another person's run
+            path = Path(tempfile.mkdtemp(prefix="query-mutator-")) / REPORT_FILE
+            note(f"{error}; the page is in {path}")
+            write_page([folder], path)
+    print(path)
+    if not webbrowser.open(path.as_uri()):
+        note("no browser could be started; open the file in one")
+
+
+def _is_current(page: Path, folder: Path) -> bool:
+    """Return whether a page is newer than the files of its run."""
+    if not page.exists():
+        return False
+    written = [path.stat().st_mtime for path in folder.iterdir() if path.is_file() and path != page]
+    return page.stat().st_mtime >= max(written, default=0.0)

@@ -1,0 +1,80 @@
+"""Write the page of one or several runs: the sections first, then what was said, compressed block by block.
+
+The blocks of texts go through a temporary file, so the memory does not grow with the length of a run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from query_mutator.analysis.html_page import html_document
+from query_mutator.files import atomic_write
+from query_mutator.page.messages import Message, as_block
+from query_mutator.page.pairs import pairs_of
+from query_mutator.page.run_reader import RunReader
+
+__all__ = ["MARK", "REPORT_FILE", "page_parts", "write_page"]
+
+REPORT_FILE = "report.html"  # of a run folder
+MARK = "/* query-mutator report */"  # by which `qm report` knows its own files
+#: Nothing is loaded: no script, picture or font from elsewhere, whatever a text in the page says.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+_ASSETS = Path(__file__).with_name("assets")
+_FIRST, _LAST = ("dom.js", "store.js"), ("boot.js",)  # scripts in this order, the others by name between them
+_SMALL = ("section", "metrics")  # kinds of messages that the page shows first
+_SPOOL_BYTES = 1 << 20
+_BLOCKS = "<!-- blocks -->"
+
+
+def write_page(folders: Sequence[str | Path], path: str | Path) -> None:
+    """Write the page of run folders to `path`; UsageError for a folder that is not one of a run, or is damaged."""
+    readers = [RunReader(folder, run=run) for run, folder in enumerate(folders)]
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
+        small = [message for reader in readers for message in _drain(reader, large)]
+        if len(readers) > 1:
+            small.append(pairs_of([(reader.name, reader.evaluation) for reader in readers]))
+        before, after = page_parts(" · ".join(reader.name for reader in readers))
+        large.seek(0)
+        with atomic_write(path) as file:
+            file.write(before)
+            file.writelines(map(as_block, small))
+            shutil.copyfileobj(large, file)
+            file.write(after)
+
+
+def _drain(reader: RunReader, large: IO[bytes]) -> list[Message]:
+    """Return the small messages of a run as it is now; write the blocks of the others."""
+    small: list[Message] = []
+    while messages := reader.poll():
+        small += [message for message in messages if message["kind"] in _SMALL]
+        large.writelines(as_block(message) for message in messages if message["kind"] not in _SMALL)
+        if not reader.has_more:
+            break
+    return small
+
+
+def page_parts(title: str, *, policy: str = POLICY) -> tuple[bytes, bytes]:
+    """Return the page before and after its blocks of messages; a page without blocks gets messages by `QM.apply`."""
+    style = f"{MARK}\n{_asset('page.css')}"
+    body = f"{_asset('page.html')}\n{_BLOCKS}"
+    scripts = f"<script>\n{_scripts()}\n</script>\n"
+    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=policy).split(_BLOCKS)
+    return before.encode(), after.encode()
+
+
+def _scripts() -> str:
+    names = sorted(path.name for path in _ASSETS.glob("*.js"))
+    ordered = sorted(names, key=lambda name: (name in _LAST, name not in _FIRST))
+    return '"use strict";\n' + "\n".join(_asset(name) for name in ordered)
+
+
+def _asset(name: str) -> str:
+    path = _ASSETS / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,0 +1,94 @@
+"""The messages that a page is made of: each is one JSON object, applied in order.
+
+section        {"run", "name", "data"}                     replaces a section of a run
+metrics        {"run", "reset", "steps", "wall_s", "columns"}    adds rows of numbers
+texts          {"run", "start", "items"}                   adds texts to the run's table; rows hold their numbers
+questions      {"run", "reset", "rows"}                    adds held-out questions with the way of each method
+transcripts    {"run", "reset", "columns"}                 adds training steps, a list per column
+
+`reset` removes the rows of before. Texts are data: the page never makes markup of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+from query_mutator.files import encode, finite
+from query_mutator.types import wire_text
+
+__all__ = ["CHUNK_ROWS", "NO_TEXT", "Message", "TextTable", "as_block", "chunks", "plain", "section"]
+
+Message = dict[str, Any]
+T = TypeVar("T")
+
+CHUNK_ROWS = 2000  # of a message: a browser decodes one at a time
+NO_TEXT = -1  # the number of no text
+_LEVEL = 6  # of gzip
+_DIGEST_BYTES = 16
+
+
+def section(run: int, name: str, data: Mapping[str, Any]) -> Message:
+    """Return the message of a section; `run` is -1 for one that all runs share."""
+    return {"kind": "section", "run": run, "name": name, "data": plain(data)}
+
+
+def plain(value: Any) -> Any:
+    """Return data that is valid JSON in UTF-8: lone surrogates become U+FFFD, numbers that are not finite None."""
+    if isinstance(value, str):
+        return wire_text(value)
+    if isinstance(value, Mapping):
+        return {wire_text(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return finite(value)
+
+
+def chunks(rows: Sequence[T], size: int = CHUNK_ROWS) -> Iterator[Sequence[T]]:
+    """Yield the rows in parts of at most `size`; one empty part if there are none."""
+    for start in range(0, max(1, len(rows)), size):
+        yield rows[start : start + size]
+
+
+class TextTable:
+    """The texts of a run, each sent once; keeps their digests, so its memory does not grow with their length."""
+
+    def __init__(self, run: int, redact: Callable[[str], str]) -> None:
+        """Take the number of the run on the page, and what removes secrets from a text."""
+        self._run, self._redact = run, redact
+        self._numbers: dict[bytes, int] = {}
+        self._new: list[str] = []
+
+    def number(self, text: object) -> int:
+        """Return the number of a text, NO_TEXT for None."""
+        if text is None:
+            return NO_TEXT
+        clean = wire_text(self._redact(str(text)))
+        digest = blake2b(clean.encode(), digest_size=_DIGEST_BYTES).digest()
+        found = self._numbers.get(digest)
+        if found is None:
+            found = self._numbers[digest] = len(self._numbers)
+            self._new.append(clean)
+        return found
+
+    def numbers(self, texts: Sequence[object]) -> list[int]:
+        """Return the numbers of several texts."""
+        return [self.number(text) for text in texts]
+
+    def take(self) -> Iterator[Message]:
+        """Yield the messages with the texts that are new since the last call."""
+        new, self._new = self._new, []
+        start = len(self._numbers) - len(new)
+        for part in chunks(new) if new else ():
+            yield {"kind": "texts", "run": self._run, "start": start, "items": list(part)}
+            start += len(part)
+
+
+def as_block(message: Message) -> bytes:
+    """Return a message as a script block of the page: its JSON compressed, as text."""
+    packed = base64.b64encode(gzip.compress(encode(message), _LEVEL, mtime=0))
+    kind = str(message["kind"]).encode()
+    return b'<script type="application/json+gzip" class="qm-message" data-kind="%b">%b</script>\n' % (kind, packed)

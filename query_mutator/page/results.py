@@ -1,0 +1,132 @@
+"""The sections on the comparison: the answer, success against calls, the paired table, success by tag.
+
+Rates, differences and intervals are those of the evaluation's report in summary.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.page.questions import Evaluation
+from query_mutator.runs.pairs import PairedRows, pair_rows
+
+__all__ = ["answer_of", "front_of", "paired_of", "paired_row", "tags_of"]
+
+FEW_QUESTIONS = 100  # below it the smallest difference that means something is said
+_DISCORDANT = 1 / 3  # share of the questions on which two methods usually differ
+_Z95 = 1.96
+_RATES = ("success", "success_ci", "score", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
+
+
+def answer_of(report: Mapping[str, Any] | None, evaluation: Evaluation) -> dict[str, Any]:
+    """Return methods, verdict and warnings of a report; nothing but empty entries without one."""
+    if not report:
+        return {"methods": [], "verdict": None, "deploy": None, "warnings": [], "n": 0}
+    methods = [
+        {
+            "method": name,
+            **{key: found[key] for key in _RATES},
+            "calls": found["calls_per_question"],
+            "tokens": found["tokens_per_question"],
+            "seconds": evaluation.seconds(name),
+            "scored": found["scored"],
+            "unscored": sum(found["unscored"].values()),
+        }
+        for name, found in report["methods"].items()
+    ]
+    return {
+        "methods": methods,
+        "verdict": _verdict(report),
+        "deploy": report["verdict"]["sentence"],
+        "warnings": _warnings(report),
+        "n": report["n"],
+    }
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    """Return one sentence on the policy and its rivals, by the intervals of the paired differences."""
+    methods, differences = report["methods"], report["policy_minus"]
+    known = {name: found for name, found in differences.items() if found["success"] is not None}
+    known = {name: found for name, found in known.items() if math.isfinite(found["success"])}
+    if not known:
+        return "No verdict: no question was scored for the policy and another method."
+    rate = f"the policy is right on {_percent(methods[POLICY]['success'])} of {report['n']} held-out questions"
+    ahead = [name for name, found in known.items() if found["success_ci"][1] < 0]
+    level = [name for name, found in known.items() if found["success_ci"][0] <= 0 <= found["success_ci"][1]]
+    rivals, how = (ahead, "Worse than") if ahead else (level, "No better than")
+    if rivals:
+        best = max(rivals, key=lambda name: methods[name]["success"])
+        its = f"{best} on {_percent(methods[best]['success'])}"
+        return f"{how} {_listed(rivals)}: {rate}, {its}; the difference is {_points(known[best])}."
+    closest = min(known, key=lambda name: known[name]["success"])
+    return f"Better than every other method: {rate}; {closest} is the closest, the lead is {_points(known[closest])}."
+
+
+def _warnings(report: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know before the numbers are believed."""
+    methods, n = report["methods"], report["n"]
+    lines = []
+    if 0 < n < FEW_QUESTIONS:
+        points = min(100, round(100 * _Z95 * math.sqrt(_DISCORDANT / n)))
+        lines.append(f"{n} held-out question{'s' * (n > 1)}: differences under {points} points mean nothing.")
+    if report.get("asked", n) > n:
+        lines.append(f"{report['asked'] - n} more questions were not finished by all methods.")
+    for name, found in methods.items():
+        if count := sum(found["unscored"].values()):
+            kinds = ", ".join(f"{kind} ×{number}" for kind, number in found["unscored"].items())
+            lines.append(f"{name}: {count} of {n} questions are unscored and in no rate ({kinds}).")
+    original = methods.get(IDENTITY, {}).get("guard_refusal")
+    for name, found in methods.items():
+        refused = found["guard_refusal"]
+        if None not in (original, refused) and refused < original:
+            lines.append(
+                f"{name} refuses {_percent(refused)} of the requests that should be refused, the original question "
+                f"{_percent(original)}."
+            )
+    return [*lines, "One seed: the intervals say nothing about other seeds."]
+
+
+def front_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return success against total calls of each method."""
+    intervals = {name: found["success_ci"] for name, found in report["methods"].items()}
+    return {"points": [{**point, "success_ci": intervals[point["method"]]} for point in report["front"]]}
+
+
+def paired_of(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
+    """Return the policy against each other method, question by question."""
+    rivals = [name for name in report["policy_minus"] if name in evaluation.methods]
+    ours, rows = evaluation.held_out(POLICY), []
+    for name in rivals:
+        row = paired_row(pair_rows(ours, evaluation.held_out(name)))
+        found = report["policy_minus"][name]  # the same numbers; rows of earlier versions do not say the targets
+        rows.append({"rival": name, **row, "difference": found["success"], "ci": found["success_ci"]})
+    return {"rows": rows}
+
+
+def paired_row(pair: PairedRows) -> dict[str, Any]:
+    """Return a comparison as a row of a table."""
+    counts = ("gained", "lost", "same_right", "same_wrong", "unscored", "difference", "p", "questions")
+    return {**{name: getattr(pair.result, name) for name in counts}, "ci": list(pair.result.interval)}
+
+
+def tags_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return success by tag, and by group where the report has groups."""
+    parts = {**report["by_group"], **report["by_tag"]}
+    return {"tags": [{"tag": name, **found} for name, found in parts.items()]}
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
+def _points(difference: Mapping[str, Any]) -> str:
+    low, high = difference["success_ci"]
+    return f"{100 * difference['success']:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

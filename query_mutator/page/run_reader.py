@@ -1,0 +1,185 @@
+"""A run folder as messages: `poll` returns what is new in its files since the last poll."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from query_mutator.errors import UsageError
+from query_mutator.files import encode
+from query_mutator.page.figures import Figures, learning_of
+from query_mutator.page.messages import Message, TextTable, chunks, section
+from query_mutator.page.origin import Redactor, origin_of
+from query_mutator.page.questions import Evaluation
+from query_mutator.page.results import answer_of, front_of, paired_of, tags_of
+from query_mutator.page.tail import FollowedJson, FollowedRows
+from query_mutator.page.usage import TrainingUsage, choices_of_policy
+from query_mutator.runs.state import run_state
+
+__all__ = ["RunReader"]
+
+POLL_ROWS = 6000  # of a file at a time, which bounds the memory of a poll
+_COLUMNS = ("env", "step", "episode", "baseline_score", "score", "reward", "calls", "valid")
+_TEXTS = {"id": "question_id", "q": "question", "op": "operator", "rewrite": "rewrite"}
+_DIGITS = 4  # of scores: they are shown with three
+
+
+class RunReader:
+    """The files of a run, read as they grow; `run` is its number on the page.
+
+    Raises a UsageError for a folder that is not one of a run, and for a damaged file.
+    """
+
+    def __init__(self, folder: str | Path, *, run: int = 0) -> None:
+        self.folder, self.run = Path(folder), run
+        self._config, self._summary = (FollowedJson(self.folder / f"{name}.json") for name in ("config", "summary"))
+        names = ("metrics", "transcripts", "evaluation")
+        if not any((self.folder / name).exists() for name in ("config.json", *(f"{name}.jsonl" for name in names))):
+            raise UsageError(f"{folder}: no run folder; give one such as runs/latest")
+        self._metrics, self._steps, self._rows = (FollowedRows(self.folder / f"{name}.jsonl") for name in names)
+        self._config.read()
+        self.redactor = Redactor(self._config.value)
+        self.texts = TextTable(run, self.redactor.text)
+        self.evaluation, self.figures, self.usage = Evaluation(self.texts), Figures(), TrainingUsage()
+        self._report: dict[str, Any] | None = None
+        self._state = ""
+        self._is_new = True  # nothing was sent
+        self._sent: dict[str, bytes] = {}  # sections, as they were sent last
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        return self.folder.resolve().name
+
+    def poll(self) -> tuple[Message, ...]:
+        """Return the messages on what is new, in order; none if nothing is. Call it until it returns none.
+
+        Many rows come in several calls.
+        """
+        before = self._summary.read(), self._config.read()
+        messages = [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation()]
+        state = run_state(self.folder)
+        if messages or any(before) or state != self._state or self._is_new:
+            self._state, self._is_new = state, False
+            if not self.has_more:
+                messages = [*self._sections(), *messages]
+        return tuple(messages)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether a file has rows that the last poll left for the next."""
+        return self._metrics.has_more or self._steps.has_more or self._rows.has_more
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _poll_metrics(self) -> Iterator[Message]:
+        rows, is_reset = self._metrics.read(limit=POLL_ROWS)
+        if is_reset:
+            self.figures.clear_metrics()
+        if rows or is_reset:
+            yield self.figures.metrics(self.run, rows, reset=is_reset)
+
+    def _poll_steps(self) -> Iterator[Message]:
+        rows, is_reset = self._steps.read(limit=POLL_ROWS)
+        if is_reset:
+            self.figures.clear_steps()
+            self.usage = TrainingUsage()
+        for row in rows:
+            self.figures.add_step(row)
+            self.usage.add(row)
+        if not (rows or is_reset):
+            return
+        for part in chunks(rows):
+            columns = self._columns(part)
+            yield from self.texts.take()
+            yield {"kind": "transcripts", "run": self.run, "reset": is_reset, "columns": columns}
+            is_reset = False
+
+    def _columns(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [_short(row[name]) for row in rows] for name in _COLUMNS}
+        columns["baseline"] = columns.pop("baseline_score")
+        for name, field in _TEXTS.items():
+            columns[name] = [self.texts.number(row[field]) for row in rows]
+        columns["answer"] = [self.texts.number(row["answer"] or None) for row in rows]
+        columns["error"] = [self.texts.number(_error(row["error"])) for row in rows]
+        columns["parts"] = [
+            {name: _short(value) for name, value in row["parts"].items()} if row["parts"] else None for row in rows
+        ]
+        return columns
+
+    def _poll_evaluation(self) -> Iterator[Message]:
+        rows, is_reset = self._rows.read(limit=POLL_ROWS)
+        if is_reset:
+            self.evaluation.clear()
+        for row in rows:
+            self.evaluation.add(row)
+        if rows or is_reset:
+            yield from self.texts.take()
+        if (rows or is_reset) and not self._rows.has_more:
+            yield from self.evaluation.messages(self.run)
+
+    # --- sections ----------------------------------------------------------------------------------------------------
+
+    def _sections(self) -> Iterator[Message]:
+        """Yield the sections that changed."""
+        for name, data in self._all_sections():
+            message = section(self.run, name, data)
+            encoded = encode(message)
+            if self._sent.get(name) != encoded:
+                self._sent[name] = encoded
+                yield message
+
+    def _all_sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        config, summary = self._config.value, self._summary.value
+        report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
+        yield "answer", {**self._about(), **answer_of(report, self.evaluation)}
+        if report:
+            yield "front", front_of(report)
+            yield "paired", paired_of(report, self.evaluation)
+            yield "tags", tags_of(report)
+        yield "policy", self._policy()
+        yield "learning", learning_of(self.figures, report)
+        yield "calls", self.figures.calls(server=_server(config), summary=summary)
+        yield "reproduce", origin_of(config, self.redactor)
+
+    def _about(self) -> dict[str, Any]:
+        config = self._config.value
+        return {
+            "state": self._state,
+            "name": self.name,
+            "folder": str(self.folder),
+            "started": config.get("started"),
+            "step": self.figures.last.get("step", 0),
+            "steps": config.get("flags", {}).get("num_env_steps"),
+        }
+
+    def _policy(self) -> dict[str, Any]:
+        is_greedy = self.evaluation.has_policy
+        choices = choices_of_policy(self.evaluation) if is_greedy else self.usage.choices
+        first = self.usage.first_shares()
+        names = dict.fromkeys([*(name for _, name in choices.by_step), *first["shares"]])
+        return {
+            "source": "held-out questions, greedy policy" if is_greedy else "training",
+            **choices.data(sorted(names)),
+            **self.usage.gains(learned_from=_teacher(self._config.value)),
+            "first": first,
+        }
+
+
+def _server(config: Mapping[str, Any]) -> str:
+    """Return where the calls of a run went."""
+    urls = config.get("flags", {}).get("ollama_url") or [config.get("backend", {}).get("url") or ""]
+    return ", ".join(map(str, urls))
+
+
+def _teacher(config: Mapping[str, Any]) -> str:
+    return "the teacher" if config.get("flags", {}).get("teacher") else ""
+
+
+def _error(error: Mapping[str, Any] | None) -> str | None:
+    return f"{error['kind']}: {error['message']}" if error else None
+
+
+def _short(value: Any) -> Any:
+    return round(value, _DIGITS) if isinstance(value, float) else value

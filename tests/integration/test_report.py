@@ -1,0 +1,211 @@
+"""The page of a run: its numbers are those of the run's files, and whatever a text says, it stays a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.page.run_reader import RunReader
+from query_mutator.runs.json_lines import read_json_lines
+from tests.page_messages import messages_of, section_of, texts_of
+from train_query_mutator import main as train_main
+
+
+def qm(*argv: object) -> int:
+    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
+
+
+@pytest.fixture
+def run(tiny_flags: list[str], tmp_path: Path) -> Path:
+    flags = [*tiny_flags, "--eval-interval", "32", "--plan-calls", "0"]
+    assert exit_code(train_main, flags, prog="train") == 0
+    return (tmp_path / "runs" / "latest").resolve()
+
+
+@pytest.fixture
+def page(run: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    return path
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found = json.loads((run / "summary.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_numbers_are_those_of_the_summary(run: Path, page: Path) -> None:
+    report = summary_of(run)["eval"]
+    answer = section_of(page, "answer")
+    assert (answer["state"], answer["step"], answer["n"]) == ("finished", 64, report["n"])
+    for row in answer["methods"]:
+        of_summary = report["methods"][row["method"]]
+        for name in ("success", "success_ci", "false_refusal", "false_refusal_ci", "guard_refusal", "scored"):
+            assert row[name] == of_summary[name]
+        assert (row["calls"], row["tokens"]) == (of_summary["calls_per_question"], of_summary["tokens_per_question"])
+    assert answer["deploy"] == report["verdict"]["sentence"]
+    assert [line for line in answer["warnings"] if "mean nothing" in line] == [
+        "3 held-out questions: differences under 65 points mean nothing."
+    ]
+    assert {row["tag"]: row["methods"] for row in section_of(page, "tags")["tags"]} == {
+        name: group["methods"] for name, group in (report["by_group"] | report["by_tag"]).items()
+    }
+    front = section_of(page, "front")["points"]
+    assert [{key: point[key] for key in ("method", "calls", "success", "on_front")} for point in front] == report[
+        "front"
+    ]
+    for row in section_of(page, "paired")["rows"]:
+        found = report["policy_minus"][row["rival"]]
+        assert (row["difference"], row["ci"]) == (found["success"], found["success_ci"])
+        assert row["gained"] + row["lost"] + row["same_right"] + row["same_wrong"] == found["questions"]
+        assert (row["gained"] - row["lost"]) / found["questions"] == pytest.approx(found["success"])
+
+
+def test_the_page_has_every_row_of_the_files(run: Path, page: Path) -> None:
+    texts, messages = texts_of(page), messages_of(page)
+    columns = [message["columns"] for message in messages if message["kind"] == "transcripts"]
+    steps = list(read_json_lines(run / "transcripts.jsonl"))
+    for name, field in (("rewrite", "rewrite"), ("op", "operator"), ("q", "question"), ("id", "question_id")):
+        assert [texts[number] for each in columns for number in each[name]] == [step[field] for step in steps]
+    answers = [number for each in columns for number in each["answer"]]
+    assert ["" if number < 0 else texts[number] for number in answers] == [step["answer"] for step in steps]
+    (metrics,) = [message for message in messages if message["kind"] == "metrics"]
+    rows = list(read_json_lines(run / "metrics.jsonl"))
+    assert metrics["steps"] == [row["step"] for row in rows]
+    for key in ("charts/episodic_return", "validation/success", "llm/calls"):
+        assert metrics["columns"][key] == [row.get(key) for row in rows]
+    low, high = (metrics["columns"][f"validation/success_{end}"][-1] for end in ("low", "high"))
+    assert low < rows[-1]["validation/success"] < high or rows[-1]["validation/success"] in (low, high)
+
+
+def test_questions_hold_the_way_of_each_method(run: Path, page: Path) -> None:
+    texts = texts_of(page)
+    (message,) = [message for message in messages_of(page) if message["kind"] == "questions"]
+    rows = {(row["set"], row["id"]): row for row in message["rows"]}
+    for row in read_json_lines(run / "evaluation.jsonl"):
+        shown = rows[row["set"], row["question_id"]]
+        assert texts[shown["q"]] == row["question"]
+        assert [texts[number] for number in shown["accepted"]] == row["accepted"]
+        way = shown["methods"][row["method"]]
+        assert [texts[number] for number in way["answers"]] == row["answers"]
+        for name in ("steps", "submitted", "why", "success", "parts", "scores", "fits", "calls"):
+            assert way[name] == row[name]
+        right = way["verdicts"][way["submitted"]]
+        assert (right == "right") == (row["success"] == 1.0)
+        assert (right == "refused") == row["refused"]
+
+
+def test_every_choice_of_training_and_of_the_policy_is_counted(run: Path, page: Path) -> None:
+    policy = section_of(page, "policy")
+    rows = [
+        row for row in read_json_lines(run / "evaluation.jsonl") if (row["method"], row["set"]) == ("policy", "test")
+    ]
+    taken = sum(len(row["steps"]) for row in rows)
+    for name in ("by_step", "by_verdict"):
+        assert sum(count for row in policy[name] for count in row["counts"].values()) == taken
+    assert (policy["episodes"], policy["source"]) == (len(rows), "held-out questions, greedy policy")
+    assert policy["submit"] == sum(row["steps"].count("submit") for row in rows)
+    operators = {"spelling", "neutral", "filler"}
+    steps = list(read_json_lines(run / "transcripts.jsonl"))
+    assert {row["operator"] for row in policy["gains"]} <= operators
+    used = sum(step["operator"] in operators and step["valid"] for step in steps)
+    assert used - 4 <= sum(row["chosen"] + row["random_n"] for row in policy["gains"]) <= used  # 4 episodes are open
+
+
+def test_two_runs_are_paired_as_compare_pairs_them(
+    run: Path, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(train_main, [*tiny_flags, "--seed", "2", "--plan-calls", "0"], prog="train") == 0
+    other = (tmp_path / "runs" / "latest").resolve()
+    path = tmp_path / "two.html"
+    assert qm("report", run, other, "-o", path) == 0
+    capsys.readouterr()
+    assert qm("compare", run, other, "--json") == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    (row,) = [row for row in section_of(path, "pairs", run=-1)["rows"] if row["method"] == "policy"]
+    assert (row["a"], row["b"]) == (run.name, other.name)
+    for name in ("gained", "lost", "same_right", "same_wrong", "p", "difference", "ci", "questions"):
+        assert row[name] == pair[name]
+    assert section_of(path, "answer", run=1)["name"] == other.name
+
+
+def test_a_reader_sends_what_is_new_and_starts_again_after_a_resume(run: Path) -> None:
+    reader = RunReader(run)
+    kinds = {(message["kind"], message.get("name")) for message in reader.poll()}
+    assert {("transcripts", None), ("metrics", None), ("section", "answer")} <= kinds
+    assert reader.poll() == ()
+    (run / "checkpoints" / "step_64.pt").unlink()
+    assert exit_code(train_main, ["--resume", str(run), "--no-evaluate"], prog="train") == 0
+    again = reader.poll()
+    assert {message["kind"] for message in again if message.get("reset")} == {"transcripts", "metrics"}
+    assert sum(len(message["columns"]["env"]) for message in again if message["kind"] == "transcripts") == 64
+    assert reader.poll() == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["</script><script>alert(1)</script>", "<!--", "\u2028 \u202e", "\ud800 alone", "x" * 10**6]
+)
+def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str) -> None:
+    row = json.dumps({**next(read_json_lines(run / "evaluation.jsonl")), "answers": [text], "method": "policy"})
+    (run / "evaluation.jsonl").write_text(row + "\n")
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    assert text.replace("\ud800", "\ufffd") in texts_of(path)
+    assert text not in path.read_text()
+
+
+def test_a_report_is_replaced_with_force_only_and_other_files_never(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, other = tmp_path / "page.html", tmp_path / "mine.html"
+    other.write_text("<p>mine</p>")
+    assert [qm("report", run, "-o", path) for _ in "xx"] == [0, 2]
+    assert qm("report", run, "-o", path, "--force") == 0
+    assert qm("report", run, "-o", other, "--force") == 2
+    assert other.read_text() == "<p>mine</p>"
+    capsys.readouterr()
+    assert qm("report", tmp_path / "nothing", "-o", tmp_path / "x.html") == 2
+    assert capsys.readouterr().err.endswith("nothing: no run folder; give one such as runs/latest\n")
+
+
+def test_a_damaged_row_is_named_and_nothing_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = run / "transcripts.jsonl"
+    steps.write_bytes(steps.read_bytes().replace(b'"step":1,', b'"step":9,', 1))
+    assert qm("report", run, "-o", tmp_path / "x.html") == 2
+    assert "transcripts.jsonl:" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_rows_and_runs_of_earlier_versions(run: Path, tmp_path: Path) -> None:
+    old = ("question", "accepted", "target", "parts", "scores", "fits", "why", "crc")
+    rows = [{k: v for k, v in row.items() if k not in old} for row in read_json_lines(run / "evaluation.jsonl")]
+    (run / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    report = summary_of(run)["eval"]
+    for row in section_of(path, "paired")["rows"]:
+        assert row["ci"] == report["policy_minus"][row["rival"]]["success_ci"]
+    texts = texts_of(path)
+    (message,) = [message for message in messages_of(path) if message["kind"] == "questions"]
+    assert {texts[row["q"]] for row in message["rows"]} >= {"plz sort my list"} or message["rows"][0]["q"] >= 0
+
+
+def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Path) -> None:
+    (run / "summary.json").unlink()
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    answer = section_of(path, "answer")
+    assert (answer["state"], bool(answer["verdict"])) == ("interrupted", True)  # from the rows that are there
+    (run / "evaluation.jsonl").unlink()
+    assert qm("report", run, "-o", path, "--force") == 0
+    answer = section_of(path, "answer")
+    assert (answer["methods"], answer["verdict"]) == ([], None)
+    assert section_of(path, "policy")["source"] == "training"
