@@ -41,6 +41,7 @@ from query_mutator.evaluation.validation import make_periodic_eval
 from query_mutator.files import write_checked_json
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.llm.stack import CallTotals
+from query_mutator.page.build import write_report
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.table import assistant_name, result_table
@@ -259,6 +260,7 @@ class Trainer:
         note(*long_questions(self.system.calls, self.task, self.split.test, send=False))
         print(f"run folder: {self.run_dir.path}", flush=True)
         described = {**self.system.describe(), "plugins": plugin_hashes(config.plugin)}
+        described["dataset_sha256"] = self.split.sha256
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
         self._write_checkpoint()  # from the first one on, no completed call is lost
         self.loop = self._make_loop()
@@ -343,6 +345,8 @@ class Trainer:
             print(result_table(report))
         note(*self.long_prompts.lines(), *cut_line(self._all_calls))
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
+        if page := write_report(self.run_dir.path):
+            print(f"report:         {page}")
         return report
 
     def _make_loop(self) -> TrainingLoop:
@@ -463,6 +467,8 @@ class Trainer:
             "env_steps": self.env_steps,
             "llm_calls": self.counted.totals.calls,
             "eval_llm_calls": self.system.calls.eval_counted.totals.calls,
+            "eval_tokens": self.system.calls.eval_counted.totals.tokens,
+            "eval_reply_tokens": self.system.calls.eval_counted.totals.reply_tokens,
             "invalid_steps": self.invalid_steps,
             "prompts_too_long": dict(self.long_prompts.counts),
             "cut_replies": self._all_calls.cut_replies,

@@ -17,6 +17,7 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_search import MAX_CALLS, PlanPoint, PlanSearch, check_calls, find_plan
 from query_mutator.files import write_checked_json
 from query_mutator.llm.backends import check_backend
+from query_mutator.page.build import write_report
 from query_mutator.plugins import absolute, load_plugins, plugin_hashes
 from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
@@ -30,6 +31,7 @@ from query_mutator.training.system import System, SystemSettings, TaskSettings, 
 from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
+    from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
 __all__ = ["PlanFlags", "plan"]
@@ -81,7 +83,8 @@ def plan(flags: PlanFlags) -> None:
         embedding_dims=1,  # a plan reads none
         validation_fold="none",
     )
-    train = split_dataset(settings).train
+    split = split_dataset(settings)
+    train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     system_settings = settings_of(SystemSettings, flags, batch_size=flags.calls_in_flight, deterministic=False)
@@ -90,7 +93,7 @@ def plan(flags: PlanFlags) -> None:
         stack.enter_context(closing_on_interrupt(system.calls.close))
         embed_questions(system.encoder, train)
         task = make_task(system, settings, train)
-        run_dir = _open_run_dir(flags, system, stack)  # a folder that cannot be written costs no calls
+        run_dir = _open_run_dir(flags, system, split, stack)  # a folder that cannot be written costs no calls
         note(system.choice.reason)
         stack.enter_context(contextlib.closing(system.calls))
         evaluator = _evaluator(flags, system)
@@ -98,6 +101,7 @@ def plan(flags: PlanFlags) -> None:
         found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
         _save(flags, run_dir, system, task, settings, found.plan)
         write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
+        write_report(run_dir.path)
     path = str(run_dir.path)
     report = {"plan": found.to_json(), **search.to_json(), "questions_in_training": len(train), "run_folder": path}
     show(flags, report, _in_words(search, found, path, num_train=len(train)))
@@ -114,12 +118,12 @@ def _evaluator(flags: PlanFlags, system: System) -> Evaluator:
     )
 
 
-def _open_run_dir(flags: PlanFlags, system: System, stack: ExitStack) -> RunDir:
+def _open_run_dir(flags: PlanFlags, system: System, split: Split, stack: ExitStack) -> RunDir:
     """Return a new run folder with its config.json, locked."""
     run_dir = RunDir.create(flags.save_dir, flags.name)
     stack.callback(run_dir.close)
     stack.enter_context(locked(run_dir.path))
-    described = {**system.describe(), "plugins": plugin_hashes(flags.plugin)}
+    described = {**system.describe(), "plugins": plugin_hashes(flags.plugin), "dataset_sha256": split.sha256}
     run_dir.write_config(describe_run(_kept(flags), **described))
     return run_dir
 

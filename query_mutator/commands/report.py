@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import webbrowser
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.page.build import MARK, REPORT_FILE, write_page
+from query_mutator.page.cost import Price
 
 __all__ = ["ReportFlags", "ShowFlags", "report", "show"]
 
@@ -26,10 +28,26 @@ class ReportFlags(OutputFlags):
     """Run folders."""
     output: Annotated[str, arg(aliases=["-o"]), Output(holding(MARK.encode()))] = REPORT_FILE
     """File to write."""
+    price_in: float | None = None
+    """Price of a million prompt tokens, in any currency: the page then says what training and each method cost."""
+    price_out: float | None = None
+    """Price of a million reply tokens."""
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("no run is named; give run folders such as runs/latest")
+        if (self.price_in is None) != (self.price_out is None):
+            raise ValueError("a cost needs both --price-in and --price-out; give both")
+        for flag, price in (("--price-in", self.price_in), ("--price-out", self.price_out)):
+            if price is not None and not 0 <= price < math.inf:
+                raise ValueError(f"{flag} {price} must be a price of 0 or more")
+
+    @property
+    def price(self) -> Price | None:
+        """Return the prices, None if they were not given."""
+        if self.price_in is None or self.price_out is None:
+            return None
+        return Price(prompt=self.price_in, reply=self.price_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +60,7 @@ class ShowFlags:
 
 def report(flags: ReportFlags) -> None:
     """Write the page, and print where it is."""
-    write_page(flags.runs, flags.output)
+    write_page(flags.runs, flags.output, price=flags.price)
     print(flags.output)
 
 

@@ -8,6 +8,7 @@ validation    one fold of them, left out of training: curves and every choice be
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,11 @@ class Split:
     train: tuple[Question, ...]
     test: tuple[Question, ...] = ()
     validation: tuple[Question, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Return the digest of all questions."""
+        return questions_sha256(self.train + self.test + self.validation)
 
 
 def target_key(question: Question) -> str:
@@ -60,6 +66,15 @@ def validation_split(train: Sequence[Question], fold: int) -> Split:
         train=tuple(question for question in train if fold_of(question) != fold),
         validation=tuple(question for question in train if fold_of(question) == fold),
     )
+
+
+def questions_sha256(questions: Iterable[Question]) -> str:
+    """Return a digest of questions with their gold, whatever their order and the file they are from."""
+    rows = sorted((q.id, q.text, list(q.accept), q.reference or "", list(q.tags)) for q in questions)
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row).encode())
+    return found.hexdigest()
 
 
 def _digest(question: Question) -> str:

@@ -255,11 +255,13 @@ class _Bill:
 
     calls: int = 0
     tokens: int = 0
+    reply_tokens: int = 0
     seconds: float = 0.0
 
     def add(self, completion: Completion) -> None:
         self.calls += 1
         self.tokens += completion.prompt_tokens + completion.completion_tokens
+        self.reply_tokens += completion.completion_tokens
         self.seconds += completion.latency_s
 
 
@@ -277,7 +279,9 @@ def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
         except StopIteration as stop:
             outcome: Outcome = stop.value
             calls = bill.calls if outcome.error else outcome.calls
-            return replace(outcome, calls=calls, tokens=bill.tokens, seconds=bill.seconds)
+            return replace(
+                outcome, calls=calls, tokens=bill.tokens, reply_tokens=bill.reply_tokens, seconds=bill.seconds
+            )
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
             known = None if result.attempts else memory.get(request_key(need.request, identity=_model_of(need.request)))

@@ -32,6 +32,7 @@ class Outcome:
     refused: bool = False
     calls: int = 0  # to mutator and target; also those that another method's equal call saved
     tokens: int = 0  # of these calls
+    reply_tokens: int = 0  # those of the replies
     seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
     actions: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()  # the wording after each action
@@ -83,6 +84,7 @@ class Outcome:
             "why": self.why,
             "calls": self.calls,
             "tokens": self.tokens,
+            "reply_tokens": self.reply_tokens,
             "seconds": round(self.seconds, 6),
             "success": None if self.error else self.success,
             "score": None if self.error else self.score,

@@ -47,6 +47,7 @@ class CallTotals:
     queue_wait_s: float = 0.0  # of that, what the server queued the calls
     service_s: float = 0.0  # and what it worked on them
     tokens: int = 0  # prompts and replies together
+    reply_tokens: int = 0  # those of the replies
     cut_replies: int = 0  # that ended at the token limit
 
     @classmethod
@@ -59,6 +60,7 @@ class CallTotals:
             queue_wait_s=completion.queue_wait_s,
             service_s=completion.prompt_eval_s + completion.eval_s,
             tokens=completion.prompt_tokens + completion.completion_tokens,
+            reply_tokens=completion.completion_tokens,
             cut_replies=int(completion.ok and completion.hit_limit),
         )
 

@@ -5,6 +5,7 @@ The blocks of texts go through a temporary file, so the memory does not grow wit
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import IO
 
 from query_mutator.analysis.html_page import html_document
+from query_mutator.errors import reason_of
 from query_mutator.files import atomic_write
+from query_mutator.page.cost import Price
 from query_mutator.page.messages import Message, as_block
 from query_mutator.page.pairs import pairs_of
 from query_mutator.page.run_reader import RunReader
 
-__all__ = ["MARK", "REPORT_FILE", "page_parts", "write_page"]
+__all__ = ["MARK", "REPORT_FILE", "page_parts", "write_page", "write_report"]
+
+logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"  # of a run folder
 MARK = "/* query-mutator report */"  # by which `qm report` knows its own files
@@ -33,9 +38,23 @@ _SPOOL_BYTES = 1 << 20
 _BLOCKS = "<!-- blocks -->"
 
 
-def write_page(folders: Sequence[str | Path], path: str | Path) -> None:
+def write_report(folder: Path) -> Path | None:
+    """Write the page of a run that ended into its folder; warn and return None where that fails, whatever the reason.
+
+    The run is complete without it, and `qm show` writes it again.
+    """
+    path = folder / REPORT_FILE
+    try:
+        write_page([folder], path)
+    except Exception as error:
+        logger.warning("the report of %s could not be written (%s); try qm show %s", folder, reason_of(error), folder)
+        return None
+    return path
+
+
+def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price | None = None) -> None:
     """Write the page of run folders to `path`; UsageError for a folder that is not one of a run, or is damaged."""
-    readers = [RunReader(folder, run=run) for run, folder in enumerate(folders)]
+    readers = [RunReader(folder, run=run, price=price) for run, folder in enumerate(folders)]
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
         small = [message for reader in readers for message in _drain(reader, large)]
         if len(readers) > 1:

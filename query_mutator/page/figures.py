@@ -9,6 +9,7 @@ from typing import Any
 
 from query_mutator.evaluation.baselines import BEST_SINGLE, RANDOM
 from query_mutator.evaluation.summary import IDENTITY, PLAN
+from query_mutator.page.cost import Tokens
 from query_mutator.page.messages import Message
 from query_mutator.runs.metrics import METRICS
 from query_mutator.stats.intervals import wilson_interval
@@ -36,7 +37,7 @@ _TOTALS = (
     "llm/calls", "llm/failed_calls", "llm/invalid_steps", "llm/cut_replies", "llm/prompts_too_long", "counters/tokens",
     "llm/tokens_saved", "llm/shared_calls", "llm/cache_hits", "llm/limit",
 )  # fmt: skip
-_MEANS = ("llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s", "llm/tokens_per_call")
+_MEANS = ("llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s", "llm/tokens_per_call", "llm/reply_tokens_per_call")
 
 
 class Figures:
@@ -124,6 +125,13 @@ class Figures:
             "failures": failures,
             "invalid_by_length": self._by_length(),
         }
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return the tokens of the training so far."""
+        total, each = self.last.get("counters/tokens", 0.0), self._mean("llm/tokens_per_call")
+        reply = self._mean("llm/reply_tokens_per_call")
+        return Tokens(total=total, reply=total * reply / each if each and reply is not None else None)
 
     def _mean(self, key: str) -> float | None:
         return self._sums[key] / self._weights[key] if self._weights[key] else None

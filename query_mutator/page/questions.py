@@ -63,7 +63,10 @@ class Evaluation:
         """Return what the page shows of a method on a question."""
         error = row.get("error")
         return {
-            **{name: row.get(name) for name in ("success", "score", "refused", "calls", "tokens", "seconds")},
+            **{
+                name: row.get(name)
+                for name in ("success", "score", "refused", "calls", "tokens", "reply_tokens", "seconds")
+            },
             "steps": row["steps"],
             **{name: self._texts.numbers(row[name]) for name in ("rewrites", "asked", "answers")},
             **{name: row.get(name) or [None] * len(row["answers"]) for name in ("parts", "scores", "fits")},
@@ -112,6 +115,15 @@ class Evaluation:
             o.seconds for place, o in self._outcomes.get(method, {}).items() if place[0] == "test" and o.seconds > 0
         ]
         return sum(took) / len(took) if took else None
+
+    def tokens(self, method: str) -> tuple[float, float | None] | None:
+        """Return the mean tokens of a held-out question, and the replies' part where the rows have it."""
+        rows = [way for _, way in self.rows_of(method) if not way["error"]]
+        if not rows:
+            return None
+        replies = [way["reply_tokens"] for way in rows]
+        reply = None if None in replies else sum(replies) / len(rows)
+        return sum(way["tokens"] for way in rows) / len(rows), reply
 
     @property
     def has_policy(self) -> bool:

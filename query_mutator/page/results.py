@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY
 from query_mutator.page.questions import Evaluation
 from query_mutator.runs.pairs import PairedRows, pair_rows
 
-__all__ = ["answer_of", "front_of", "paired_of", "paired_row", "tags_of"]
+__all__ = ["answer_of", "front_of", "paired_of", "paired_row", "plan_answer", "plan_front", "tags_of"]
 
 FEW_QUESTIONS = 100  # below it the smallest difference that means something is said
 _DISCORDANT = 1 / 3  # share of the questions on which two methods usually differ
@@ -44,6 +44,30 @@ def answer_of(report: Mapping[str, Any] | None, evaluation: Evaluation) -> dict[
         "warnings": _warnings(report),
         "n": report["n"],
     }
+
+
+def plan_answer(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of a search for a plan, which read training questions only."""
+    low, high = plan["success_ci"]
+    rate = f"right on {_percent(plan['success'])} of {plan['questions']} training questions"
+    interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f})"
+    unknown = dict.fromkeys((*_RATES, "tokens", "seconds"))
+    row = unknown | {name: plan[name] for name in ("success", "success_ci", "score", "calls")}
+    return {
+        "methods": [{**row, "method": PLAN, "scored": plan["questions"], "unscored": 0}],
+        "verdict": f"The plan {plan['plan']}: {rate} {interval}, at {plan['calls']:.1f} calls per question.",
+        "deploy": None,
+        "warnings": ["It was chosen on these questions, so the rate is too high; measure it with qm eval."],
+        "n": plan["questions"],
+    }
+
+
+def plan_front(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the best plan within each number of calls per question."""
+    plans = {point["plan"]: point for point in search["front"].values()}
+    points = [{"method": name, **{key: point[key] for key in ("calls", "success", "success_ci")}, "on_front": True}
+              for name, point in plans.items()]  # fmt: skip
+    return {"points": points}
 
 
 def _verdict(report: Mapping[str, Any]) -> str:

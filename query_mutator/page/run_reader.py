@@ -8,11 +8,12 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files import encode
+from query_mutator.page.cost import Price, cost_of
 from query_mutator.page.figures import Figures, learning_of
 from query_mutator.page.messages import Message, TextTable, chunks, section
 from query_mutator.page.origin import Redactor, origin_of
 from query_mutator.page.questions import Evaluation
-from query_mutator.page.results import answer_of, front_of, paired_of, tags_of
+from query_mutator.page.results import answer_of, front_of, paired_of, plan_answer, plan_front, tags_of
 from query_mutator.page.tail import FollowedJson, FollowedRows
 from query_mutator.page.usage import TrainingUsage, choices_of_policy
 from query_mutator.runs.state import run_state
@@ -31,8 +32,8 @@ class RunReader:
     Raises a UsageError for a folder that is not one of a run, and for a damaged file.
     """
 
-    def __init__(self, folder: str | Path, *, run: int = 0) -> None:
-        self.folder, self.run = Path(folder), run
+    def __init__(self, folder: str | Path, *, run: int = 0, price: Price | None = None) -> None:
+        self.folder, self.run, self._price = Path(folder), run, price
         self._config, self._summary = (FollowedJson(self.folder / f"{name}.json") for name in ("config", "summary"))
         names = ("metrics", "transcripts", "evaluation")
         if not any((self.folder / name).exists() for name in ("config.json", *(f"{name}.jsonl" for name in names))):
@@ -133,14 +134,18 @@ class RunReader:
     def _all_sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         config, summary = self._config.value, self._summary.value
         report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
-        yield "answer", {**self._about(), **answer_of(report, self.evaluation)}
+        is_plan = report is None and "plan" in summary
+        answer = plan_answer(summary["plan"]) if is_plan else answer_of(report, self.evaluation)
+        yield "answer", {**self._about(), **answer}
+        if is_plan:
+            yield "front", plan_front(summary["search"])
         if report:
             yield "front", front_of(report)
             yield "paired", paired_of(report, self.evaluation)
             yield "tags", tags_of(report)
         yield "policy", self._policy()
         yield "learning", learning_of(self.figures, report)
-        yield "calls", self.figures.calls(server=_server(config), summary=summary)
+        yield "calls", {**self.figures.calls(server=_server(config), summary=summary), "price": self._cost()}
         yield "reproduce", origin_of(config, self.redactor)
 
     def _about(self) -> dict[str, Any]:
@@ -153,6 +158,12 @@ class RunReader:
             "step": self.figures.last.get("step", 0),
             "steps": config.get("flags", {}).get("num_env_steps"),
         }
+
+    def _cost(self) -> dict[str, float | str] | None:
+        if self._price is None:
+            return None
+        summary = self._summary.value
+        return cost_of(self._price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
 
     def _policy(self) -> dict[str, Any]:
         is_greedy = self.evaluation.has_policy

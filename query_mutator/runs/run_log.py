@@ -106,6 +106,7 @@ class RunLog:
             "llm/latency_s": calls.latency_s / each,
             "llm/queue_wait_s": calls.queue_wait_s / each,
             "llm/tokens_per_call": calls.tokens / each,
+            "llm/reply_tokens_per_call": calls.reply_tokens / each,
             "llm/limit": self._calls.limit.limit,
             "llm/shared_calls": self._calls.shared_calls,
             "llm/cache_hits": self._calls.cache_hits,

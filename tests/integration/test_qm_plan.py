@@ -15,6 +15,7 @@ from query_mutator.data import load_questions, split_questions
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from tests.conftest import Librarian, Softener
+from tests.page_messages import section_of
 from train_query_mutator import main as train_main
 
 
@@ -62,6 +63,11 @@ def test_the_found_plan_is_evaluated_and_used_like_a_policy(
     assert str(run.resolve()) in said
     assert json.loads((run / "summary.json").read_text())["plan"] == report["plan"]
     assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
+    answer = section_of(run / "report.html", "answer")
+    assert answer["verdict"].startswith(f"The plan {report['plan']['plan']}: right on ")
+    assert answer["methods"][0]["success"] == report["plan"]["success"]
+    points = {point["method"]: point["success"] for point in section_of(run / "report.html", "front")["points"]}
+    assert points == {point["plan"]: point["success"] for point in report["front"].values()}
 
     assert qm("eval", "--checkpoint", str(run), "--json", "-") == 0
     evaluated = json.loads(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,89 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
     assert qm("report", run, "-o", path) == 0
     assert text.replace("\ud800", "\ufffd") in texts_of(path)
     assert text not in path.read_text()
+
+
+def test_a_run_writes_its_page_at_its_end(run: Path, page: Path) -> None:
+    assert messages_of(run / "report.html") == messages_of(page)
+    config = json.loads((run / "config.json").read_text())
+    shown = section_of(page, "reproduce")
+    assert len(shown["dataset_sha256"]) == 64
+    for name in ("command_line", "flags", "versions", "hardware", "commit", "dataset_sha256", "started"):
+        assert shown[name] == config[name]
+
+
+def test_a_page_that_cannot_be_written_fails_no_run(
+    tiny_flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_page(*_: object, **__: object) -> None:
+        raise RuntimeError("the page is broken")
+
+    monkeypatch.setattr("query_mutator.page.build.write_page", no_page)
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate"], prog="train") == 0
+    assert "could not be written (the page is broken); try qm show" in caplog.text
+    assert (tmp_path / "runs" / "latest" / "summary.json").exists()
+
+
+def test_show_writes_the_page_where_it_is_missing_or_old(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    path = run / "report.html"
+    for spoil in (lambda: None, path.unlink, lambda: os.utime(path, (1, 1))):
+        spoil()
+        assert qm("show", run) == 0
+        assert path.stat().st_mtime > 1
+        assert capsys.readouterr().out.endswith(f"{path}\n")
+    assert opened == [path.as_uri()] * 3
+    assert qm("show", run / "nothing") == 2
+
+
+def test_the_cost_is_tokens_times_prices(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path, "--price-in", "2", "--price-out", "10") == 0
+    price, summary = section_of(path, "calls")["price"], summary_of(run)
+    prompts, replies = summary["eval_tokens"] - summary["eval_reply_tokens"], summary["eval_reply_tokens"]
+    assert replies > 0
+    assert price["evaluations"] == pytest.approx((2 * prompts + 10 * replies) / 1e6)
+    total = list(read_json_lines(run / "metrics.jsonl"))[-1]["counters/tokens"]
+    assert 2 * total / 1e6 < price["training"] < 10 * total / 1e6
+    asked = [
+        row for row in read_json_lines(run / "evaluation.jsonl") if (row["method"], row["set"]) == ("identity", "test")
+    ]
+    cost = (
+        sum(2 * (row["tokens"] - row["reply_tokens"]) + 10 * row["reply_tokens"] for row in asked) / len(asked) / 1000
+    )
+    assert price["identity, 1,000 questions"] == pytest.approx(cost)
+    assert section_of(run / "report.html", "calls")["price"] is None
+    capsys.readouterr()
+    assert qm("report", run, "-o", path, "--price-in", "2") == 2
+    assert "both --price-in and --price-out" in capsys.readouterr().err
+    assert qm("report", run, "-o", path, "--price-in", "-1", "--price-out", "1") == 2
+
+
+KEY = "plantedKEY0123456789"
+
+
+def test_secrets_in_settings_and_the_environment_are_not_on_the_page(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROXY_TOKEN", f"env-{KEY}")
+    config = json.loads((run / "config.json").read_text())
+    config["flags"] |= {"openai_url": f"http://me:{KEY}@host/v1?api_key={KEY}", "plugin_settings": {"api_key": KEY}}
+    config["command_line"] = f"qm --judge-key {KEY} --header 'Authorization: Bearer {KEY}' X-Api-Key:{KEY} sk-{KEY}x"
+    config["resumed"] = [{"command_line": f"train --token={KEY} --target-max-tokens 256"}]
+    del config["file_sha256"]
+    (run / "config.json").write_text(json.dumps(config))
+    row = next(read_json_lines(run / "evaluation.jsonl")) | {"answers": [f"it is env-{KEY}, or {KEY}"]}
+    (run / "evaluation.jsonl").write_text(json.dumps({name: row[name] for name in row if name != "crc"}) + "\n")
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    assert KEY not in json.dumps(messages_of(path)) + path.read_text()
+    assert "it is ***, or ***" in texts_of(path)
+    shown = section_of(path, "reproduce")
+    assert shown["flags"]["openai_url"] == "http://***@host/v1?api_key=***"
+    assert shown["resumed"][0]["command_line"] == "train --token=*** --target-max-tokens 256"
 
 
 def test_a_report_is_replaced_with_force_only_and_other_files_never(
