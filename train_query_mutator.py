@@ -368,6 +368,7 @@ class Trainer:
         with _server_worked_before():
             row = self.periodic_eval(self.learner.frozen)
         self.best_success = max(self.best_success, row["validation/success"])  # NaN leaves the first
+        self.runlog.validated(row["validation/success"])
         return {**row, "validation/best_success": self.best_success}
 
     def _restore_envs(self, checkpoint: Checkpoint | None, done: Progress) -> FloatArray | None:

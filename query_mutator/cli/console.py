@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, NoReturn, TextIO, cast
 from weakref import WeakSet
 
 from query_mutator.cli.plain import PlainStream, plain_output
@@ -24,7 +24,7 @@ from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, 
 from query_mutator.files import disk_advice
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from query_mutator.cli.bar import FittingBar
 
 SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if something hangs
 MESSAGE_CHARACTERS = 1000  # of the line that an error prints
@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 _on_interrupt: list[Callable[[], None]] = []
-_bars: WeakSet[tqdm[Any]] = WeakSet()  # every bar of `progress`
+_bars: WeakSet[FittingBar] = WeakSet()  # every bar of `progress`
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,13 +106,16 @@ def note(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def progress(name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False) -> tqdm[Any]:
+def progress(
+    name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False, initial: int = 0
+) -> FittingBar:
     """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
-    from tqdm import tqdm
+    from query_mutator.cli.bar import FittingBar
 
     in_terminal = sys.stderr.isatty()
-    bar = tqdm(
+    bar = FittingBar(
         total=total,
+        initial=initial,
         desc=name,
         unit=unit,
         mininterval=0.2 if in_terminal else 15.0,

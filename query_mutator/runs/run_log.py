@@ -14,7 +14,10 @@ from query_mutator.cli.console import progress
 from query_mutator.llm.stack import CallTotals, ClientStack
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from query_mutator.cli.bar import FittingBar
+
+_FIGURES = ("valid", "return", "rate", "share", "failed")
+_SETTLED_S = 2.0  # after a row, the rates of a shorter time say nothing
 
 
 class Learner(Protocol):
@@ -34,7 +37,9 @@ class RunLog:
 
     def __init__(self, calls: ClientStack, *, wall_s: float = 0.0) -> None:
         self._calls = calls
-        self._bar: tqdm[Any] | None = None
+        self._bar: FittingBar | None = None
+        self._shown: dict[str, str] = {}  # the latest figures of the bar
+        self._more: Mapping[str, str] = {}
         self._began = time.perf_counter() - wall_s
         self._episodes: list[dict[str, float]] = []
         self._steps = self._learned_then = 0
@@ -43,8 +48,8 @@ class RunLog:
 
     def open_bar(self, *, total_steps: int, env_steps: int) -> None:
         """Show a progress bar from now on."""
-        self._bar = progress("training", total_steps, unit="step")
-        self._bar.update(env_steps)
+        self._bar = progress("training", total_steps, unit="step", initial=env_steps)
+        self._bar.figures = self.figures
 
     @property
     def wall_s(self) -> float:
@@ -73,18 +78,26 @@ class RunLog:
         """Return the totals of calls for training since this process started."""
         return self._calls.counted.totals - self._calls_at_start
 
-    def show(self, more: Mapping[str, str] | None = None) -> None:
-        """Update the figures of the progress bar; `more` are others."""
-        if self._bar is None:
-            return
-        episodes, calls = self._episode_means(), self._calls_since()
-        shown = {"calls/s": f"{calls.calls / self._seconds():.0f}"}
-        if episodes:
-            shown |= {
-                "return": f"{episodes['charts/episodic_return']:+.3f}",
-                "success": f"{100 * episodes['charts/success']:.0f}%",
-            }
-        self._bar.set_postfix({**shown, **(more or {})}, refresh=False)
+    def show(self, more: Mapping[str, str]) -> None:
+        """Add figures to those of the progress bar, or replace them."""
+        self._more = more
+
+    def validated(self, success: float) -> None:
+        """Show the success of a periodic evaluation from now on."""
+        if not math.isnan(success):
+            self._shown["valid"] = f"valid {100 * success:.0f}%"
+
+    def figures(self) -> list[str]:
+        """Return the figures of the progress bar, the most important first; rates of the time since the last row."""
+        totals, calls, seconds = self._calls.counted.totals, self._calls_since(), self._seconds()
+        if (value := self._episode_means().get("charts/episodic_return")) is not None:
+            self._shown["return"] = f"return {value:+.2f}"
+        if seconds > _SETTLED_S or "rate" not in self._shown:
+            share = min(1.0, calls.latency_s / (seconds * self._calls.limit.limit))
+            self._shown |= {"rate": f"{calls.calls / seconds:.3g} calls/s", "share": f"limit {100 * share:.0f}%"}
+        self._shown["failed"] = f"{totals.failed} failed"
+        more = [f"{name} {value}" for name, value in self._more.items()]
+        return [*(self._shown[name] for name in _FIGURES if name in self._shown), *more]
 
     def row(self, learner: Learner) -> dict[str, float]:
         """Return the figures since the last row, under their metric keys."""
