@@ -48,7 +48,7 @@ def fitted(figures: Sequence[str], *, name: str, n: float, total: int, columns: 
     share = min(1.0, n / total)
     percent, steps = f"{int(100 * share):3d}%", f"{n:.0f}/{total}"
     room = 10**6 if columns is None else columns - len(percent)
-    shown = []
+    shown: list[str] = []
     for figure in [*figures, steps]:
         if disp_len(figure) + 2 <= room or not shown:  # of the first at least its beginning
             shown.append(figure)
