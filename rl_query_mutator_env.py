@@ -35,22 +35,19 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from query_mutator.env.episode import Attempt, Episode
-from query_mutator.env.flow import Call, CallJournal, CallSite, Encode, Flow, Prepare
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import Episode
+from query_mutator.env.flow import Call, CallJournal, CallSite, Flow
 from query_mutator.env.infos import as_arrays, infos_of
-from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
-from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
-from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
-from query_mutator.operators import ROUND_TRIP, OperatorContext, local_rewrite
 from query_mutator.registry import check_known
-from query_mutator.rewards import cosine, is_not_sure, is_refusal
+from query_mutator.rewards import is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
-from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, Question, StepRecord
+from query_mutator.types import SUBMIT, ChatRequest, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
@@ -98,16 +95,18 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         size = task.observer.size
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(size,), dtype=np.float32)
         self.action_space = gym.spaces.Discrete(len(task.actions))
-        self.episode: Episode | None = None
+        self.engine: EpisodeEngine | None = None  # of the present episode
         self.last_error: ErrorInfo | None = None  # why the last reset or step failed
         self.total_steps = 0
         self.total_episodes = 0
         self.invalid_steps = 0
         self.prompts_too_long: Counter[str] = Counter()  # by the question's id
         self._order: list[int] = []
-        self._timing: dict[str, float] = {}  # seconds of the present step, for its record
-        # The last observed wording, its answer, and their part of the observation.
-        self._observed: tuple[str, Attempt | None, FloatArray] | None = None
+
+    @property
+    def episode(self) -> Episode | None:
+        """Return the present episode, None before the first reset."""
+        return None if self.engine is None else self.engine.episode
 
     # --- gymnasium's interface -------------------------------------------------------------------------------------
 
@@ -128,9 +127,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Return which actions [A] are allowed, as sb3-contrib's MaskablePPO wants it; the others have no effect."""
-        if self.episode is None:
+        if self.engine is None:
             raise ResetNeeded("call reset() before action_masks()")
-        return np.array(self._action_mask(), dtype=np.bool_)
+        return np.array(self.engine.action_mask(), dtype=np.bool_)
 
     @property
     def has_ended(self) -> bool:
@@ -180,8 +179,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
         self.invalid_steps = state["invalid_steps"]
         self.prompts_too_long = Counter(state.get("prompts_too_long", {}))
-        self.episode = Episode.from_state(state["episode"]) if state["episode"] is not None else None
-        return self._observe() if self.episode is not None else None
+        if state["episode"] is None:
+            self.engine = None
+            return None
+        self.engine = EpisodeEngine(self.task, Episode.from_state(state["episode"]), make_call=self._call)
+        return self.engine.observe()
 
     def close(self) -> None:
         """Release what was created for this environment; idempotent."""
@@ -203,48 +205,46 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self.episode.ended = True  # also if no question can be answered
         fixed = self._fixed_question(options)
         if self.task.ask == "policy":
-            self._open(fixed if fixed is not None else self._draw())
             self.last_error = None
-            return self._observe(), self._info(valid=True)
+            return self._begin(self._open(fixed if fixed is not None else self._draw()))
         error: ErrorInfo | None = None
         tries = 0
         for _ in range(1 if fixed is not None else RESET_QUESTIONS):
             index = fixed if fixed is not None else self._draw()
             for _ in range(RESET_TRIES_PER_QUESTION):
                 tries += 1
-                request = self.task.calls.target(self.task.questions[index].text)
-                completion: Completion = yield self._call(request, f"first answer {tries}")
-                error = completion.error or (yield from self._begin(index, completion.text, tries))
+                engine = self._open(index)
+                error = yield from engine.ask_original(tries)
                 self._note_error(index, error)
                 if error is None:
-                    return self._observe(), self._info(valid=True)
+                    return self._begin(engine)
                 if not is_transient(error):
                     break
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 
     def step_flow(self, action: int) -> Flow:
         """Yield the calls of one step, whose action was checked; return gymnasium's five."""
-        assert self.episode is not None
-        episode, name = self.episode, self.task.actions[action]
-        score, calls = self._score(), episode.calls
-        started, self._timing = time.perf_counter(), {}
-        ends = name == SUBMIT or episode.steps + 1 >= self.task.max_episode_steps
-        error: ErrorInfo | None = None
-        if name == UNDO:
-            episode.move(episode.original, self.task.answer)
-        elif name not in (ASK, SUBMIT):
-            error = yield from self._rewrite(action)
-        if error is None and (name == ASK or (ends and episode.best is None)):
-            error = yield from self._ask(action)
-        if error is None and ends and self.task.answer == "round_trip":
-            error = yield from self._round_trip(action)
+        assert self.engine is not None
+        engine, episode = self.engine, self.engine.episode
+        score, calls = engine.score, episode.calls
+        started = time.perf_counter()
+        error = yield from engine.act(action)
+        engine.timing["step_s"] = time.perf_counter() - started
         self._note_error(episode.index, error)
-        self._timing["step_s"] = time.perf_counter() - started
-        episode.names.append(name)
-        episode.steps += 1
         calls = episode.calls - calls
-        reward = 0.0 if error else self._score() - score - episode.call_price * calls
+        reward = 0.0 if error else engine.score - score - episode.call_price * calls
+        name = self.task.actions[action]
         return self._end_step(name, reward, error, calls=calls, terminated=name == SUBMIT)
+
+    def _open(self, index: int) -> EpisodeEngine:
+        return EpisodeEngine.open(self.task, index, make_call=self._call)
+
+    def _begin(self, engine: EpisodeEngine) -> tuple[FloatArray, dict[str, Any]]:
+        """Make an episode the present one; return its first observation and info."""
+        prices = self.task.call_price
+        engine.episode.call_price = prices[0] if len(prices) == 1 else float(self.np_random.choice(prices))
+        self.engine = engine
+        return engine.observe(), self._info(valid=True)
 
     def _fixed_question(self, options: Mapping[str, Any] | None) -> int | None:
         """Return `options["question"]`; ValueError unless the task has a question of this index."""
@@ -266,217 +266,14 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self._order = [int(index) for index in self.np_random.permutation(len(self.task.questions))]
         return self._order.pop()
 
-    def _call(self, request: ChatRequest, phase: str, *, action: int | None = None) -> Call:
+    def _call(self, request: ChatRequest, phase: str, action: int | None) -> Call:
         return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
-
-    def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int) -> Flow:
-        """Yield one call of a step, count it and note its time; return the Completion."""
-        assert self.episode is not None
-        completion: Completion = yield self._call(request, phase, action=action)
-        self.episode.calls += 1
-        self._timing[f"{kind}_s"] = completion.latency_s
-        self._timing["queue_wait_s"] = self._timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
-        return completion
-
-    def _open(self, index: int) -> Episode:
-        """Start the episode of a question, which is not asked yet."""
-        task, text, prices = self.task, self.task.questions[index].text, self.task.call_price
-        self.episode = Episode(
-            index=index,
-            original=text,
-            text=text,
-            vectors={text: task.question_vectors[index]},
-            used=[False] * len(task.operators),
-            call_price=prices[0] if len(prices) == 1 else float(self.np_random.choice(prices)),
-        )
-        return self.episode
-
-    def _begin(self, index: int, answer: str, tries: int) -> Flow:
-        """Start the episode of a question with its first answer; return the error of a call that failed for good."""
-        text = self.task.questions[index].text
-        vectors = yield Encode((answer,))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        vectors = (self.task.question_vectors[index], *vectors)
-        first = yield from self._attempt(index, text, answer, vectors, phase=f"first judge {tries}")
-        if isinstance(first, ErrorInfo):
-            return first
-        episode = self._open(index)
-        episode.calls = 1
-        episode.add(first, self.task.answer)
-        return None
-
-    def _rewrite(self, action: int) -> Flow:
-        """Have the mutator rewrite the present question; return the error of a call that failed for good.
-
-        With `ask="every_step"` the target answers the rewrite.
-        """
-        assert self.episode is not None
-        episode, rewriter = self.episode, self.task.operators[action]
-        before = text = episode.text
-        context, local = self._context(), local_rewrite(rewriter)
-        may_change = self.task.would_change(action, before, context)
-        if local is not None:
-            text = local(before, context=context) or before
-        elif may_change:
-            prompt = rewriter.render(before, context=context)
-            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
-            if not mutated.ok:
-                return mutated.error
-            text = clean_rewrite(mutated.text) or before
-        if self.task.ask == "every_step":
-            error = yield from self._ask(action, text)
-        else:
-            error = yield from self._embed(text)
-        if error is not None:
-            return error
-        episode.used[action] = True
-        if may_change:  # else the mask has it; an operator that needs the answer may get one later
-            episode.tried.add((before, action))
-        episode.move(text, self.task.answer)
-        return None
-
-    def _context(self) -> OperatorContext:
-        """Return what an operator may know about the present question."""
-        assert self.episode is not None
-        return self.task.context(self.episode.index, self.episode.answer)
-
-    def _embed(self, text: str) -> Flow:
-        """Embed a wording that is not asked yet; return the error of a server that failed."""
-        assert self.episode is not None
-        if text not in self.episode.vectors:
-            vectors = yield Encode((text,))
-            if isinstance(vectors, ErrorInfo):
-                return vectors
-            self.episode.vectors[text] = vectors[0]
-        return None
-
-    def _ask(self, action: int, text: str | None = None) -> Flow:
-        """Have the target answer `text`, by default the present question; return the error of a failed call.
-
-        A text that was asked before in this episode has an answer.
-        """
-        assert self.episode is not None
-        episode = self.episode
-        text = episode.text if text is None else text
-        if text in episode.known:
-            return None
-        known = episode.vectors.get(text)
-        if known is None:
-            yield Prepare((text,))
-        answered = yield from self._timed(self.task.calls.target(text), "answer", "target", action=action)
-        if not answered.ok:
-            return answered.error
-        vectors = yield Encode((text, answered.text) if known is None else (answered.text,))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        vectors = vectors if known is None else (known, *vectors)
-        attempt = yield from self._attempt(episode.index, text, answered.text, vectors, phase="judge", action=action)
-        if isinstance(attempt, ErrorInfo):
-            return attempt
-        episode.vectors[text] = attempt.text_vector
-        episode.add(attempt, self.task.answer)
-        return None
-
-    def _round_trip(self, action: int) -> Flow:
-        """Make the answer the best from which the mutator can tell the question; return the error of a failed call.
-
-        Asked for answers that neither refuse nor are unsure, if two or more of them differ (round-trip consistency:
-        Alberti et al., 2019, arXiv:1906.05416).
-        """
-        assert self.episode is not None
-        episode = self.episode
-        answers = {attempt.answer: attempt for attempt in episode.known.values() if attempt.answers}
-        if len(answers) < 2:
-            return None
-        questions = []
-        for number, answer in enumerate(answers, 1):
-            prompt = ROUND_TRIP.render(episode.original, context=self.task.context(episode.index, answer))
-            asked = yield from self._timed(
-                self.task.calls.mutator(prompt), f"round trip {number}", "mutator", action=action
-            )
-            if not asked.ok:
-                return asked.error
-            questions.append(asked.text)
-        vectors = yield Encode(tuple(questions))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        original = episode.vectors[episode.original]
-        closest = max(zip(vectors, answers.values(), strict=True), key=lambda pair: cosine(original, pair[0]))
-        episode.best = closest[1]
-        return None
-
-    def _attempt(
-        self,
-        index: int,
-        text: str,
-        answer: str,
-        vectors: Sequence[FloatArray],
-        *,
-        phase: str,
-        action: int | None = None,
-    ) -> Flow:
-        """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
-
-        A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
-        """
-
-        def call(request: ChatRequest, number: int) -> Call:
-            return self._call(request, f"{phase} {number}", action=action)
-
-        return score_answer(self.task, index, text=text, answer=answer, vectors=vectors, call=call)
-
-    def _submitted(self) -> Attempt | None:
-        """Return what would be submitted now, None before the first answer."""
-        assert self.episode is not None
-        return self.episode.last if self.task.answer == "last" else self.episode.best
-
-    def _score(self) -> float:
-        """Return the score of what would be submitted now, 0 before the first answer."""
-        submitted = self._submitted()
-        return 0.0 if submitted is None else submitted.reward.score
-
-    def _action_mask(self) -> list[bool]:
-        """Return which actions are allowed; the others have no effect, or none that is worth a call."""
-        assert self.episode is not None
-        return [self.task.allows(action, self.episode) for action in range(len(self.task.actions))]
-
-    def _observe(self) -> FloatArray:
-        assert self.episode is not None
-        task, episode = self.task, self.episode
-        seen = (episode.text, episode.current)
-        if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
-            self._observed = (*seen, self._features_of(episode))
-        most_asks = task.max_asks or task.max_episode_steps
-        features = StepFeatures(
-            best=_answer_features(episode.best),
-            step_fraction=episode.steps / task.max_episode_steps,
-            used=episode.used,
-            action_mask=self._action_mask(),
-            is_asked=episode.current is not None,
-            ask_fraction=len(episode.known) / most_asks,
-            call_price=episode.call_price,
-        )
-        return task.observer(self._observed[2], features)
-
-    def _features_of(self, episode: Episode) -> FloatArray:
-        vector, first = episode.vectors[episode.text], episode.first
-        features = TextFeatures(
-            original=episode.original,
-            current=episode.text,
-            drift=1.0 - cosine(episode.vectors[episode.original], vector),
-            current_vector=vector,
-            answer=_answer_features(episode.current),
-            first_refused=first is not None and is_refusal(first.answer),
-            first_not_sure=first is not None and is_not_sure(first.answer),
-        )
-        return self.task.observer.draw(features)
 
     def _end_step(
         self, name: str, reward: float, error: ErrorInfo | None, *, calls: int, terminated: bool
     ) -> StepResult:
-        assert self.episode is not None
-        episode = self.episode
+        assert self.engine is not None
+        episode = self.engine.episode
         episode.total_reward += reward
         truncated = not terminated and episode.steps >= self.task.max_episode_steps
         episode.ended = terminated or truncated
@@ -484,15 +281,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_steps += 1
         self.total_episodes += episode.ended
         self.invalid_steps += error is not None
-        return self._observe(), reward, terminated, truncated, self._info(valid=error is None, step_calls=calls)
+        return self.engine.observe(), reward, terminated, truncated, self._info(valid=error is None, step_calls=calls)
 
     def _info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
         """Return the info of the present state: of what would be submitted now, and of the episode so far."""
-        assert self.episode is not None
-        episode, submitted, first = self.episode, self._submitted(), self.episode.first
+        assert self.engine is not None
+        episode, submitted, first = self.engine.episode, self.engine.submitted, self.engine.episode.first
         return {
             "valid": valid,
-            "score": self._score(),
+            "score": self.engine.score,
             "baseline_score": math.nan if first is None else first.reward.score,
             "success": 0.0 if submitted is None else submitted.reward.parts.get("right", 0.0),
             "baseline_success": math.nan if first is None else first.reward.parts.get("right", 0.0),
@@ -504,7 +301,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             "episode_return": episode.total_reward,
             "episode_length": episode.steps,
             "question": episode.index,
-            "action_mask": np.array(self._action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
+            "action_mask": np.array(self.engine.action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
             "_text": {
                 "question_id": self._question().id,
                 "rewrite": episode.text if submitted is None else submitted.text,
@@ -513,10 +310,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         }
 
     def _record(self, name: str, reward: float, error: ErrorInfo | None, calls: int) -> None:
-        assert self.episode is not None
+        assert self.engine is not None
         if self.on_record is None:
             return
-        episode, question = self.episode, self._question()
+        episode, question = self.engine.episode, self._question()
         first, current = episode.first, episode.current
         self.on_record(
             StepRecord(
@@ -529,31 +326,19 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
                 rewrite=episode.text,
                 answer="" if current is None else current.answer,
                 baseline_score=None if first is None else first.reward.score,
-                score=self._score(),
+                score=self.engine.score,
                 parts={} if current is None else dict(current.reward.parts),
                 reward=reward,
                 valid=error is None,
                 error=error,
                 calls=calls,
-                timing=self._timing,
+                timing=self.engine.timing,
             )
         )
 
     def _question(self) -> Question:
         assert self.episode is not None
         return self.task.questions[self.episode.index]
-
-
-def _answer_features(attempt: Attempt | None) -> AnswerFeatures | None:
-    if attempt is None:
-        return None
-    return AnswerFeatures(
-        vector=attempt.answer_vector,
-        closeness=attempt.closeness,
-        fit=attempt.fit,
-        refused=is_refusal(attempt.answer),
-        not_sure=is_not_sure(attempt.answer),
-    )
 
 
 class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):

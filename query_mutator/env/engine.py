@@ -1,0 +1,276 @@
+"""The state machine of one question: what an action does, what the policy sees, what would be submitted.
+
+It does no I/O. Its flows yield the calls and embeddings they need (`env.flow`) and are sent the results, so the same
+engine runs in an environment that trains (`rl_query_mutator_env`) and in a program that uses a policy
+(`query_mutator.rewriter`), with threads or with asyncio.
+
+O observation, A operators
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.env.episode import Attempt, Episode
+from query_mutator.env.flow import Call, Encode, Flow, Prepare
+from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
+from query_mutator.env.scoring import score_answer
+from query_mutator.env.task import Task
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.operators import ROUND_TRIP, OperatorContext, local_rewrite
+from query_mutator.rewards import cosine, is_not_sure, is_refusal
+from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo
+
+__all__ = ["EpisodeEngine", "MakeCall"]
+
+FloatArray = NDArray[np.float32]
+
+#: (request, name of the call within the step, action) -> the need to yield
+MakeCall = Callable[[ChatRequest, str, int | None], Call]
+
+
+def _without_site(request: ChatRequest, phase: str, action: int | None) -> Call:
+    return Call(request)
+
+
+class EpisodeEngine:
+    """An episode and the flows that advance it; `make_call` adds what a journal needs to a call."""
+
+    def __init__(self, task: Task, episode: Episode, *, make_call: MakeCall = _without_site) -> None:
+        self.task, self.episode = task, episode
+        self.timing: dict[str, float] = {}  # seconds of the calls of the present step
+        self._call = make_call
+        # The last observed wording, its answer, and their part of the observation.
+        self._observed: tuple[str, Attempt | None, FloatArray] | None = None
+
+    @classmethod
+    def open(cls, task: Task, index: int, *, make_call: MakeCall = _without_site) -> EpisodeEngine:
+        """Return the engine of a new episode on question `index`, which is not asked yet."""
+        text = task.questions[index].text
+        episode = Episode(
+            index=index,
+            original=text,
+            text=text,
+            vectors={text: task.question_vectors[index]},
+            used=[False] * len(task.operators),
+        )
+        return cls(task, episode, make_call=make_call)
+
+    # --- flows -----------------------------------------------------------------------------------------------------
+
+    def ask_original(self, tries: int = 1) -> Flow:
+        """Have the target answer the original question; return the error of a call that failed for good."""
+        request = self.task.calls.target(self.episode.original)
+        completion: Completion = yield self._call(request, f"first answer {tries}", None)
+        self.episode.calls += 1
+        return completion.error or (yield from self.add_first(completion.text, tries))
+
+    def add_first(self, answer: str, tries: int = 1) -> Flow:
+        """Add the target's answer to the original question; return the error of a call that failed for good."""
+        vectors = yield Encode((answer,))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        episode = self.episode
+        vectors = (episode.vectors[episode.original], *vectors)
+        first = yield from self._attempt(episode.original, answer, vectors, phase=f"first judge {tries}")
+        if isinstance(first, ErrorInfo):
+            return first
+        episode.add(first, self.task.answer)
+        return None
+
+    def act(self, action: int) -> Flow:
+        """Take one action, whose number was checked; return the error of a call that failed for good, if any."""
+        episode, name = self.episode, self.task.actions[action]
+        self.timing = {}
+        ends = name == SUBMIT or episode.steps + 1 >= self.task.max_episode_steps
+        error: ErrorInfo | None = None
+        if name == UNDO:
+            episode.move(episode.original, self.task.answer)
+        elif name not in (ASK, SUBMIT):
+            error = yield from self._rewrite(action)
+        if error is None and (name == ASK or (ends and episode.best is None)):
+            error = yield from self.ask(action)
+        if error is None and ends and self.task.answer == "round_trip":
+            error = yield from self._round_trip(action)
+        episode.names.append(name)
+        episode.steps += 1
+        return error
+
+    def ask(self, action: int | None = None, text: str | None = None) -> Flow:
+        """Have the target answer `text`, by default the present question; return the error of a failed call.
+
+        A text that was asked before in this episode has an answer.
+        """
+        episode = self.episode
+        text = episode.text if text is None else text
+        if text in episode.known:
+            return None
+        known = episode.vectors.get(text)
+        if known is None:
+            yield Prepare((text,))
+        answered = yield from self._timed(self.task.calls.target(text), "answer", "target", action=action)
+        if not answered.ok:
+            return answered.error
+        vectors = yield Encode((text, answered.text) if known is None else (answered.text,))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        vectors = vectors if known is None else (known, *vectors)
+        attempt = yield from self._attempt(text, answered.text, vectors, phase="judge", action=action)
+        if isinstance(attempt, ErrorInfo):
+            return attempt
+        episode.vectors[text] = attempt.text_vector
+        episode.add(attempt, self.task.answer)
+        return None
+
+    def _rewrite(self, action: int) -> Flow:
+        """Have the mutator rewrite the present question; return the error of a call that failed for good.
+
+        With `ask="every_step"` the target answers the rewrite.
+        """
+        episode, rewriter = self.episode, self.task.operators[action]
+        before = text = episode.text
+        context, local = self._context(), local_rewrite(rewriter)
+        may_change = self.task.would_change(action, before, context)
+        if local is not None:
+            text = local(before, context=context) or before
+        elif may_change:
+            prompt = rewriter.render(before, context=context)
+            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
+            if not mutated.ok:
+                return mutated.error
+            text = clean_rewrite(mutated.text) or before
+        if self.task.ask == "every_step":
+            error = yield from self.ask(action, text)
+        else:
+            error = yield from self._embed(text)
+        if error is not None:
+            return error
+        episode.used[action] = True
+        if may_change:  # else the mask has it; an operator that needs the answer may get one later
+            episode.tried.add((before, action))
+        episode.move(text, self.task.answer)
+        return None
+
+    def _embed(self, text: str) -> Flow:
+        """Embed a wording that is not asked yet; return the error of a server that failed."""
+        if text not in self.episode.vectors:
+            vectors = yield Encode((text,))
+            if isinstance(vectors, ErrorInfo):
+                return vectors
+            self.episode.vectors[text] = vectors[0]
+        return None
+
+    def _round_trip(self, action: int) -> Flow:
+        """Make the answer the best from which the mutator can tell the question; return the error of a failed call.
+
+        Asked for answers that neither refuse nor are unsure, if two or more of them differ (round-trip consistency:
+        Alberti et al., 2019, arXiv:1906.05416).
+        """
+        episode = self.episode
+        answers = {attempt.answer: attempt for attempt in episode.known.values() if attempt.answers}
+        if len(answers) < 2:
+            return None
+        questions = []
+        for number, answer in enumerate(answers, 1):
+            prompt = ROUND_TRIP.render(episode.original, context=self.task.context(episode.index, answer))
+            asked = yield from self._timed(
+                self.task.calls.mutator(prompt), f"round trip {number}", "mutator", action=action
+            )
+            if not asked.ok:
+                return asked.error
+            questions.append(asked.text)
+        vectors = yield Encode(tuple(questions))
+        if isinstance(vectors, ErrorInfo):
+            return vectors
+        original = episode.vectors[episode.original]
+        closest = max(zip(vectors, answers.values(), strict=True), key=lambda pair: cosine(original, pair[0]))
+        episode.best = closest[1]
+        return None
+
+    def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int | None) -> Flow:
+        """Yield one call of a step, count it and note its time; return the Completion."""
+        completion: Completion = yield self._call(request, phase, action)
+        self.episode.calls += 1
+        self.timing[f"{kind}_s"] = completion.latency_s
+        self.timing["queue_wait_s"] = self.timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
+        return completion
+
+    def _attempt(
+        self, text: str, answer: str, vectors: Sequence[FloatArray], *, phase: str, action: int | None = None
+    ) -> Flow:
+        """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
+
+        A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
+        """
+
+        def call(request: ChatRequest, number: int) -> Call:
+            return self._call(request, f"{phase} {number}", action)
+
+        return score_answer(self.task, self.episode.index, text=text, answer=answer, vectors=vectors, call=call)
+
+    # --- the present state -----------------------------------------------------------------------------------------
+
+    @property
+    def submitted(self) -> Attempt | None:
+        """Return what would be submitted now, None before the first answer."""
+        return self.episode.last if self.task.answer == "last" else self.episode.best
+
+    @property
+    def score(self) -> float:
+        """Return the score of what would be submitted now, 0 before the first answer."""
+        return 0.0 if self.submitted is None else self.submitted.reward.score
+
+    def action_mask(self) -> list[bool]:
+        """Return which actions are allowed; the others have no effect, or none that is worth a call."""
+        return [self.task.allows(action, self.episode) for action in range(len(self.task.actions))]
+
+    def observe(self) -> FloatArray:
+        """Return the observation [O]."""
+        task, episode = self.task, self.episode
+        seen = (episode.text, episode.current)
+        if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
+            self._observed = (*seen, self._features())
+        most_asks = task.max_asks or task.max_episode_steps
+        features = StepFeatures(
+            best=_answer_features(episode.best),
+            step_fraction=episode.steps / task.max_episode_steps,
+            used=episode.used,
+            action_mask=self.action_mask(),
+            is_asked=episode.current is not None,
+            ask_fraction=len(episode.known) / most_asks,
+            call_price=episode.call_price,
+        )
+        return task.observer(self._observed[2], features)
+
+    def _features(self) -> FloatArray:
+        episode = self.episode
+        vector, first = episode.vectors[episode.text], episode.first
+        features = TextFeatures(
+            original=episode.original,
+            current=episode.text,
+            drift=1.0 - cosine(episode.vectors[episode.original], vector),
+            current_vector=vector,
+            answer=_answer_features(episode.current),
+            first_refused=first is not None and is_refusal(first.answer),
+            first_not_sure=first is not None and is_not_sure(first.answer),
+        )
+        return self.task.observer.draw(features)
+
+    def _context(self) -> OperatorContext:
+        """Return what an operator may know about the present question."""
+        return self.task.context(self.episode.index, self.episode.answer)
+
+
+def _answer_features(attempt: Attempt | None) -> AnswerFeatures | None:
+    if attempt is None:
+        return None
+    return AnswerFeatures(
+        vector=attempt.answer_vector,
+        closeness=attempt.closeness,
+        fit=attempt.fit,
+        refused=is_refusal(attempt.answer),
+        not_sure=is_not_sure(attempt.answer),
+    )
