@@ -33,10 +33,12 @@ from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray
 from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
-from query_mutator.evaluation.cost import EvaluationCost, episode_calls
+from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
+from query_mutator.evaluation.found_plan import FoundPlan, kept_plan, search_plan
 from query_mutator.evaluation.heldout import compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.evaluation.plan_search import check_calls
 from query_mutator.evaluation.validation import make_periodic_eval
 from query_mutator.files import write_checked_json
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
@@ -56,7 +58,7 @@ from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal
 from query_mutator.training.learner import Learner
-from query_mutator.training.learners import LEARNERS, make_learner, read_teacher, settings_of
+from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read_teacher, settings_of, teach
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
@@ -134,7 +136,8 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps),
-        search_calls=config.plan_calls,
+        search_calls=0 if config.teacher == SEARCH else config.plan_calls,
+        plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
     return cost.within(config.eval_calls)
 
@@ -179,7 +182,9 @@ def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> N
     chosen = [operator.name for operator in operators.select(config.operators)]
     if checkpoint is not None:
         checkpoint.check_actions([*chosen, *controls(config.ask)])
-    if config.teacher is not None:
+    if config.teacher == SEARCH:
+        check_calls(config.plan_calls, name="--plan-calls")
+    elif config.teacher is not None:
         read_teacher(config.teacher, [*chosen, *controls(config.ask)])
     try:
         usable_device(config.device)
@@ -242,6 +247,7 @@ class Trainer:
         self.failures = FailureWindow(
             config.max_failure_rate, size=min(WINDOW_STEPS, config.rollout_steps), why=self._most_common_failure
         )
+        self.plan: FoundPlan | None = None
         self.has_advised = system.choice.kind == "embedded"  # our server has as many slots as calls in flight
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
@@ -263,6 +269,8 @@ class Trainer:
         described["dataset_sha256"] = self.split.sha256
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
         self._write_checkpoint()  # from the first one on, no completed call is lost
+        if config.teacher == SEARCH:
+            self._learn_from_plan()
         self.loop = self._make_loop()
         self.periodic_eval = None
         if config.updates_between_evals:
@@ -334,6 +342,7 @@ class Trainer:
                     seed=config.seed,
                     most_calls=config.eval_calls,
                     search_calls=config.plan_calls,
+                    plan=self.plan,
                     rows_path=self.run_dir.evaluation_path,
                     show=lambda report: print(result_table(report)),
                 )
@@ -348,6 +357,20 @@ class Trainer:
         if page := write_report(self.run_dir.path):
             print(f"report:         {page}")
         return report
+
+    def _learn_from_plan(self) -> None:
+        """Have the learner imitate the best plan, which a resumed run has in its folder."""
+        config, evaluator = self.config, self.evaluator
+
+        def search() -> FoundPlan:
+            with _server_worked_before():
+                return search_plan(
+                    evaluator, self.task, max_calls=config.plan_calls, seed=config.seed, progress=progress
+                )
+
+        self.plan = kept_plan(self.run_dir.plan_path, search)
+        note(f"teacher: {self.plan.teacher}")
+        teach(self.learner, self.plan.teacher, self.task, config)
 
     def _make_loop(self) -> TrainingLoop:
         config, learner = self.config, self.learner

@@ -36,16 +36,17 @@ from benchmarks.memoised import memoised_system
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
+from query_mutator.evaluation.found_plan import search_plan
 from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.learner import InferencePolicy
-from query_mutator.training.learners import load_policy, make_learner, settings_of
+from query_mutator.training.learners import SEARCH, load_policy, make_learner, settings_of, teach
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.plans import Plan
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
@@ -67,7 +68,7 @@ CANDIDATES: Mapping[str, str] = {
     "blind": _BLIND,
     "blind-g1": f"{_BLIND} --gamma 1",
     "blind-g1-teacher": f"{_BLIND} --gamma 1 {_PLAN}",
-    "blind-g1-searched": f"{_BLIND} --gamma 1 --teacher search=3500",
+    "blind-g1-searched": f"{_BLIND} --gamma 1 --teacher search --plan-calls 3500",
 }
 #: Chains with one answer, at the end.
 CHAINS = (
@@ -121,7 +122,9 @@ def make_evaluator(client: Client) -> Evaluator:
     return Evaluator(QueryMutationEnv, client=client, batch_size=8)
 
 
-def train(system: System, task: Task, config: TrainConfig, *, max_calls: int | None = None) -> Trained:
+def train(
+    system: System, task: Task, config: TrainConfig, *, teacher: Plan | None = None, max_calls: int | None = None
+) -> Trained:
     """Train as `train_query_mutator.Trainer` does, until the end of the rollout in which `max_calls` are made."""
     records: list[StepRecord] = []
     envs = [
@@ -129,6 +132,8 @@ def train(system: System, task: Task, config: TrainConfig, *, max_calls: int | N
         for env_id in range(config.num_processes)
     ]
     learner, batch = make_learner(config, task, None), batch_envs(config, envs, None)
+    if teacher is not None:
+        teach(learner, teacher, task, config)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),
         "num_steps": config.num_steps,
@@ -172,15 +177,14 @@ def run_candidate(
 
 
 def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
-    """Return what one training reached on its validation fold; `--teacher search=N` searches for a plan first."""
+    """Return what one training reached on its validation fold; the calls of `--teacher search` count."""
     config = parse_config(argv)
     settings = settings_of(TaskSettings, config, seed=0)  # of the calls, so that all seeds share their replies
-    task, spent = world.task_of(settings), 0
-    if config.teacher is not None and config.teacher.startswith("search="):
-        search = find_plan(world.evaluator, task, max_calls=int(config.teacher.partition("=")[2]), seed=config.seed)
-        plan = next(point.plan for point in search.points if not point.plan.asks_early)
-        spent, config = search.calls, dataclasses.replace(config, teacher=",".join(plan.steps))
-    trained = train(world.system, task, config, max_calls=max_calls - spent)
+    task, spent, teacher = world.task_of(settings), 0, None
+    if config.teacher == SEARCH:
+        found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
+        spent, teacher = found.search["calls"], found.teacher
+    trained = train(world.system, task, config, teacher=teacher, max_calls=max_calls - spent)
     return summary(world.validate(settings, greedy(trained.policy)), spent + trained.calls)
 
 

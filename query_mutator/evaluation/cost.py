@@ -12,7 +12,7 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION
 from query_mutator.types import AskRule
 
-__all__ = ["RANKING_QUESTIONS", "EvaluationCost", "episode_calls"]
+__all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost", "episode_calls"]
 
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
 PLAN_CALLS = 12  # of a plan for one question, before it is found
@@ -34,7 +34,7 @@ class EvaluationCost:
     episode_calls: int  # of the policy
     more_calls: int = 0  # of further methods for one question, together
     search_calls: int = 0  # of the plan search
-    plan_calls: int = PLAN_CALLS  # of the plan for one question, if there is one
+    plan_calls: int = 0  # of the plan for one question, if there is one
 
     @property
     def num_ranking(self) -> int:
@@ -47,8 +47,7 @@ class EvaluationCost:
 
         best_of_k exceeds the policy's calls by one at most.
         """
-        of_plan = self.plan_calls if self.search_calls else 0
-        return 4 * self.episode_calls + 1 + self.more_calls + of_plan
+        return 4 * self.episode_calls + 1 + self.more_calls + self.plan_calls
 
     @property
     def calls(self) -> int:
@@ -69,9 +68,12 @@ class EvaluationCost:
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = int(share * self.search_calls)
         search = search if search >= CALLS_PER_QUESTION else 0
-        smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search)
+        without = 0 if self.search_calls else self.plan_calls  # without a search there is no plan, unless it was found
+        plan = self.plan_calls if search else without
+        smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)
         if smallest.calls > most_calls:
-            least = replace(self, num_test=1, num_guard=min(1, guard), num_train=min(1, train), search_calls=0).calls
+            sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": without}
+            least = replace(self, num_test=1, **sizes).calls
             raise UsageError(
                 f"--eval-calls {most_calls} does not allow one question of each method; give at least {least}"
             )

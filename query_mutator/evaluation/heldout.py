@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.bandit_rival import sampling
 from query_mutator.evaluation.baselines import Method, standard_methods
 from query_mutator.evaluation.contest import Contest, QuestionTasks
-from query_mutator.evaluation.cost import EvaluationCost, episode_calls
+from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
+from query_mutator.evaluation.found_plan import FoundPlan, search_plan
 from query_mutator.evaluation.methods import Evaluator, greedy
-from query_mutator.evaluation.plan_search import PlanSearch, find_plan
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.runs.json_lines import JsonLines
 from query_mutator.training.learner import InferencePolicy
-from query_mutator.training.plans import plan_policy, plan_task
+from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.training.system import System
 from query_mutator.types import Question
 
@@ -62,6 +61,7 @@ def compare(
     rewriter: str | None = None,
     most_calls: int | None = None,
     search_calls: int = 0,
+    plan: FoundPlan | None = None,
     is_plan: bool = False,
     trained_on: Collection[str] = (),
     rows_path: Path | None = None,
@@ -72,18 +72,22 @@ def compare(
     `is_plan`: the policy is a plan, so no other plan is searched for and no bandit learns from its actions.
 
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
-    rules of the policy's episodes. `search_calls` of 0 search for no plan. `most_calls` bounds the calls by a random
-    sample of the questions; those about targets in `trained_on` are a group. `rows_path` gets a row for each method and
-    question. After an interruption `show` is called with the report on what all methods finished, if anything.
+    rules of the policy's episodes. `search_calls` of 0 search for no plan; `plan` is one that was found before.
+    `most_calls` bounds the calls by a random sample of the questions; those about targets in `trained_on` are a group.
+    `rows_path` gets a row for each method and question. After an interruption `show` is called with the report on what
+    all methods finished, if anything.
     """
-    cost = _cost(task, questions, rewriter, 0 if is_plan else search_calls).within(most_calls)
+    search_calls = 0 if is_plan or plan is not None else search_calls
+    has_plan = plan is not None or search_calls > 0
+    cost = _cost(task, questions, rewriter, search_calls, has_plan=has_plan).within(most_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
-    plan = _find_plan(evaluator, task, cost.search_calls, seed) if cost.search_calls else None
+    if cost.search_calls:
+        plan = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
     methods = standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter)
     if plan is not None:
-        methods.append(plan.method)
-        cost = cost.with_plan(plan.method.most_calls(task), most_calls)
+        methods.append(_plan_row(plan.best, task))
+        cost = cost.with_plan(methods[-1].most_calls(task), most_calls)
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
     sampled = None if is_plan else sampling(policy, seed=seed)
@@ -109,22 +113,13 @@ def _tasks(task: Task, questions: Sequence[Question], cost: EvaluationCost) -> Q
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _FoundPlan:
-    """The best plan of a search on the training questions, as a method."""
-
-    method: Method
-    search: PlanSearch
+def _plan_row(plan: Plan, task: Task) -> Method:
+    return Method(name=PLAN, make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
 
 
-def _find_plan(evaluator: Evaluator, task: Task, calls: int, seed: int) -> _FoundPlan:
-    search = find_plan(evaluator, task, max_calls=calls, seed=seed, progress=evaluator.progress)
-    plan = search.best.plan
-    method = Method(name=PLAN, make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
-    return _FoundPlan(method=method, search=search)
-
-
-def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, search_calls: int) -> EvaluationCost:
+def _cost(
+    task: Task, questions: Sequence[Question], rewriter: str | None, search_calls: int, *, has_plan: bool
+) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
         num_guard=len(guard_questions()),
@@ -132,12 +127,13 @@ def _cost(task: Task, questions: Sequence[Question], rewriter: str | None, searc
         num_operators=len(task.operators),
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps),
         search_calls=search_calls,
+        plan_calls=PLAN_CALLS if has_plan else 0,
         more_calls=REWRITER_CALLS if rewriter else 0,
     )
 
 
 def _report(
-    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: _FoundPlan | None, is_plan: bool
+    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: FoundPlan | None, is_plan: bool
 ) -> dict[str, Any]:
     results = contest.results()
     seen = [target_key(question) in trained_on for question in results.questions]
@@ -147,7 +143,7 @@ def _report(
         "asked": of,
         "best_single_operator": contest.ranking[0] if contest.ranking else None,
         "k": contest.k,
-        "plan_search": plan.search.to_json() if plan else None,
+        "plan_search": dict(plan.search) if plan else None,
         "target": system.target_model,
         "mutator": system.mutator_model,
         "embedded": system.embedded,

@@ -115,7 +115,7 @@ def find_plan(
 ) -> PlanSearch:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
 
-    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. ValueError for too few calls.
+    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. UsageError for too few calls.
     """
     check_calls(max_calls)
     started = time.perf_counter()
@@ -133,10 +133,10 @@ def find_plan(
     )
 
 
-def check_calls(max_calls: int) -> None:
-    """Raise a ValueError for too few calls to search with."""
+def check_calls(max_calls: int, *, name: str = "max_calls") -> None:
+    """Raise a UsageError for too few calls to search with; `name` is that of the setting."""
     if max_calls < CALLS_PER_QUESTION:
-        raise ValueError(f"max_calls={max_calls} is too few to search for a plan; use {CALLS_PER_QUESTION} or more")
+        raise UsageError(f"{name}={max_calls} is too few to search for a plan; use {CALLS_PER_QUESTION} or more")
 
 
 class _Search:

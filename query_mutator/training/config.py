@@ -19,7 +19,7 @@ from query_mutator.plugins import absolute, load_plugins
 from query_mutator.runs.run_dir import check_name
 from query_mutator.runs.tracking import TrackFlags, check_trackers
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
-from query_mutator.training.learners import LEARNERS
+from query_mutator.training.learners import LEARNERS, SEARCH
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 PROG = "train_query_mutator.py"
@@ -54,13 +54,15 @@ class RunFlags:
     eval_calls: int | None = None
     """Most model calls of that comparison, retries aside: a random sample of the questions that fits is asked."""
     plan_calls: int = SEARCH_CALLS
-    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out."""
+    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out. With
+    --teacher search this is done before training."""
     max_policy_lag: int = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
     teacher: str | None = None
-    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral with --ask policy, or a checkpoint
-    with the same actions. It takes the first --teacher-steps steps of the run."""
+    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral, or search (the best plan within
+    --plan-calls), both with --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps
+    steps of the run."""
     teacher_steps: int = 1024
     """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
     max_failure_rate: float = DEFAULT_MAX_FAILURE_RATE
@@ -240,6 +242,8 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
         if self.teacher is not None and not learner.imitates:
             raise ValueError(f"--algo {self.algo} cannot imitate a policy; leave out --teacher")
+        if self.teacher == SEARCH and self.ask != "policy":
+            raise ValueError("--teacher search finds a plan, which asks at its end; add --ask policy")
         if self.teacher is not None and self.max_policy_lag:
             raise ValueError("--teacher and --max-policy-lag cannot be used together; leave one of them out")
         if self.max_policy_lag and not learner.on_policy:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from query_mutator.env.task import controls
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.learners import LEARNERS
+from query_mutator.training.learners import LEARNERS, SEARCH
 from query_mutator.training.timing import Timing, time_of
 
 
@@ -65,6 +65,7 @@ class Estimate:
 
     def __str__(self) -> str:
         config, timing = self.config, self.timing
+        searches = config.teacher == SEARCH
         # The time of a measured step includes its share of the evaluations.
         steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
         comparison_steps = self.comparison_calls * config.total_steps / self.calls
@@ -81,6 +82,7 @@ class Estimate:
                 f"{config.total_steps} = {config.num_updates} x {config.num_processes} processes"
                 f" x {config.num_steps} steps",
             ),
+            *([("model calls to search for the teacher, at most", str(config.plan_calls))] if searches else []),
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
             ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from query_mutator.training.checkpoint import Checkpoint
     from query_mutator.training.config import TrainConfig
 
-__all__ = ["LEARNERS", "load_policy", "make_learner", "read_teacher", "settings_of"]
+__all__ = ["LEARNERS", "SEARCH", "load_policy", "make_learner", "read_teacher", "settings_of", "teach"]
+
+SEARCH = "search"  # for --teacher: the plan that is found on the training questions
 
 S = TypeVar("S")
 
@@ -107,10 +109,8 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     observer = task.observer
     make = LEARNERS.get(config.algo).make
     learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
-    if config.teacher is not None:
-        assert isinstance(learner, Pupil)
-        teacher = _teaching(read_teacher(config.teacher, task.actions), task)
-        learner.learn_from(teacher, rollouts=config.teacher_rollouts)
+    if config.teacher not in (None, SEARCH):
+        teach(learner, read_teacher(config.teacher, task.actions), task, config)
     if checkpoint is None:
         return learner
     if checkpoint.algo != config.algo:
@@ -132,6 +132,13 @@ class Pupil(Protocol):
         """Have `teacher` choose the actions of the first `rollouts`, and imitate it."""
 
 
+def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: TrainConfig) -> None:
+    """Have a teacher take the steps of the first rollouts of a learner, which imitates it."""
+    assert isinstance(learner, Pupil)
+    policy = plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
+    learner.learn_from(policy, rollouts=config.teacher_rollouts)
+
+
 def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:
     """Return the plan (a,b,c) or checkpoint that `--teacher` names; UsageError unless it has these actions."""
     if "/" in spec or spec.endswith(".pt") or Path(spec).exists():
@@ -149,10 +156,6 @@ def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:
         return Plan(steps=tuple(steps))
     except ValueError as error:
         raise UsageError(f"--teacher: {error}") from None
-
-
-def _teaching(teacher: Plan | Checkpoint, task: Task) -> InferencePolicy:
-    return plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
 
 
 def load_policy(checkpoint: Checkpoint) -> InferencePolicy:

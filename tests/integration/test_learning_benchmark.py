@@ -25,7 +25,8 @@ def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pyte
 
 
 def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
-    flags = f"--backend embedded {SMALL} --ask policy --max-asks 1 --teacher search=400 --teacher-steps 64".split()
+    teacher = "--teacher search --plan-calls 400 --teacher-steps 64"
+    flags = f"--backend embedded {SMALL} --ask policy --max-asks 1 {teacher}".split()
     world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         first, again = run_one(world, flags, max_calls=1000), run_one(world, flags, max_calls=1000)

@@ -1,0 +1,62 @@
+"""The result of a plan search as a run keeps it: `--teacher search` imitates its plan, the final table reuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from query_mutator.env.task import Task
+from query_mutator.errors import CheckpointError
+from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.evaluation.plans import Caller
+from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.training.plans import Plan
+
+__all__ = ["FoundPlan", "kept_plan", "search_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlan:
+    """The best plan of a search, the best one that fits into an episode of the task, and the search's figures."""
+
+    best: Plan
+    teacher: Plan
+    search: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types."""
+        return {"best": asdict(self.best), "teacher": asdict(self.teacher), "search": dict(self.search)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record of `to_json`."""
+        best, teacher = (
+            Plan(**{**values[name], "steps": tuple(values[name]["steps"])}) for name in ("best", "teacher")
+        )
+        return cls(best=best, teacher=teacher, search=values["search"])
+
+
+def search_plan(
+    caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
+) -> FoundPlan:
+    """Return the best plan on the questions of a task (training questions), found with at most `max_calls` calls."""
+    search = find_plan(caller, task, max_calls=max_calls, seed=seed, progress=progress)
+    plans = [point.plan for point in search.points]
+    teacher = next(plan for plan in plans if len(plan.items) <= task.max_episode_steps)  # that without a step fits
+    return FoundPlan(best=plans[0], teacher=teacher, search=search.to_json())
+
+
+def kept_plan(path: Path, search: Callable[[], FoundPlan]) -> FoundPlan:
+    """Return the plan in the file of a run folder; without a file, that of `search`, which is written there."""
+    if path.exists():
+        try:
+            return FoundPlan.from_json(read_checked_json(path))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} holds no plan ({error}); restore it, or remove it to search again"
+            ) from error
+    found = search()
+    write_checked_json(path, found.to_json())
+    return found
