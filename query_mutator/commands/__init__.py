@@ -45,6 +45,7 @@ COMMANDS = {
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
     "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
+    "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "data lengths build": Command(
         "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"

@@ -123,7 +123,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
 def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or write the report with --json."""
-    with _open_policy(flags, rewriter=flags.rewriter) as policy:
+    with open_policy(flags, rewriter=flags.rewriter) as policy:
         split = split_dataset(policy.checkpoint.task)
         questions = _questions(flags, policy.checkpoint, split)
         note(*long_questions(policy.system.calls, policy.task, questions))
@@ -180,7 +180,7 @@ def rewrite(flags: RewriteFlags) -> None:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
 
     questions = [Question(id=str(number), text=text) for number, text in enumerate(texts)]
-    with _open_policy(flags, with_gold=False) as policy:
+    with open_policy(flags, with_gold=False) as policy:
         outcomes = policy.evaluator.run(policy.task.on(questions), greedy(policy.frozen), name="rewriting")
         rows = [_row(text, outcome, policy.task) for text, outcome in zip(texts, outcomes, strict=True)]
     lines = "".join(encode(row).decode() + "\n" for row in rows)
@@ -213,7 +213,7 @@ def _in_words(row: dict[str, Any]) -> str:
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
-class _Policy:
+class Policy:
     """A trained policy with the models it needs."""
 
     def __init__(self, checkpoint: Checkpoint, system: System, task: Task, evaluator: Evaluator) -> None:
@@ -222,7 +222,7 @@ class _Policy:
 
 
 @contextmanager
-def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None = None) -> Iterator[_Policy]:
+def open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | None = None) -> Iterator[Policy]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name.
 
     Without gold the reference answers of the training questions are not embedded, because nothing is scored.
@@ -247,7 +247,7 @@ def _open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | 
             progress=progress,
         )
         with contextlib.closing(system.calls):
-            yield _Policy(checkpoint, system, task, evaluator)
+            yield Policy(checkpoint, system, task, evaluator)
 
 
 def _max_failure_rate(flags: PolicyFlags, checkpoint: Checkpoint) -> float:

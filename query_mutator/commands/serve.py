@@ -1,0 +1,137 @@
+"""`qm serve`: a proxy in front of a model server, whose virtual models answer rewritten questions."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from query_mutator.cli.console import note
+from query_mutator.commands.policy import PolicyFlags, open_policy
+from query_mutator.embedded.access import Access
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.methods import greedy
+from query_mutator.types import Question
+from rl_query_mutator_env import QueryMutationEnv
+
+if TYPE_CHECKING:
+    from query_mutator.commands.policy import Policy
+    from query_mutator.serve.app import ProxyApp
+
+__all__ = ["ServeFlags", "serve", "serving"]
+
+KEY_VARIABLE = "QM_API_KEY"
+#: Most calls to mutator and target for a question, by mode.
+MAX_CALLS = {"blind": 9, "gate": 3, "full": 12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags(PolicyFlags):
+    """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
+    )  # fmt: skip
+
+    host: str = "127.0.0.1"
+    """Address to listen on; others than this machine's own need --api-key."""
+    port: int = 11435
+    """Port to listen on; 0 takes a free one."""
+    mode: Literal["blind", "gate", "full"] = "gate"
+    """blind: rewrite, then ask once; gate: rewrite only what is refused; full: as the policy was trained."""
+    max_calls: int | None = None
+    """Most model calls for a question; by default 9 in blind mode, 3 in gate, 12 in full."""
+    request_deadline_s: float = 60.0
+    """Seconds after which the best answer so far is sent, or the original question asked."""
+    gate_not_sure: bool = False
+    """Gate mode: also rewrite what is answered with "I'm not sure"."""
+    min_meaning: float = 0.0
+    """Lowest cosine of a rewrite with its question; a rewrite below it is not asked."""
+    max_question_tokens: int = 200
+    """Longer questions pass untouched; estimated from characters."""
+    slots: int = 0
+    """Most calls at the upstream at once, for each model; others wait in order of arrival. 0 sets no bound."""
+    max_requests: int = 1000
+    """Most requests at once; others get status 503."""
+    max_body_mb: float = 64.0
+    """Longest request, in MB; uploads of models may be longer."""
+    drain_s: float = 30.0
+    """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
+    api_key: str | None = None
+    """Key that clients must send as `Authorization: Bearer KEY`; QM_API_KEY sets the default."""
+
+
+def serve(flags: ServeFlags) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
+    try:
+        from query_mutator.serve.server import bind, make_server
+    except ImportError as error:
+        raise UsageError(f"qm serve needs {error.name}: pip install 'query-mutator[serve]'") from None
+    key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
+    if key is None and not _is_loopback(flags.host):
+        raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
+    listening = bind(flags.host, flags.port)
+    with listening, open_policy(flags, with_gold=False) as policy, serving(flags, policy, key) as app:
+        host, port = listening.getsockname()[:2]
+        note(f"{policy.system.url} is served on http://{host}:{port}; {policy.system.target_model}+qm is rewritten")
+        print(f"listening on http://{host}:{port}", flush=True)
+        make_server(app).run(sockets=[listening])
+
+
+@contextmanager
+def serving(flags: ServeFlags, policy: Policy, key: str | None) -> Iterator[ProxyApp]:
+    """Yield the application of a policy in front of the model server of its target."""
+    from query_mutator.serve.answers import PolicyAnswerer, Rules
+    from query_mutator.serve.app import Limits, ProxyApp
+    from query_mutator.serve.episodes import Budget, Episodes
+    from query_mutator.serve.status import Queue, Status
+    from query_mutator.serve.upstream import Upstream
+
+    system, task = policy.system, policy.task
+    if flags.mode == "blind" and task.ask != "policy":
+        raise UsageError("--mode blind needs a policy that rewrites before it asks: --ask policy, or qm plan")
+    client = system.calls.eval_client
+
+    def make_env(question: str) -> QueryMutationEnv:
+        return QueryMutationEnv(task.on([Question(id="0", text=question)]), client=client)
+
+    calls = flags.max_calls or MAX_CALLS[flags.mode]
+    episodes = Episodes(
+        make_env,
+        greedy(policy.frozen)(0),
+        client=client,
+        encoder=system.encoder,
+        actions=task.actions,
+        lowest_meaning=flags.min_meaning,
+    )
+    rules = Rules(
+        mode=flags.mode,
+        budget=Budget(calls=calls - (flags.mode == "gate"), seconds=flags.request_deadline_s),
+        gates_not_sure=flags.gate_not_sure,
+        max_question_tokens=flags.max_question_tokens,
+    )
+    status = Status(Queue(flags.slots))
+    upstream = Upstream(system.url, timeout_s=flags.timeout_s or 600.0)
+    yield ProxyApp(
+        upstream,
+        PolicyAnswerer(upstream, episodes, status, rules),
+        status,
+        access=Access(bound=[flags.host if _is_address(flags.host) else "127.0.0.1"]),
+        api_key=key,
+        limits=Limits(body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s),
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback if _is_address(host) else host == "localhost"

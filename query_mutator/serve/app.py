@@ -1,0 +1,326 @@
+"""The proxy's routes as an ASGI application: everything is forwarded, requests to virtual models are rewritten."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Protocol
+
+import orjson
+
+from query_mutator.embedded.access import Access
+from query_mutator.serve.models import LISTS, add_virtual, writes_text
+from query_mutator.serve.requests import CHAT_PATHS, ChatCall, is_virtual, read_call, upstream_name, virtual_name
+from query_mutator.serve.status import Status
+from query_mutator.serve.upstream import Header, Upstream, UpstreamError, UpstreamGone, end_to_end
+
+__all__ = ["Answerer", "Limits", "ProxyApp", "Reply"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+
+_JSON_TYPE: Header = (b"content-type", b"application/json")
+_METRICS_TYPE: Header = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_HTML_TYPE: Header = (b"content-type", b"text/html; charset=utf-8")
+_POLICY: Header = (
+    b"content-security-policy",
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
+)
+_OWN = ("/metrics", "/healthz", "/qm/queue", "/qm/rewrite")
+_APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
+#: How the suffix of a virtual model may be spelled in JSON; some encoders escape the sign.
+_SUFFIXES = (b"+qm", b"\\u002bqm", b"\\u002Bqm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may take."""
+
+    body_bytes: int = 64_000_000  # of a request that is read whole; uploads of models are forwarded as they come
+    requests: int = 1_000  # at once
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The beginning of a reply, and the body as it arrives."""
+
+    status: int
+    headers: list[Header]
+    body: AsyncIterator[bytes]
+
+
+class Answerer(Protocol):
+    """Answers requests to virtual models."""
+
+    async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
+        """Return the reply; UpstreamError and UpstreamGone are the app's to report."""
+
+    async def rewrite(self, call: ChatCall, headers: list[Header]) -> dict[str, Any]:
+        """Return what would be asked in the place of the call's question, without asking it."""
+
+
+class _TooLarge(Exception):
+    """The body of a request is larger than it may be."""
+
+
+class ProxyApp:
+    """The ASGI application; `api_key` is what clients must send, if anything."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        answerer: Answerer,
+        status: Status,
+        *,
+        access: Access,
+        api_key: str | None,
+        limits: Limits,
+    ) -> None:
+        self.upstream, self.answerer, self.status = upstream, answerer, status
+        self.access, self.limits = access, limits
+        self.key = None if api_key is None else f"Bearer {api_key}".encode()
+        self.open = 0  # requests now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.upstream.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await send({"type": "lifespan.startup.complete"})
+
+
+class _Exchange:
+    """One request and its reply."""
+
+    def __init__(self, app: ProxyApp, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app, self._receive, self._send = app, receive, send
+        self._method: str = scope["method"]
+        self._path: str = scope["path"]
+        query = scope["query_string"]
+        self._target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+        self._headers: list[Header] = list(scope["headers"])
+        self._has_body = asyncio.Event()  # the whole of it
+        self._began = False
+
+    async def run(self) -> None:
+        """Reply, or stop at once when the client is gone."""
+        self._app.open += 1
+        work = asyncio.create_task(self._respond())
+        gone = asyncio.create_task(self._disconnected())
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and not work.done():
+                work.cancel()
+            await asyncio.wait((work,))
+            if not work.cancelled():
+                work.result()
+        finally:
+            gone.cancel()
+            work.cancel()
+            self._app.open -= 1
+
+    async def _disconnected(self) -> None:
+        await self._has_body.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _respond(self) -> None:
+        try:
+            refusal = self._refusal()
+            if refusal is not None:
+                await self._error(*refusal)
+            elif not await self._own_route():
+                await self._forward_or_rewrite()
+        except _TooLarge:
+            await self._error(413, f"the request has more than {self._app.limits.body_bytes:,} bytes")
+        except UpstreamError as error:
+            await self._whole(error.status, error.body, *error.headers)
+        except UpstreamGone as error:
+            if not self._began:  # else the connection is closed, so that the client sees an incomplete reply
+                await self._error(502, f"upstream {error}")
+
+    def _refusal(self) -> tuple[int, str] | None:
+        app = self._app
+        if app.open > app.limits.requests:
+            return 503, f"{app.limits.requests} requests are being answered; try again later"
+        why = app.access.refusal({name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers})
+        if why is not None:
+            return 403, why
+        given = self._header(b"authorization") or ""
+        if app.key is not None and self._method != "OPTIONS" and not hmac.compare_digest(given.encode(), app.key):
+            return 401, "send the key of qm serve --api-key as Authorization: Bearer KEY"
+        return None
+
+    def _header(self, name: bytes) -> str | None:
+        return next((value.decode("latin-1") for key, value in self._headers if key == name), None)
+
+    # --- the proxy's own routes ------------------------------------------------------------------------------------
+
+    async def _own_route(self) -> bool:
+        """Answer a route of the proxy itself; False for the others."""
+        if self._method != "GET":
+            return False
+        status = self._app.status
+        if self._path == "/metrics":
+            await self._whole(200, status.prometheus().encode(), _METRICS_TYPE)
+        elif self._path == "/healthz":
+            await self._whole(200, b'{"status":"ok"}', _JSON_TYPE)
+        elif self._path == "/qm/queue":
+            await self._whole(
+                200, orjson.dumps({"models": status.queue.to_json(), "requests": self._app.open}), _JSON_TYPE
+            )
+        elif self._path == "/" and "text/html" in (self._header(b"accept") or ""):
+            page = resources.files("query_mutator.serve").joinpath("page.html").read_bytes()
+            await self._whole(200, page, _HTML_TYPE, _POLICY)
+        else:
+            return False
+        return True
+
+    # --- what goes to the upstream ---------------------------------------------------------------------------------
+
+    async def _forward_or_rewrite(self) -> None:
+        if self._method == "GET" and self._path in LISTS:
+            await self._list()
+        elif self._method == "POST" and self._path == "/qm/rewrite":
+            await self._rewrite(_json(await self._body()))
+        elif (
+            self._method == "POST"
+            and self._path.startswith(("/api/", "/v1/"))
+            and not self._path.startswith("/api/blobs/")
+        ):
+            await self._post(await self._body())
+        elif any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers):
+            await self._forward(self._chunks())
+        else:
+            await self._body()
+            await self._forward(None)
+
+    async def _post(self, content: bytes) -> None:
+        """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
+        body = _json(content) if any(suffix in content for suffix in _SUFFIXES) else None
+        call = read_call(self._path, body)
+        if call is not None:
+            reply = await self._app.answerer.answer(call, self._forwarded(), self._path)
+            await self._stream(reply)
+            return
+        if isinstance(body, dict):
+            renamed = {name: upstream_name(body[name]) for name in ("model", "name") if is_virtual(body.get(name))}
+            content = orjson.dumps({**body, **renamed}) if renamed else content
+        await self._forward(content)
+
+    async def _rewrite(self, body: object) -> None:
+        messages = body.get("messages") if isinstance(body, dict) else None
+        call = read_call("/api/chat", {"model": virtual_name(""), "messages": messages})
+        if call is None or not messages:
+            await self._error(400, 'send {"messages": [{"role": "user", "content": "..."}]}')
+            return
+        await self._whole(200, orjson.dumps(await self._app.answerer.rewrite(call, self._headers)), _JSON_TYPE)
+
+    async def _list(self) -> None:
+        """Forward a list of models with the virtual ones in it."""
+        async with self._app.upstream.send("GET", self._target, self._without_coding(), None) as response:
+            content = await response.aread()
+            body = _json(content) if response.status_code == 200 else None
+            if isinstance(body, dict):
+                content = orjson.dumps(add_virtual(self._path, body, writes_text=writes_text))
+            await self._whole(
+                response.status_code, content, *end_to_end(response.headers.raw, without=(b"content-length",))
+            )
+
+    async def _forward(self, content: AsyncIterator[bytes] | bytes | None) -> None:
+        """Forward a request and its reply as they are."""
+        headers = self._forwarded()
+        if isinstance(content, bytes):
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        async with self._app.upstream.send(self._method, self._target, headers, content) as response:
+            chunks = response.aiter_raw()
+            await self._stream(
+                Reply(status=response.status_code, headers=end_to_end(response.headers.raw), body=chunks)
+            )
+
+    def _forwarded(self) -> list[Header]:
+        """Return the client's headers, without the proxy's own key."""
+        return [pair for pair in self._headers if self._app.key is None or pair[0] != b"authorization"]
+
+    def _without_coding(self) -> list[Header]:
+        return [pair for pair in self._forwarded() if pair[0] != b"accept-encoding"]
+
+    # --- bodies ----------------------------------------------------------------------------------------------------
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """Yield the request's body as it arrives."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body"):
+                self._has_body.set()
+                return
+
+    async def _body(self) -> bytes:
+        """Return the whole body; _TooLarge if it is longer than allowed."""
+        limit = self._app.limits.body_bytes
+        if int(self._header(b"content-length") or 0) > limit:
+            raise _TooLarge
+        parts, size = [], 0
+        async for chunk in self._chunks():
+            size += len(chunk)
+            if size > limit:
+                raise _TooLarge
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def _stream(self, reply: Reply) -> None:
+        await self._begin(reply.status, reply.headers)
+        async with aclosing(reply.body) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _whole(self, status: int, body: bytes, *headers: Header) -> None:
+        kept = [pair for pair in headers if pair[0].lower() != b"content-length"]
+        await self._begin(status, [*kept, (b"content-length", str(len(body)).encode())])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _begin(self, status: int, headers: Iterable[Header]) -> None:
+        self._began = True
+        self._app.status.count("qm_requests_total", route=_route(self._path), code=str(status))
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def _error(self, status: int, message: str) -> None:
+        error: object = {"message": message, "type": "api_error", "param": None, "code": None}
+        await self._whole(
+            status, orjson.dumps({"error": error if self._path.startswith("/v1/") else message}), _JSON_TYPE
+        )
+
+
+def _json(content: bytes) -> object:
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        return None
+
+
+def _route(path: str) -> str:
+    """Return the path as a label: those of the two APIs, and one word for all others."""
+    return path if path in CHAT_PATHS or path in LISTS or path in _OWN else "other"

@@ -1,0 +1,46 @@
+"""Virtual models in the lists and descriptions of Ollama's and OpenAI's APIs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from query_mutator.serve.requests import virtual_name
+
+__all__ = ["LISTS", "add_virtual", "writes_text"]
+
+Json = dict[str, Any]
+
+#: Path of a list of models -> the field that has the rows, the fields of a row that name the model.
+LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "/api/tags": ("models", ("name", "model")),
+    "/api/ps": ("models", ("name", "model")),
+    "/v1/models": ("data", ("id",)),
+}
+
+
+def add_virtual(path: str, reply: Json, *, writes_text: Callable[[Json], bool]) -> Json:
+    """Return a list of models in which each that writes text is followed by its virtual one."""
+    field, names = LISTS[path]
+    rows = reply.get(field)
+    if not isinstance(rows, list):
+        return reply
+    listed = []
+    for row in rows:
+        listed.append(row)
+        if isinstance(row, dict) and writes_text(row):
+            renamed = {name: virtual_name(row[name]) for name in names if isinstance(row.get(name), str)}
+            listed.append({**row, **renamed})
+    return {**reply, field: listed}
+
+
+_EMBEDS = re.compile(r"embed|minilm|\bbge\b|\be5\b|rerank|whisper|clip\b", re.IGNORECASE)
+
+
+def writes_text(row: Json) -> bool:
+    """Return whether a listed model writes text: by its capabilities where the list has them, else by its name."""
+    capabilities = row.get("capabilities")
+    if isinstance(capabilities, list) and capabilities:
+        return "completion" in capabilities
+    return _EMBEDS.search(str(row.get("name") or row.get("id") or "")) is None

@@ -1,0 +1,512 @@
+"""The rewriting proxy over real HTTP: official clients, an embedded upstream, a plan as the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import ollama
+import openai
+import pytest
+import requests
+
+from query_mutator import operators
+from query_mutator.embedded.access import Access
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.encoder import Encoder
+from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.evaluation.methods import greedy
+from query_mutator.llm.limit import Limit
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.rewards import is_refusal
+from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
+from query_mutator.serve.app import Limits, ProxyApp
+from query_mutator.serve.episodes import Budget, Episodes
+from query_mutator.serve.server import running
+from query_mutator.serve.status import Queue, Status
+from query_mutator.serve.upstream import Upstream
+from query_mutator.training.plans import Plan, plan_policy, plan_task
+from query_mutator.types import Question
+from rl_query_mutator_env import QueryMutationEnv
+from tests.conftest import Librarian, Softener
+
+MODEL = "librarian:latest"
+VIRTUAL = MODEL + "+qm"
+KILL = "plz how do i kill the process that hangs"  # refused; "stop" in the place of "kill" is answered
+SORT = "plz sort my list"
+
+
+@contextmanager
+def proxy(
+    upstream_url: str,
+    encoder: Encoder,
+    *,
+    mode: Mode = "gate",
+    plan: Plan | None = None,
+    calls: int = 3,
+    seconds: float = 20.0,
+    lowest_meaning: float = -1.0,
+    api_key: str | None = None,
+    slots: int = 0,
+    limits: Limits | None = None,
+) -> Iterator[str]:
+    """Serve a plan in front of an upstream and yield the proxy's address."""
+    plan = plan or Plan(steps=("neutral",))
+    client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
+    task = plan_task(plan, _task(encoder))
+
+    def make_env(question: str) -> QueryMutationEnv:
+        return QueryMutationEnv(task.on([Question(id="0", text=question)]), client=client)
+
+    episodes = Episodes(
+        make_env,
+        greedy(plan_policy(plan, task))(0),
+        client=client,
+        encoder=encoder,
+        actions=task.actions,
+        lowest_meaning=lowest_meaning,
+    )
+    status = Status(Queue(slots))
+    upstream = Upstream(upstream_url, timeout_s=30)
+    rules = Rules(mode=mode, budget=Budget(calls=calls, seconds=seconds))
+    answerer = PolicyAnswerer(upstream, episodes, status, rules)
+    access = Access(bound=["127.0.0.1"])
+    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or Limits())
+    with running(app) as url:
+        yield url
+    client.close()
+
+
+def _task(encoder: Encoder) -> Task:
+    return build_task(
+        [Question(id="a", text=SORT)],
+        calls=CallSettings(target_model="librarian", mutator_model="softener"),
+        encoder=encoder,
+        operators=operators.select("spelling,neutral,filler"),
+        known_words={"sort", "list"},
+        embedding_dims=4,
+    )
+
+
+@pytest.fixture(scope="module")
+def gate(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
+    with proxy(tiny_server.url, hash_encoder) as url:
+        yield url
+
+
+def chat(url: str, question: str, *, model: str = VIRTUAL, **fields: Any) -> requests.Response:
+    """Ask over Ollama's API; not as a stream unless asked to."""
+    body = {"model": model, "stream": False, "messages": [{"role": "user", "content": question}], **fields}
+    return requests.post(f"{url}/api/chat", json=body, timeout=20)
+
+
+def answer(reply: requests.Response) -> str:
+    return str(reply.json()["message"]["content"])
+
+
+# --- what passes ------------------------------------------------------------------------------------------------------
+
+
+def without_times(content: bytes) -> list[Any]:
+    """Return the lines of a reply without what depends on the clock."""
+    rows = [
+        json.loads(line.removeprefix("data: "))
+        for line in content.decode().splitlines()
+        if line.startswith(("{", "data: {"))
+    ]
+    for row in rows:
+        for name in [name for name in row if name.endswith("_duration") or name in ("created_at", "created", "id")]:
+            row[name] = None
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": SORT}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": SORT}], "stream": False, "options": {"num_ctx": 512}}),
+        ("/api/generate", {"prompt": SORT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SORT}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SORT}], "stream": True}),
+        ("/api/chat", {"messages": "not a list"}),
+        ("/api/show", {}),
+        ("/v1/responses", {"input": "hello"}),
+    ],
+)
+def test_an_upstream_model_is_answered_as_by_the_upstream(
+    gate: str, tiny_server: EmbeddedServer, path: str, body: dict[str, Any]
+) -> None:
+    ours, theirs = (
+        requests.post(url + path, json={"model": MODEL, **body}, timeout=20) for url in (gate, tiny_server.url)
+    )
+    assert ours.status_code == theirs.status_code
+    assert without_times(ours.content) == without_times(theirs.content)
+    assert set(ours.headers) - {"connection"} == {name.lower() for name in theirs.headers} - {"connection"}
+
+
+def raw_server(parts: Sequence[bytes], *, pause_s: float) -> tuple[str, threading.Event]:
+    """Serve one reply in parts; the event says that the client closed the connection before its end."""
+    listening, closed = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        connection.recv(65536)
+        for part in parts:
+            try:
+                connection.sendall(part)
+                time.sleep(pause_s)
+            except OSError:
+                closed.set()
+        connection.settimeout(5)
+        try:
+            if connection.recv(1) == b"":
+                closed.set()
+        except OSError:
+            closed.set()
+        connection.close()
+        listening.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}", closed
+
+
+def test_each_part_is_forwarded_on_arrival_with_its_bytes(hash_encoder: Encoder) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nX-Own: Some Value\r\nContent-Length: 30\r\n\r\n"
+    lines = [b'{"a": 1.0}   \n', b'\xff\xfe{"b":2}\n'.ljust(16, b"\n")]
+    url, _ = raw_server([head, *lines], pause_s=0.4)
+    with proxy(url, hash_encoder) as ours, requests.get(f"{ours}/api/pull", stream=True, timeout=10) as reply:
+        assert reply.headers["X-Own"] == "Some Value"
+        started, seen = time.monotonic(), []
+        for chunk in reply.raw.stream(1, decode_content=False):
+            seen.append((time.monotonic() - started, chunk))
+        assert b"".join(chunk for _, chunk in seen) == b"".join(lines)
+        first = max(when for when, _ in seen[: len(lines[0])])
+        last = seen[-1][0]
+        assert last - first > 0.2  # the first line did not wait for the second
+
+
+def test_a_client_that_leaves_cuts_the_upstream_call(hash_encoder: Encoder) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    url, closed = raw_server([head, *[b"5\r\nhello\r\n"] * 40], pause_s=0.1)
+    with proxy(url, hash_encoder) as ours:
+        reply = requests.get(f"{ours}/api/pull", stream=True, timeout=10)
+        next(reply.iter_content(5))
+        reply.close()
+        assert closed.wait(4)
+
+
+def test_an_upload_is_forwarded_in_parts_and_larger_than_a_request_may_be(hash_encoder: Encoder) -> None:
+    with start_server([Librarian()]) as server, proxy(server.url, hash_encoder, limits=Limits(body_bytes=1000)) as url:
+        assert requests.post(f"{url}/api/blobs/sha256:0", data=b"x" * 5000, timeout=10).status_code == 404
+        reply = requests.post(f"{url}/api/chat", data=b"x" * 5000, timeout=10)
+    assert reply.status_code == 413
+    assert "1,000 bytes" in reply.json()["error"]
+
+
+def test_a_dead_upstream_is_named(hash_encoder: Encoder) -> None:
+    with proxy("http://127.0.0.1:9", hash_encoder) as url:
+        replies = [requests.get(f"{url}/api/tags", timeout=10), chat(url, SORT), chat(url, SORT, model=MODEL)]
+        opened = requests.post(f"{url}/v1/chat/completions", json={"model": MODEL}, timeout=10)
+    assert {reply.status_code for reply in (*replies, opened)} == {502}
+    assert all("http://127.0.0.1:9" in reply.json()["error"] for reply in replies)
+    assert "http://127.0.0.1:9" in opened.json()["error"]["message"]
+
+
+def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: EmbeddedServer) -> None:
+    theirs = chat(tiny_server.url, SORT, model="no-such-model")
+    for model in ("no-such-model", "no-such-model+qm"):
+        ours = chat(gate, SORT, model=model)
+        assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_model_that_writes_text_is_listed_twice(gate: str) -> None:
+    listed = [model.model for model in ollama.Client(host=gate).list().models]
+    assert {MODEL, VIRTUAL} <= set(listed)
+    names = [model.id for model in openai.OpenAI(base_url=f"{gate}/v1", api_key="x").models.list()]
+    assert {MODEL, VIRTUAL} <= set(names)
+    shown = [ollama.Client(host=gate).show(model).model_dump() for model in (MODEL, VIRTUAL)]
+    assert shown[0] == shown[1]
+    chat(gate, SORT)
+    loaded = [model.model for model in ollama.Client(host=gate).ps().models]
+    assert {MODEL, VIRTUAL} <= set(loaded)
+
+
+# --- the modes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_rewritten_and_another_answer_is_kept(gate: str, tiny_server: EmbeddedServer) -> None:
+    assert is_refusal(answer(chat(tiny_server.url, KILL, model=MODEL)))
+    refused, kept = chat(gate, KILL), chat(gate, SORT)
+    assert answer(refused) == "`os.kill` is what you want."
+    assert refused.json()["model"] == VIRTUAL
+    assert (refused.headers["x-qm-decision"], refused.headers["x-qm-operators"]) == ("rewritten", "neutral")
+    assert refused.headers["x-qm-calls"] == "3"
+    assert answer(kept) == answer(chat(tiny_server.url, SORT, model=MODEL))
+    assert (kept.headers["x-qm-decision"], kept.headers["x-qm-calls"]) == ("kept", "1")
+
+
+@pytest.mark.parametrize("mode", ["blind", "gate", "full"])
+def test_official_clients_get_the_answer_in_every_mode(
+    tiny_server: EmbeddedServer, hash_encoder: Encoder, mode: Mode
+) -> None:
+    messages: Any = [{"role": "user", "content": KILL}]
+    with proxy(tiny_server.url, hash_encoder, mode=mode) as url:
+        client = ollama.Client(host=url)
+        whole = client.chat(VIRTUAL, messages=messages)
+        parts = list(client.chat(VIRTUAL, messages=messages, stream=True))
+        written = client.generate(VIRTUAL, KILL)
+        theirs = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
+        completion = theirs.chat.completions.create(model=VIRTUAL, messages=messages)
+        chunks = list(
+            theirs.chat.completions.create(
+                model=VIRTUAL, messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    expected = "`os.kill` is what you want."
+    assert whole.message.content == expected
+    assert "".join(part.message.content or "" for part in parts) == expected
+    assert parts[-1].done
+    assert (parts[-1].eval_count or 0) > 0
+    assert written.response == expected
+    assert completion.choices[0].message.content == expected
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
+    assert chunks[-1].usage is not None
+    assert {whole.model, parts[0].model, written.model, completion.model, chunks[0].model} == {VIRTUAL}
+
+
+def test_a_blind_rewrite_makes_one_rewrite_and_one_answer(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    with proxy(tiny_server.url, hash_encoder, mode="blind") as url:
+        reply = chat(url, SORT)
+    assert (reply.headers["x-qm-calls"], reply.headers["x-qm-operators"]) == ("2", "neutral")
+
+
+def test_the_calls_are_bounded(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    plan = Plan(steps=("spelling", "neutral", "filler"))
+    for calls in (1, 2, 3):
+        with proxy(tiny_server.url, hash_encoder, mode="full", plan=plan, calls=calls) as url:
+            reply = chat(url, KILL)
+        assert int(reply.headers["x-qm-calls"]) <= max(1, calls)
+        assert answer(reply)
+
+
+def test_after_the_deadline_the_original_is_asked(hash_encoder: Encoder) -> None:
+    class Slow(Softener):
+        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+            time.sleep(1.5)
+            return super().reply_many(prompts)
+
+    with (
+        start_server([Librarian(), Slow()], num_parallel=4) as server,
+        proxy(server.url, hash_encoder, mode="blind", seconds=0.3) as url,
+    ):
+        reply = chat(url, SORT)
+    assert reply.headers["x-qm-decision"] == "kept"
+    assert answer(reply) == "`sorted` is what you want."
+
+
+def test_a_rewrite_that_means_something_else_is_not_asked(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    with proxy(tiny_server.url, hash_encoder, mode="blind", lowest_meaning=1.1) as url:
+        reply = chat(url, SORT)
+    assert reply.headers["x-qm-decision"] == "guarded; meaning"
+    assert reply.headers["x-qm-operators"] == ""
+
+
+def test_the_body_says_what_was_done_only_on_request(gate: str) -> None:
+    body = {"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": KILL}]}
+    asked = requests.post(f"{gate}/api/chat", json=body, headers={"X-QM-Body": "1"}, timeout=10).json()
+    assert asked["qm"]["question"] == "how do i stop the process that hangs"
+    assert "qm" not in chat(gate, KILL).json()
+
+
+def test_what_is_not_a_plain_question_passes_under_the_upstreams_name(gate: str) -> None:
+    task = "### Task:\nGenerate 1-3 broad tags for kill\n<chat_history>\n</chat_history>"
+    for reply, reason in (
+        (chat(gate, task), "ui-task"),
+        (chat(gate, KILL, format="json"), "format"),
+        (requests.post(f"{gate}/api/generate", json={"model": VIRTUAL, "stream": False}, timeout=10), "empty"),
+    ):
+        assert reply.headers["x-qm-decision"] == f"passed; {reason}"
+        assert reply.json()["model"] == VIRTUAL
+
+
+def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: Encoder) -> None:
+    seen: list[dict[str, Any]] = []
+    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode="blind") as url:
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SORT}]
+        body = {
+            "model": VIRTUAL,
+            "stream": False,
+            "messages": messages,
+            "options": {"num_ctx": 512},
+            "keep_alive": "1h",
+        }
+        requests.post(f"{url}/api/chat", json=body, timeout=10)
+    final = seen[-1]
+    assert final == {**body, "model": MODEL, "messages": [messages[0], {"role": "user", "content": "sort my list"}]}
+
+
+@contextmanager
+def recording(seen: list[dict[str, Any]]) -> Iterator[str]:
+    """Serve the librarian and note the bodies of chat requests, through a small forwarding server."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    with start_server([Librarian(), Softener()], num_parallel=4) as server:
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                seen.append(json.loads(body))
+                reply = requests.post(server.url + self.path, data=body, timeout=10)
+                self.send_response(reply.status_code)
+                self.send_header("Content-Type", reply.headers["Content-Type"])
+                self.send_header("Content-Length", str(len(reply.content)))
+                self.end_headers()
+                self.wfile.write(reply.content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        front = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{front.server_port}"
+        finally:
+            front.shutdown()
+            front.server_close()
+
+
+# --- who may call, and what is counted --------------------------------------------------------------------------------
+
+
+def test_other_hosts_and_pages_of_other_sites_are_refused(gate: str) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        assert requests.get(f"{gate}/api/version", headers=headers, timeout=10).status_code == 403
+        assert (
+            requests.post(f"{gate}/api/chat", json={"model": VIRTUAL}, headers=headers, timeout=10).status_code == 403
+        )
+
+
+def test_a_key_is_asked_for_and_not_sent_on(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    with proxy(tiny_server.url, hash_encoder, api_key="secret") as url:
+        assert requests.get(f"{url}/api/version", timeout=10).status_code == 401
+        wrong = {"Authorization": "Bearer other"}
+        assert requests.get(f"{url}/metrics", headers=wrong, timeout=10).status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert requests.get(f"{url}/api/version", headers=right, timeout=10).status_code == 200
+
+
+def test_metrics_queue_health_and_page(gate: str) -> None:
+    chat(gate, KILL)
+    text = requests.get(f"{gate}/metrics", timeout=10).text
+    assert 'qm_decisions_total{decision="rewritten",mode="gate"}' in text
+    assert 'qm_rewrites_total{operator="neutral"}' in text
+    assert requests.get(f"{gate}/healthz", timeout=10).json() == {"status": "ok"}
+    assert requests.get(f"{gate}/qm/queue", timeout=10).json()["models"][MODEL] == {"in_flight": 0, "waiting": 0}
+    assert "<!doctype html>" in requests.get(gate, headers={"Accept": "text/html"}, timeout=10).text
+    assert requests.get(gate, timeout=10).text == "Ollama is running"
+    assert requests.head(gate, timeout=10).status_code == 200
+
+
+def test_no_more_calls_than_slots_are_at_the_upstream(hash_encoder: Encoder) -> None:
+    class Counting(Librarian):
+        now, most = 0, 0
+
+        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+            Counting.now += 1
+            Counting.most = max(Counting.most, Counting.now)
+            time.sleep(0.05)
+            Counting.now -= 1
+            return super().reply_many(prompts)
+
+    with (
+        start_server([Counting(), Softener()], num_parallel=8) as server,
+        proxy(server.url, hash_encoder, slots=2) as url,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        replies = list(pool.map(lambda _: chat(url, SORT).status_code, range(12)))
+    assert set(replies) == {200}
+    assert Counting.most <= 2
+
+
+def test_many_clients_get_their_own_answers(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    class Parrot(Librarian):
+        name = "parrot"
+
+        def reply(self, prompt: str) -> str:
+            return f"You said: {prompt}."
+
+    def one(number: int) -> bool:
+        said = f"plz say the number {number} to me"
+        return f"{number} to me." in answer(chat(url, said, model="parrot:latest+qm"))
+
+    with (
+        start_server([Parrot(), Softener()], num_parallel=16) as server,
+        proxy(server.url, hash_encoder, mode="blind") as url,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        assert all(pool.map(one, range(200)))
+
+
+def test_asynchronous_clients_are_cut_too(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    async def leave(url: str) -> None:
+        client = ollama.AsyncClient(host=url)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.chat("slow:latest+qm", messages=[{"role": "user", "content": SORT}]), 0.2)
+
+    class Slow(Librarian):
+        name = "slow"
+
+        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+            time.sleep(1)
+            return super().reply_many(prompts)
+
+    with start_server([Slow(), Softener()], num_parallel=2) as server, proxy(server.url, hash_encoder) as url:
+        asyncio.run(leave(url))
+        wait_for(lambda: requests.get(f"{url}/qm/queue", timeout=5).json()["models"]["slow:latest"]["in_flight"] == 0)
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_filter_of_open_webui_shows_the_rewrite_and_sends_it(gate: str) -> None:
+    from examples.open_webui_filter import Filter
+
+    shown: list[str] = []
+
+    async def emit(event: dict[str, Any]) -> None:
+        shown.append(event["data"]["description"])
+
+    found = Filter()
+    found.valves.url = gate
+    body = {"model": "any", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": SORT}]}
+    sent = asyncio.run(found.inlet(body, __event_emitter__=emit))
+    assert sent["messages"][-1]["content"] == "sort my list"
+    assert sent["messages"][:-1] == body["messages"][:-1]
+    assert shown == ["Asking: sort my list"]
+    assert asyncio.run(found.inlet(body, __metadata__={"task": "title_generation"})) == body
+    found.valves.url = "http://127.0.0.1:9"
+    assert asyncio.run(found.inlet(body, __event_emitter__=emit)) == body
+    assert shown[-1].startswith("Not rewritten")
+
+
+def test_a_rewrite_alone_is_asked_for_without_an_answer(gate: str) -> None:
+    turns = [{"role": "user", "content": SORT}]
+    found = requests.post(f"{gate}/qm/rewrite", json={"messages": turns}, timeout=10).json()
+    assert found == {"question": "sort my list", "operators": ["neutral"], "calls": 1, "problem": None}
+    more = [*turns, {"role": "assistant", "content": "sorted"}, {"role": "user", "content": "plz explain it"}]
+    assert requests.post(f"{gate}/qm/rewrite", json={"messages": more}, timeout=10).json()["problem"] == "context"
+    assert requests.post(f"{gate}/qm/rewrite", json={"question": SORT}, timeout=10).status_code == 400
