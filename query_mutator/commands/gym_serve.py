@@ -127,7 +127,8 @@ def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
     policy = load_policy(found)
 
     def greedy(env: QueryMutationEnv) -> str:
-        action = int(policy.act(env._observe()[None], (), greedy=True).actions[0])
+        assert env.engine is not None
+        action = int(policy.act(env.engine.observe()[None], (), greedy=True).actions[0])
         return env.task.actions[action]
 
     return found.task, found.projection, greedy

@@ -13,9 +13,6 @@ from query_mutator.cli.console import note
 from query_mutator.commands.policy import PolicyFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.methods import greedy
-from query_mutator.types import Question
-from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.commands.policy import Policy
@@ -93,20 +90,8 @@ def serving(flags: ServeFlags, policy: Policy, key: str | None) -> Iterator[Prox
     system, task = policy.system, policy.task
     if flags.mode == "blind" and task.ask != "policy":
         raise UsageError("--mode blind needs a policy that rewrites before it asks: --ask policy, or qm plan")
-    client = system.calls.eval_client
-
-    def make_env(question: str) -> QueryMutationEnv:
-        return QueryMutationEnv(task.on([Question(id="0", text=question)]), client=client)
-
     calls = flags.max_calls or MAX_CALLS[flags.mode]
-    episodes = Episodes(
-        make_env,
-        greedy(policy.frozen)(0),
-        client=client,
-        encoder=system.encoder,
-        actions=task.actions,
-        lowest_meaning=flags.min_meaning,
-    )
+    episodes = Episodes(task, policy.frozen, client=system.calls.eval_client, lowest_meaning=flags.min_meaning)
     rules = Rules(
         mode=flags.mode,
         budget=Budget(calls=calls - (flags.mode == "gate"), seconds=flags.request_deadline_s),

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from query_mutator.encoder import Encoder
+from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Episode
 from query_mutator.env.flow import Call, Encode, Flow
-from query_mutator.env.steps import FloatArray
-from query_mutator.env.task import operator_names
+from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.rewards import cosine
 from query_mutator.serve.guards import rewrite_problem
-from query_mutator.types import ASK, ChatRequest, Completion, ErrorInfo
+from query_mutator.training.learner import InferencePolicy
+from query_mutator.types import CONTROLS, SUBMIT, ChatRequest, Completion, Question
 
-__all__ = ["Ask", "Budget", "EpisodeEnv", "Episodes", "Rewritten"]
+__all__ = ["Ask", "Budget", "Episodes", "Rewritten"]
 
 #: Asks the target a wording; raises if the upstream fails.
 Ask = Callable[[str], Awaitable[Completion]]
-
-
-class EpisodeEnv(Protocol):
-    """One episode of the environment, on a question without a known answer."""
-
-    episode: Episode | None
-    last_error: ErrorInfo | None
-
-    def reset_flow(self, *, seed: int | None = None, options: dict[str, int] | None = None) -> Flow:
-        """Yield the calls of a reset; return (observation, info)."""
-
-    def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step; return gymnasium's five."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +46,13 @@ class _Stopped(Exception):
 
 
 class Episodes:
-    """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
+    """Runs episodes of one policy, which chooses actions from observations [1, O].
 
-    def __init__(
-        self,
-        make_env: Callable[[str], EpisodeEnv],
-        choose: Callable[[FloatArray], int],
-        *,
-        client: Client,
-        encoder: Encoder,
-        actions: Sequence[str],
-        lowest_meaning: float,
-    ) -> None:
-        self._make_env, self._choose = make_env, choose
-        self._client, self._encoder = client, encoder
-        self._operators = frozenset(operator_names(actions))
-        self._ask_action = actions.index(ASK) if ASK in actions else None
-        self._lowest_meaning = lowest_meaning
+    `lowest_meaning`: a rewrite whose cosine with the question is lower is not used.
+    """
+
+    def __init__(self, task: Task, policy: InferencePolicy, *, client: Client, lowest_meaning: float) -> None:
+        self._task, self._policy, self._client, self._lowest_meaning = task, policy, client, lowest_meaning
 
     async def rewrite(self, question: str, budget: Budget) -> Rewritten:
         """Return the wording that the policy would ask first, or the question if it must not be asked."""
@@ -89,29 +65,37 @@ class Episodes:
     async def _run(
         self, question: str, ask: Ask | None, budget: Budget, free: frozenset[str] = frozenset()
     ) -> Rewritten:
-        env = await asyncio.to_thread(self._make_env, question)
-        found = Rewritten(text=question)
+        task = await asyncio.to_thread(self._task.on, [Question(id="0", text=question)])
+        engine, found = EpisodeEngine.open(task, 0), Rewritten(text=question)
         try:
             async with asyncio.timeout(budget.seconds):
                 try:
-                    await self._drive(_episode(env, self._choose), found, ask, budget, free)
+                    await self._drive(self._episode(engine), found, ask, budget, free)
                 except _Stopped:
-                    if ask is not None and self._ask_action is not None and _is_unasked(env.episode):
-                        await self._drive(env.step_flow(self._ask_action), found, ask, budget, free)
+                    if ask is not None and engine.episode.current is None:  # what was rewritten last is not asked yet
+                        await self._drive(engine.ask(), found, ask, budget, free)
         except (TimeoutError, _Stopped):
             pass
-        episode = env.episode
-        if episode is None:
-            return found
+        episode, submitted = engine.episode, engine.submitted
         if ask is None:
             found.text = episode.text
-        elif episode.best is not None:
-            found.text = episode.best.text
-        found.operators = tuple(name for name in episode.names if name in self._operators)
+        elif submitted is not None:
+            found.text = submitted.text
+        found.operators = tuple(name for name in episode.names if name not in CONTROLS)
         found.problem = self._problem(question, found.text, episode)
         if found.problem is not None:
             found.text = question
         return found
+
+    def _episode(self, engine: EpisodeEngine) -> Flow:
+        """Yield the needs of an episode, until it ends or a call fails for good."""
+        if engine.task.ask == "every_step" and (yield from engine.ask_original()) is not None:
+            return
+        while engine.episode.steps < engine.task.max_episode_steps:
+            action = int(self._policy.act(engine.observe()[None], (), greedy=True).actions[0])
+            error = yield from engine.act(action)
+            if error is not None or engine.task.actions[action] == SUBMIT:
+                return
 
     def _problem(self, question: str, text: str, episode: Episode) -> str | None:
         """Return why a wording may not stand in for the question, None if it may."""
@@ -130,7 +114,7 @@ class Episodes:
             except StopIteration:
                 return
             if isinstance(need, Encode):
-                result = await asyncio.to_thread(self._encoder.encode, list(need.texts))
+                result = await asyncio.to_thread(self._task.encoder.encode, list(need.texts))
             elif isinstance(need, Call):
                 result = await self._call(need.request, found, ask, budget, free)
             else:
@@ -151,15 +135,3 @@ class Episodes:
             return await ask(wording)
         found.rewrites += 1
         return await asyncio.to_thread(self._client.complete, request)
-
-
-def _episode(env: EpisodeEnv, choose: Callable[[FloatArray], int]) -> Flow:
-    obs, _ = yield from env.reset_flow(options={"question": 0})
-    ended = False
-    while not ended:
-        obs, _, terminated, truncated, _ = yield from env.step_flow(choose(obs))
-        ended = terminated or truncated or env.last_error is not None
-
-
-def _is_unasked(episode: Episode | None) -> bool:
-    return episode is not None and episode.current is None

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "sft": TASK | {"batching", "ppo"},
     "training": LEARNERS | {"embedded"},
     "evaluation": LEARNERS | {"embedded", "training"},
-    "serve": ENV | {"embedded"},
+    "serve": ENV | {"embedded", "training"},
     "gym": VOCABULARY | {"batching", "cli"},
     "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
 }

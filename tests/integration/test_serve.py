@@ -22,7 +22,6 @@ from query_mutator.embedded.access import Access
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.evaluation.methods import greedy
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.rewards import is_refusal
@@ -34,7 +33,6 @@ from query_mutator.serve.status import Queue, Status
 from query_mutator.serve.upstream import Upstream
 from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.types import Question
-from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import Librarian, Softener
 
 MODEL = "librarian:latest"
@@ -61,18 +59,7 @@ def proxy(
     plan = plan or Plan(steps=("neutral",))
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     task = plan_task(plan, _task(encoder))
-
-    def make_env(question: str) -> QueryMutationEnv:
-        return QueryMutationEnv(task.on([Question(id="0", text=question)]), client=client)
-
-    episodes = Episodes(
-        make_env,
-        greedy(plan_policy(plan, task))(0),
-        client=client,
-        encoder=encoder,
-        actions=task.actions,
-        lowest_meaning=lowest_meaning,
-    )
+    episodes = Episodes(task, plan_policy(plan, task), client=client, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     upstream = Upstream(upstream_url, timeout_s=30)
     rules = Rules(mode=mode, budget=Budget(calls=calls, seconds=seconds))
