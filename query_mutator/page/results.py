@@ -13,7 +13,7 @@ from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY
 from query_mutator.page.questions import Evaluation
 from query_mutator.runs.pairs import PairedRows, pair_rows
 
-__all__ = ["answer_of", "front_of", "paired_of", "paired_row", "plan_answer", "plan_front", "tags_of"]
+__all__ = ["paired_row", "results_of"]
 
 FEW_QUESTIONS = 100  # below it the smallest difference that means something is said
 _DISCORDANT = 1 / 3  # share of the questions on which two methods usually differ
@@ -21,10 +21,24 @@ _Z95 = 1.96
 _RATES = ("success", "success_ci", "score", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
 
 
-def answer_of(report: Mapping[str, Any] | None, evaluation: Evaluation) -> dict[str, Any]:
-    """Return methods, verdict and warnings of a report; nothing but empty entries without one."""
-    if not report:
-        return {"methods": [], "verdict": None, "deploy": None, "warnings": [], "n": 0}
+def results_of(
+    report: Mapping[str, Any] | None, summary: Mapping[str, Any], evaluation: Evaluation
+) -> dict[str, Mapping[str, Any]]:
+    """Return the sections by name; without an evaluation an answer that is empty, or that of a search for a plan."""
+    if report:
+        return {
+            "answer": _answer(report, evaluation),
+            "front": _front(report),
+            "paired": _paired(report, evaluation),
+            "tags": _tags(report),
+        }
+    if "plan" in summary:
+        return {"answer": _plan_answer(summary["plan"]), "front": _plan_front(summary["search"])}
+    return {"answer": {"methods": [], "verdict": None, "deploy": None, "warnings": [], "n": 0}}
+
+
+def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
+    """Return methods, verdict and warnings of a report."""
     methods = [
         {
             "method": name,
@@ -46,7 +60,7 @@ def answer_of(report: Mapping[str, Any] | None, evaluation: Evaluation) -> dict[
     }
 
 
-def plan_answer(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_answer(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of a search for a plan, which read training questions only."""
     low, high = plan["success_ci"]
     rate = f"right on {_percent(plan['success'])} of {plan['questions']} training questions"
@@ -62,7 +76,7 @@ def plan_answer(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan_front(search: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_front(search: Mapping[str, Any]) -> dict[str, Any]:
     """Return the best plan within each number of calls per question."""
     plans = {point["plan"]: point for point in search["front"].values()}
     points = [{"method": name, **{key: point[key] for key in ("calls", "success", "success_ci")}, "on_front": True}
@@ -113,13 +127,13 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
     return [*lines, "One seed: the intervals say nothing about other seeds."]
 
 
-def front_of(report: Mapping[str, Any]) -> dict[str, Any]:
+def _front(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return success against total calls of each method."""
     intervals = {name: found["success_ci"] for name, found in report["methods"].items()}
     return {"points": [{**point, "success_ci": intervals[point["method"]]} for point in report["front"]]}
 
 
-def paired_of(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
+def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
     """Return the policy against each other method, question by question."""
     rivals = [name for name in report["policy_minus"] if name in evaluation.methods]
     ours, rows = evaluation.held_out(POLICY), []
@@ -136,7 +150,7 @@ def paired_row(pair: PairedRows) -> dict[str, Any]:
     return {**{name: getattr(pair.result, name) for name in counts}, "ci": list(pair.result.interval)}
 
 
-def tags_of(report: Mapping[str, Any]) -> dict[str, Any]:
+def _tags(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return success by tag, and by group where the report has groups."""
     parts = {**report["by_group"], **report["by_tag"]}
     return {"tags": [{"tag": name, **found} for name, found in parts.items()]}

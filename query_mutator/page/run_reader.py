@@ -13,7 +13,7 @@ from query_mutator.page.figures import Figures, learning_of
 from query_mutator.page.messages import Message, TextTable, chunks, section
 from query_mutator.page.origin import Redactor, origin_of
 from query_mutator.page.questions import Evaluation
-from query_mutator.page.results import answer_of, front_of, paired_of, plan_answer, plan_front, tags_of
+from query_mutator.page.results import results_of
 from query_mutator.page.tail import FollowedJson, FollowedRows
 from query_mutator.page.usage import TrainingUsage, choices_of_policy
 from query_mutator.runs.state import run_state
@@ -43,7 +43,8 @@ class RunReader:
         self.redactor = Redactor(self._config.value)
         self.texts = TextTable(run, self.redactor.text)
         self.evaluation, self.figures, self.usage = Evaluation(self.texts), Figures(), TrainingUsage()
-        self._report: dict[str, Any] | None = None
+        self._report: Mapping[str, Any] | None = None
+        self._results: Mapping[str, Mapping[str, Any]] | None = None  # sections; None where the rows changed
         self._state = ""
         self._is_new = True  # nothing was sent
         self._sent: dict[str, bytes] = {}  # sections, as they were sent last
@@ -58,10 +59,12 @@ class RunReader:
 
         Many rows come in several calls.
         """
-        before = self._summary.read(), self._config.read()
+        is_changed = self._config.read()
+        if self._summary.read():
+            is_changed, self._results = True, None
         messages = [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation()]
         state = run_state(self.folder)
-        if messages or any(before) or state != self._state or self._is_new:
+        if messages or is_changed or state != self._state or self._is_new:
             self._state, self._is_new = state, False
             if not self.has_more:
                 messages = [*self._sections(), *messages]
@@ -116,6 +119,7 @@ class RunReader:
         for row in rows:
             self.evaluation.add(row)
         if rows or is_reset:
+            self._results = None
             yield from self.texts.take()
         if (rows or is_reset) and not self._rows.has_more:
             yield from self.evaluation.messages(self.run)
@@ -133,18 +137,13 @@ class RunReader:
 
     def _all_sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         config, summary = self._config.value, self._summary.value
-        report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
-        is_plan = report is None and "plan" in summary
-        answer = plan_answer(summary["plan"]) if is_plan else answer_of(report, self.evaluation)
-        yield "answer", {**self._about(), **answer}
-        if is_plan:
-            yield "front", plan_front(summary["search"])
-        if report:
-            yield "front", front_of(report)
-            yield "paired", paired_of(report, self.evaluation)
-            yield "tags", tags_of(report)
+        if self._results is None:
+            self._report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
+            self._results = results_of(self._report, summary, self.evaluation)
+        for name, data in self._results.items():
+            yield name, {**self._about(), **data} if name == "answer" else data
         yield "policy", self._policy()
-        yield "learning", learning_of(self.figures, report)
+        yield "learning", learning_of(self.figures, self._report)
         yield "calls", {**self.figures.calls(server=_server(config), summary=summary), "price": self._cost()}
         yield "reproduce", origin_of(config, self.redactor)
 
