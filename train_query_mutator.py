@@ -135,7 +135,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         num_guard=len(guard_questions()),
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
-        episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps),
+        episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps, answer=config.answer),
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )

@@ -20,7 +20,7 @@ from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeat
 from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.operators import ROUND_TRIP, OperatorContext, local_rewrite
+from query_mutator.operators import OperatorContext, local_rewrite
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo
 
@@ -170,15 +170,13 @@ class EpisodeEngine:
         Alberti et al., 2019, arXiv:1906.05416).
         """
         episode = self.episode
-        answers = {attempt.answer: attempt for attempt in episode.known.values() if attempt.answers}
+        answers = episode.different_answers
         if len(answers) < 2:
             return None
         questions = []
         for number, answer in enumerate(answers, 1):
-            prompt = ROUND_TRIP.render(episode.original, context=self.task.context(episode.index, answer))
-            asked = yield from self._timed(
-                self.task.calls.mutator(prompt), f"round trip {number}", "mutator", action=action
-            )
+            request = self.task.round_trip(episode.index, answer)
+            asked = yield from self._timed(request, f"round trip {number}", "mutator", action=action)
             if not asked.ok:
                 return asked.error
             questions.append(asked.text)

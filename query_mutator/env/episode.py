@@ -123,6 +123,11 @@ class Episode:
         """Return the target's answer to the present wording, None if it was not asked."""
         return None if self.current is None else self.current.answer
 
+    @property
+    def different_answers(self) -> dict[str, Attempt]:
+        """Return the answers that neither refuse nor are unsure, with the last attempt that got each."""
+        return {attempt.answer: attempt for attempt in self.known.values() if attempt.answers}
+
     def was_tried(self, action: int) -> bool:
         """Return whether an operator was applied to the present wording."""
         return (self.text, action) in self.tried

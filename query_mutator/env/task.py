@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
 from query_mutator.env.observation import Observer, Projection
-from query_mutator.operators import Operator, OperatorContext, would_change
+from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import (
     ASK,
@@ -122,6 +122,11 @@ class Task:
         """Return what an operator may know about a wording of question `index` and the answer to it, if it has one."""
         original = self.questions[index].text
         return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], original=original, answer=answer)
+
+    def round_trip(self, index: int, answer: str) -> ChatRequest:
+        """Return the request for the question that an answer to question `index` answers."""
+        prompt = ROUND_TRIP.render(self.questions[index].text, context=self.context(index, answer))
+        return self.calls.mutator(prompt)
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""

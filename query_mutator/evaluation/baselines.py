@@ -49,7 +49,7 @@ class Method:
     def most_calls(self, task: Task) -> int:
         """Return the most calls for one question, from the rules of the policy's task."""
         rules = self.rules(task)
-        return episode_calls(rules.ask, max_episode_steps=rules.max_episode_steps)
+        return episode_calls(rules.ask, max_episode_steps=rules.max_episode_steps, answer=rules.answer)
 
 
 def asking(task: Task, **rules: Any) -> Task:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION
-from query_mutator.types import AskRule
+from query_mutator.types import AnswerRule, AskRule
 
 __all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost", "episode_calls"]
 
@@ -18,9 +18,14 @@ RANKING_QUESTIONS = 120  # of training, on which operators are compared
 PLAN_CALLS = 12  # of a plan for one question, before it is found
 
 
-def episode_calls(ask: AskRule, *, max_episode_steps: int) -> int:
-    """Return the most calls of one episode: a rewrite and an answer a step, or one of the two when the policy asks."""
-    return 1 + (max_episode_steps if ask == "policy" else 2 * max_episode_steps)
+def episode_calls(ask: AskRule, *, max_episode_steps: int, answer: AnswerRule = "best") -> int:
+    """Return the most calls of one episode: a rewrite and an answer a step, or one of the two when the policy asks.
+
+    A round trip makes one more call for every answer.
+    """
+    answers = (max_episode_steps + 1) // 2 if ask == "policy" else 1 + max_episode_steps
+    steps = 1 + (max_episode_steps if ask == "policy" else 2 * max_episode_steps)
+    return steps + (answers if answer == "round_trip" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

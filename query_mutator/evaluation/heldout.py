@@ -125,7 +125,7 @@ def _cost(
         num_guard=len(guard_questions()),
         num_train=len(task.train_questions),
         num_operators=len(task.operators),
-        episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps),
+        episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps, answer=task.answer),
         search_calls=search_calls,
         plan_calls=PLAN_CALLS if has_plan else 0,
         more_calls=REWRITER_CALLS if rewriter else 0,

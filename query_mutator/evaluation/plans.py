@@ -26,10 +26,13 @@ from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import local_rewrite
+from query_mutator.rewards import cosine
 from query_mutator.training.plans import Plan, next_item, plan_task
 from query_mutator.types import ASK, AnswerRule, ChatRequest, Completion, ErrorInfo
 
 __all__ = ["Caller", "PlanResult", "PlanScores"]
+
+ROUND_TRIP = -1  # in place of an action: which question does an answer answer?
 
 Rows = Sequence[int]  # indices of questions
 
@@ -46,9 +49,9 @@ class Caller(Protocol):
 class Missing(NamedTuple):
     """The next call that a plan needs on a question, and the most calls it needs from there to its end."""
 
-    action: int
+    action: int  # or ROUND_TRIP
     text: str
-    answer: str | None  # to the text, for operators that use it
+    answer: str | None  # to the text, for operators that use it; of a round trip
     calls_left: int
 
 
@@ -77,6 +80,7 @@ class _Memory:
 
     rewrites: dict[tuple[int, str, bool], str | ErrorInfo] = field(default_factory=dict)  # by operator, text, answered
     attempts: dict[str, Attempt | ErrorInfo] = field(default_factory=dict)
+    closeness: dict[str, float | ErrorInfo] = field(default_factory=dict)  # of the question told from an answer
     allowed: dict[tuple[int, str, bool], bool] = field(default_factory=dict)  # would the operator change the text
 
 
@@ -152,6 +156,10 @@ class PlanScores:
     def _make(self, missing: Missing, row: int) -> Flow:
         """Yield the missing call and remember its result."""
         memory, task = self._memories[row], self.task
+        if missing.action == ROUND_TRIP:
+            assert missing.answer is not None
+            memory.closeness[missing.answer] = yield from self._round_trip(missing.answer, row)
+            return
         if missing.action == self._ask:
             memory.attempts[missing.text] = yield from self._attempt(missing.text, row)
             return
@@ -176,6 +184,14 @@ class PlanScores:
             self.task, row, text=text, answer=completion.text, vectors=vectors, call=self._judge
         )
         return attempt
+
+    def _round_trip(self, answer: str, row: int) -> Flow:
+        """Yield the call for the question that an answer answers; return its cosine with the original, or the error."""
+        completion: Completion = yield from self._call(self.task.round_trip(row, answer))
+        if completion.error is not None:
+            return completion.error
+        vectors = yield Encode((completion.text,))
+        return vectors if isinstance(vectors, ErrorInfo) else cosine(self.task.question_vectors[row], vectors[0])
 
     def _judge(self, request: ChatRequest, number: int) -> Call:
         """Return the call of a reward part that asks a model."""
@@ -218,11 +234,32 @@ class PlanScores:
                 action = self._ask
             found = self._recall(episode, action)
             if found is None:
-                return Missing(action, episode.text, episode.answer, _calls_left(items, action, self._ask))
+                left = _calls_left(items, action, self._ask)
+                if plan.answer == "round_trip":
+                    left += items.count(self._ask)
+                return Missing(action, episode.text, episode.answer, left)
             if isinstance(found, ErrorInfo):
                 return PlanResult(None, episode.calls, found)
             self._take(episode, action, found, plan.answer)
-        return PlanResult(_submitted(episode, plan.answer), episode.calls)
+        if plan.answer == "round_trip":
+            return self._told_apart(episode)
+        return PlanResult(episode.last if plan.answer == "last" else episode.best, episode.calls)
+
+    def _told_apart(self, episode: Episode) -> PlanResult | Missing:
+        """Return the answer of an ended episode from which the mutator can best tell the question."""
+        answers, closeness = episode.different_answers, self._memories[episode.index].closeness
+        if len(answers) < 2:
+            return PlanResult(episode.best, episode.calls)
+        cosines: dict[str, float] = {}
+        for number, answer in enumerate(answers):
+            found = closeness.get(answer)
+            if found is None:
+                return Missing(ROUND_TRIP, episode.text, answer, len(answers) - number)
+            episode.calls += 1
+            if isinstance(found, ErrorInfo):
+                return PlanResult(None, episode.calls, found)
+            cosines[answer] = found
+        return PlanResult(answers[max(cosines, key=lambda answer: cosines[answer])], episode.calls)
 
     def _episode(self, row: int) -> Episode:
         text = self.task.questions[row].text
@@ -283,7 +320,3 @@ def _calls_left(items: Sequence[int], action: int, ask: int) -> int:
         return 1
     rest = list(items[items.index(action) :])
     return len(rest) + (ask not in rest)
-
-
-def _submitted(episode: Episode, rule: AnswerRule) -> Attempt | None:
-    return episode.last if rule == "last" else episode.best

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAN_ANSWERS", "Plan", "PlanPolicy", "next_item", "plan_policy", "plan_task"]
 
-PLAN_ANSWERS: tuple[AnswerRule, ...] = ("best", "closest", "last")
+PLAN_ANSWERS: tuple[AnswerRule, ...] = ("best", "closest", "last", "round_trip")
 WEIGHTS = ("items", "used", "closed", "fit", "asked", "stop")
 
 
@@ -48,7 +48,7 @@ class Plan:
         if repeated:
             raise ValueError(f"plan {self}: {repeated[0]} occurs twice; use each operator at most once")
         if self.answer not in PLAN_ANSWERS:
-            raise ValueError(f"answer={self.answer!r} must be one of {', '.join(PLAN_ANSWERS)}: others make more calls")
+            raise ValueError(f"answer={self.answer!r} must be one of {', '.join(PLAN_ANSWERS)}")
         if self.stop_fit is not None and not self.asks_early:
             raise ValueError(f"plan {self}: it can only stop after an answer; add {ASK!r} before its last operator")
 

@@ -18,11 +18,14 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.training.plans import Plan, PlanPolicy, plan_policy, plan_task
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import AnswerRule, ChatRequest, Completion
 from rl_query_mutator_env import QueryMutationEnv
 
 MakeTask = Callable[..., Task]
 OPERATORS = ("spelling", "neutral", "filler", "shout")
+RULES: tuple[tuple[AnswerRule, float | None], ...] = (
+    ("best", None), ("closest", 0.4), ("last", 0.2), ("round_trip", None), ("round_trip", 0.3),
+)  # fmt: skip
 
 
 class Failing:
@@ -61,7 +64,7 @@ def plans() -> list[Plan]:
                 steps = [name for at, op in enumerate(chain) for name in (("ask",) if places[at] else ()) + (op,)]
                 found += [
                     Plan(steps=tuple(steps), answer=rule, stop_fit=fit)
-                    for rule, fit in (("best", None), ("closest", 0.4), ("last", 0.2))
+                    for rule, fit in RULES
                 ]
     return found
 
@@ -104,6 +107,29 @@ def test_scores_are_those_of_the_environment(
     for plan in chosen:
         outcomes = runner.run(plan_task(plan, task), greedy(plan_policy(plan, task)))
         assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes)), plan
+
+
+@pytest.mark.parametrize("broken", ["", "[operator: round_trip]"])
+def test_round_trips_are_counted_and_decide_as_in_the_environment(
+    tested: Task, tiny_client: Client, broken: str
+) -> None:
+    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("sort", "stop"))
+    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
+    client = Failing(tiny_client, text=broken)
+    runner, rows, scores = evaluator(client), range(len(task.questions)), PlanScores(evaluator(client), task)
+    plan = Plan(steps=("ask", "shout"), answer="round_trip")
+    bound = scores.most_calls(plan, rows)
+    scores.gather([plan], rows)
+    assert scores.calls == client.calls <= bound
+    outcomes = runner.run(plan_task(plan, task), greedy(plan_policy(plan, task)))
+    assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes))
+    assert sum(o.calls for o in outcomes) == sum(result.calls for result in scores.results(plan, rows))
+    told = [outcome for outcome in outcomes if outcome.calls == 4]  # two answers, and their questions
+    assert bool(told) is not bool(broken)
+    assert any(outcome.error for outcome in outcomes) is bool(broken)
+    asks = replace(plan, answer="best")
+    scores.gather([asks], rows)
+    assert scores.most_calls(plan, rows) == 0
 
 
 def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
