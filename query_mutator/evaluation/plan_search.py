@@ -1,8 +1,9 @@
 """Search for the best plan on training questions: edits of the best plan so far, raced on ever more questions.
 
     candidates   the original question, single operators, seed chains; then every edit of the best plan: insert, delete
-                 and swap operators, insert and delete ask points, change the submit rule and the stop threshold
+                 and swap operators, insert and delete ask points, add a second answer
     race         a tenth of the questions, then twice as many for the best quarter, and so on; finalists on all
+    variants     every submit rule and stop threshold of the plan that is edited, on all questions: they share its calls
     next         edit the best plan that was not edited yet, the best one at each budget, and the best that ask once:
                  an early answer is a gain that hides better chains; until none is left
 
@@ -29,14 +30,17 @@ from query_mutator.types import ASK, AnswerRule
 
 __all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
 
-#: Chains known to do well; those with an operator that the task lacks are left out.
+#: Plans known to do well, with the rule `round_trip`; those with an operator that the task lacks are left out.
 SEED_CHAINS = (
     ("spelling", "slang", "expand", "neutral"),
     ("spelling", "slang", "expand", "terms", "neutral"),
     ("expand", "neutral"),
+    ("grammar", "spelling", "neutral", "slang", "expand", "terms", "emphasize"),
+    ("grammar", "spelling", "neutral", "slang", "expand", "terms", "emphasize", ASK, "how_to"),
 )
 MAX_CALLS = 20_000
 BUDGETS = tuple(range(1, 9))  # calls per question, of the front
+FIRST_RULES: tuple[AnswerRule, ...] = ("best", "round_trip")  # of a plan that asked once before
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
 CALLS_PER_QUESTION = 20  # at least; fewer calls score fewer questions
@@ -155,16 +159,18 @@ class _Search:
 
     def run(self) -> None:
         """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
-        chains = [chain for chain in SEED_CHAINS if set(chain) <= set(self.operators)]
+        chains = [chain for chain in SEED_CHAINS if set(chain) <= {*self.operators, ASK}]
         singles = [Plan(steps=(name,)) for name in self.operators]
         self._try([Plan()], self.rows[-1], self.max_calls)
         for budget in (None, *BUDGETS):
-            self._race([*singles, *(Plan(steps=chain) for chain in chains)], budget)
+            self._race([*singles, *(self._made(chain, "round_trip", None) for chain in chains)], budget)
         edited: set[Plan] = set()
+        limit = int(STAGES[-2][1] * self.max_calls)
         for num_best in EDITED:
             while (job := self._next_job(edited, num_best)) is not None and self.scores.calls < self.max_calls:
                 plan, budget = job
                 edited.add(plan)
+                self._try(_variants(plan), self.rows[-1], limit)
                 self._race(list(dict.fromkeys(self._neighbors(plan))), budget)
 
     def _next_job(self, edited: set[Plan], num_best: int) -> tuple[Plan, int | None] | None:
@@ -252,36 +258,40 @@ class _Search:
         return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
 
     def _neighbors(self, plan: Plan) -> Iterator[Plan]:
-        """Yield the plans that differ by one edit."""
-        steps, count = plan.steps, len(plan.steps)
-        made = self._made_like(plan)
+        """Yield the plans that differ by one edit; a first early answer comes with each of two submit rules."""
+        rules = (plan.answer,) if plan.asks_early else FIRST_RULES
+        for steps in self._edits(plan.steps):
+            yield from (self._made(steps, rule, plan.stop_fit) for rule in rules)
+
+    def _edits(self, steps: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield steps with one inserted, deleted or swapped, or with one more operator for a second answer."""
+        count = len(steps)
         for name in self.operators:
             if name not in steps:  # some work on an answer only
                 for new in ((name,), (ASK, name)) if self._has_no_effect(name) else ((name,),):
-                    yield from (made((*steps[:at], *new, *steps[at:])) for at in range(count + 1))
-        yield from (made((*steps[:at], *steps[at + 1 :])) for at in range(count))
+                    yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
+                yield *steps, ASK, name
+        yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
         for one, other in itertools.combinations(range(count), 2):
             swapped = list(steps)
             swapped[one], swapped[other] = steps[other], steps[one]
-            yield made(tuple(swapped))
-        yield from (made((*steps[:at], ASK, *steps[at:])) for at in range(count))
-        if plan.asks_early:
-            yield from (replace(plan, answer=rule) for rule in PLAN_ANSWERS)
-            yield from (replace(plan, stop_fit=fit) for fit in (None, *STOP_FITS))
+            yield swapped
+        yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
 
-    def _made_like(self, plan: Plan) -> Callable[[Sequence[str]], Plan]:
-        rule: AnswerRule = plan.answer if plan.asks_early else "best"
+    def _made(self, steps: Sequence[str], rule: AnswerRule, stop_fit: float | None) -> Plan:
+        """Return the plan of these steps, without asks that repeat the one before or the last."""
+        kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
+        if not self.may_ask_early:
+            kept = [name for name in kept if name != ASK]
+        if ASK not in kept:
+            return Plan(steps=tuple(kept))
+        return Plan(steps=tuple(kept), answer=rule, stop_fit=stop_fit)
 
-        def made(steps: Sequence[str]) -> Plan:
-            """Return the plan of these steps, without asks that repeat the one before or the last."""
-            kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
-            if not self.may_ask_early:
-                kept = [name for name in kept if name != ASK]
-            if ASK not in kept:
-                return Plan(steps=tuple(kept))
-            return Plan(steps=tuple(kept), answer=rule, stop_fit=plan.stop_fit)
 
-        return made
+def _variants(plan: Plan) -> list[Plan]:
+    """Return a plan under every submit rule and stop threshold, which share most of their calls."""
+    pairs = itertools.product(PLAN_ANSWERS, (None, *STOP_FITS)) if plan.asks_early else ()
+    return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -62,10 +62,7 @@ def plans() -> list[Plan]:
         for places in itertools.product((False, True), repeat=len(chain)):
             if any(places):
                 steps = [name for at, op in enumerate(chain) for name in (("ask",) if places[at] else ()) + (op,)]
-                found += [
-                    Plan(steps=tuple(steps), answer=rule, stop_fit=fit)
-                    for rule, fit in RULES
-                ]
+                found += [Plan(steps=tuple(steps), answer=rule, stop_fit=fit) for rule, fit in RULES]
     return found
 
 
@@ -201,6 +198,18 @@ def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> No
     assert all(point.calls <= budget for budget, point in search.front.items())
     with pytest.raises(UsageError, match=r"budget 0\.5 is below the 1\.00 calls"):
         search.best_plan_at(0.5)
+
+
+def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, tiny_client: Client) -> None:
+    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("sort", "stop"))
+    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
+    search = find_plan(evaluator(tiny_client), task, max_calls=2000)
+    asking = [point.plan for point in search.points if point.plan.asks_early]
+    tried = {plan.steps: 0 for plan in asking}
+    for plan in asking:
+        tried[plan.steps] += 1
+    assert {plan.answer for plan in asking} == {"best", "closest", "last", "round_trip"}
+    assert max(tried.values()) == 4 * 5
 
 
 def test_a_blind_search_asks_at_the_end_only(tested: Task, tiny_client: Client) -> None:
