@@ -46,6 +46,7 @@ COMMANDS = {
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
     "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
     "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
+    "batch": Command("answer a file of questions; repeat the command to resume it", "batch:BatchFlags:answer"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "data lengths build": Command(
         "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"

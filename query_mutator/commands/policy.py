@@ -30,7 +30,7 @@ from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import SEARCH_CALLS
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS, load_policy
-from query_mutator.training.system import System, load_dataset, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, load_dataset, make_task, split_dataset
 from query_mutator.training.truncation import cut_line, long_questions
 from query_mutator.types import CONTROLS, Question
 from rl_query_mutator_env import QueryMutationEnv
@@ -232,7 +232,7 @@ def open_policy(flags: PolicyFlags, *, with_gold: bool = True, rewriter: str | N
     train = split_dataset(checkpoint.task).train
     if not with_gold:
         train = tuple(replace(question, reference=None) for question in train)
-    settings = _settings(flags, checkpoint)
+    settings = system_settings(flags, checkpoint.system)
     with System(settings, rewriter=rewriter) as system, closing_on_interrupt(system.calls.close):
         embed_questions(system.encoder, train)
         settings_of_task = replace(checkpoint.task, operators=",".join(operator_names(checkpoint.actions)))
@@ -256,11 +256,11 @@ def _max_failure_rate(flags: PolicyFlags, checkpoint: Checkpoint) -> float:
     return float(checkpoint.flags.get("max_failure_rate", DEFAULT_MAX_FAILURE_RATE))
 
 
-def _settings(flags: PolicyFlags, checkpoint: Checkpoint) -> Any:
-    """Return the checkpoint's system settings with the given flags applied, without simulated latency."""
+def system_settings(flags: PolicyFlags, base: SystemSettings) -> SystemSettings:
+    """Return the settings of a checkpoint's system with the given flags applied, without simulated latency."""
     names = {field.name for field in fields(PolicyFlags)} - {"checkpoint", "max_failure_rate"}
-    given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
-    settings = replace(checkpoint.system, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
+    given: dict[str, Any] = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
+    settings = replace(base, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     if given.get("backend", settings.backend) != settings.backend:  # addresses and models do not fit another backend
         settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
     for flag in ("ollama_url", "openai_url"):

@@ -173,7 +173,7 @@ class Evaluator:
             name, index = place
             job = queue.jobs[name]
             env = self.make_env(job.task, client=self.client)
-            episode = _episode(env, index, job)
+            episode = episode_flow(env, index, job)
             scheduler.start(place, _metered(episode, memory), done=queue.started)
 
         try:
@@ -288,7 +288,7 @@ def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
             bill.add(known or result)
 
 
-def _episode(env: EpisodeEnv, index: int, job: Job) -> Flow:
+def episode_flow(env: EpisodeEnv, index: int, job: Job) -> Flow:
     """Yield the calls of a job's episode on a question; it ends at the first call that fails for good."""
     choose, question_id = job.make(index), job.task.questions[index].id
     try:

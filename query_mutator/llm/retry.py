@@ -17,19 +17,29 @@ from typing import TypeVar
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["DEFAULT_MAX_RETRIES", "DEFAULT_POLICY", "Attempts", "Retry", "RetryPolicy", "is_transient", "repeat"]
+__all__ = [
+    "DEFAULT_MAX_RETRIES",
+    "DEFAULT_POLICY",
+    "TRANSIENT",
+    "Attempts",
+    "Retry",
+    "RetryPolicy",
+    "is_transient",
+    "repeat",
+]
 
 T = TypeVar("T")
 
 DEFAULT_MAX_RETRIES = 4
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
 MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
-_TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "empty", "incomplete"})
+#: Kinds of error after which the same call may succeed later.
+TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "empty", "incomplete"})
 
 
 def is_transient(error: ErrorInfo) -> bool:
     """Return whether the same call may succeed later; a wrong request or a missing model fails every time."""
-    return error.kind in _TRANSIENT
+    return error.kind in TRANSIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

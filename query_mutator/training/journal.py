@@ -122,7 +122,7 @@ class Journal:
             "request": request_key(request),
             "action": site.action,
             "elapsed_s": outcome.elapsed_s,
-            "outcome": _to_json(outcome.completion),
+            "outcome": completion_to_json(outcome.completion),
         }
         self._append(entry)
 
@@ -225,7 +225,7 @@ class Journal:
         if "outcome" not in entry:
             self._actions[env, step] = entry["action"]
             return
-        outcome = CallOutcome(_from_json(entry["outcome"]), entry["elapsed_s"])
+        outcome = CallOutcome(completion_from_json(entry["outcome"]), entry["elapsed_s"])
         self._outcomes[env, step, entry["phase"], entry["attempt"]] = (entry["request"], outcome)
         self._keep_reply(entry["request"], entry["attempt"], outcome.completion)
 
@@ -234,13 +234,13 @@ class Journal:
             self._replies[sha256, attempt] = completion
 
 
-def _to_json(completion: Completion) -> dict[str, Any]:
+def completion_to_json(completion: Completion) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
     fields_set = {name: value for name, default in _DEFAULTS if (value := getattr(completion, name)) != default}
     return fields_set | {"error": asdict(completion.error)} if completion.error is not None else fields_set
 
 
-def _from_json(row: dict[str, Any]) -> Completion:
+def completion_from_json(row: dict[str, Any]) -> Completion:
     known = {field.name for field in fields(Completion)}
     values = {name: value for name, value in row.items() if name in known}
     if values.get("error") is not None:

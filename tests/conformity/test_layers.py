@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": LEARNERS | {"embedded"},
     "evaluation": LEARNERS | {"embedded", "training"},
     "serve": ENV | {"embedded", "training"},
+    "answering": ENV | {"training"},
     "gym": VOCABULARY | {"batching", "cli"},
     "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
 }

@@ -36,16 +36,19 @@ _PROCESSES.set_forkserver_preload(
 )
 
 
-def _train(argv: Sequence[str], output: Path) -> None:
+Main = Callable[[Sequence[str]], int]
+
+
+def _run(entry: Main, argv: Sequence[str], output: Path) -> None:
     sys.stdout = sys.stderr = output.open("a", encoding="utf-8")
     torch.set_num_threads(1)
     sys.argv[1:] = argv
-    run_cli(main, prog="train")
+    run_cli(entry, prog="train")
 
 
-def start(argv: Sequence[str], folder: Path) -> BaseProcess:
-    """Return a trainer that was just started; what it says is appended to `output.txt`."""
-    process = _PROCESSES.Process(target=_train, args=(list(argv), folder / "output.txt"))
+def start(argv: Sequence[str], folder: Path, entry: Main = main) -> BaseProcess:
+    """Return a trainer, or another command, that was just started; what it says is appended to `output.txt`."""
+    process = _PROCESSES.Process(target=_run, args=(entry, list(argv), folder / "output.txt"))
     process.start()
     return process
 

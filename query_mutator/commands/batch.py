@@ -1,0 +1,258 @@
+"""`qm batch`: answer a file of questions, and resume where it was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from filelock import FileLock, Timeout
+from tyro.conf import Positional, arg
+
+from query_mutator.answering.journal import FileJournal
+from query_mutator.answering.lines import Ask, InputFile, parse_line, read_lines, scan_input
+from query_mutator.answering.run import answer_file, ask_once, metered, request_of
+from query_mutator.cli.bounds import Bounds
+from query_mutator.cli.console import closing_on_interrupt, note, progress
+from query_mutator.cli.outputs import Output, OutputFlags, holding
+from query_mutator.commands.policy import PolicyFlags, system_settings
+from query_mutator.commands.policy import _open_policy as open_policy
+from query_mutator.env.flow import Flow
+from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
+from query_mutator.evaluation.methods import Job, episode_flow, greedy
+from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.llm.stack import Counted
+from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE, FailureWindow
+from query_mutator.training.system import System, SystemSettings
+from query_mutator.types import Completion, Question
+from rl_query_mutator_env import QueryMutationEnv
+
+if TYPE_CHECKING:
+    from query_mutator.evaluation.outcomes import Outcome
+
+__all__ = ["BatchFlags", "answer"]
+
+SHOWN_BAD_LINES = 5  # all are in the file of errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFlags(PolicyFlags, OutputFlags):
+    """Answer a file of questions: OpenAI's batch format, or one {"id", "prompt"} per line.
+
+    Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice.
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "questions", "out", "checkpoint", "ollama_url", "openai_url", "backend", "target_model", "batch_size",
+        "max_tokens", "temperature", "force",
+    )  # fmt: skip
+    BOUNDS: ClassVar[Bounds] = {"temperature": (0, 10)}
+
+    questions: Positional[str]
+    """The file of questions, one JSON object per line."""
+    out: Annotated[str, arg(aliases=["-o"]), Output(holding(b'"response":{', b'"answer":'))]
+    """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
+    checkpoint: str = ""
+    """A run folder or a .pt file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
+    max_tokens: int = 1024
+    """Most tokens of an answer, unless the line says; with --checkpoint as in the training."""
+    temperature: float = 0.0
+    """Sampling temperature, unless the line says; with --checkpoint as in the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How the lines of a file are answered: by which system, and as which flows; `about` decides the answers."""
+
+    system: System
+    start: Callable[[Ask], Flow]
+    about: dict[str, Any]
+
+
+def answer(flags: BatchFlags) -> int:
+    """Answer the file; return exit code 3 if some lines have no answer."""
+    questions, out = Path(flags.questions), Path(flags.out)
+    errors, path = out.with_suffix(f".errors{out.suffix}"), out.with_name(f"{out.name}.journal")
+    _check_files(flags, questions, errors, path)
+    known = scan_input(questions)
+    with ExitStack() as stack:
+        stack.enter_context(_alone(path))
+        work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags))
+        journal = FileJournal(path, {"input": known.sha256, **work.about}, num_lines=known.num_lines)
+        stack.callback(journal.close)
+        try:
+            _answer_all(flags, work, journal, known)
+        except (KeyboardInterrupt, TooManyFailuresError):
+            note(f"{journal.num_done} lines are done; repeat the command to resume it")
+            raise
+        journal.write_outputs(out, errors)
+    print(f"{out}: {journal.num_done - journal.num_failed} answers")
+    if journal.num_failed:
+        note(f"{errors}: {journal.num_failed} lines without an answer")
+    return EXIT_FAILURES if journal.num_failed else 0
+
+
+def _check_files(flags: BatchFlags, questions: Path, errors: Path, journal: Path) -> None:
+    """Raise a UsageError for files that cannot be read twice, or must not be replaced."""
+    if questions.exists() and not questions.is_file():
+        raise UsageError(f"{questions} is not a file; it is read more than once, so write it to a file first")
+    for path in (errors, journal):
+        if path.exists() and questions.exists() and path.samefile(questions):
+            raise UsageError(f"{path}, which this command writes, is the input; choose another --out")
+    if errors.exists() and not journal.exists() and not (flags.force and holding(b'"error":{')(errors)):
+        raise UsageError(f"{errors} exists; choose another --out, or replace it with --force if this command wrote it")
+
+
+@contextmanager
+def _alone(journal: Path) -> Iterator[None]:
+    """Hold the lock of a journal, which ends with the process."""
+    path = journal.with_name(f"{journal.name}.lock")
+    try:
+        with disk_errors(path), FileLock(path, timeout=0.2):
+            try:
+                yield
+            finally:
+                if not journal.exists():
+                    path.unlink(missing_ok=True)
+    except Timeout:
+        raise UsageError(
+            f"{journal} is being written by another process; wait for it, or choose another --out"
+        ) from None
+
+
+def _answer_all(flags: BatchFlags, work: Work, journal: FileJournal, known: InputFile) -> None:
+    calls = work.system.calls
+    scheduler = PooledScheduler(
+        client=calls.eval_client,
+        encoder=work.system.encoder,
+        retry_policy=work.system.retry_policy,
+        batch_size=work.system.settings.batch_size,
+        journal=journal,
+    )
+    rate = DEFAULT_MAX_FAILURE_RATE if flags.max_failure_rate is None else flags.max_failure_rate
+    try:
+        with _Bar(known.num_lines - known.num_blank, journal, calls.eval_counted) as bar:
+            answer_file(
+                flags.questions,
+                journal,
+                scheduler,
+                work.start,
+                failures=FailureWindow(rate, unit="lines"),
+                shown=bar,
+                on_bad_line=_BadLines(flags.questions),
+            )
+    finally:
+        scheduler.close()
+
+
+class _Bar:
+    """A progress bar with calls per second and lines that failed; lines of an earlier command took no time."""
+
+    def __init__(self, total: int, journal: FileJournal, counted: Counted) -> None:
+        self._journal, self._counted, self._began = journal, counted, time.perf_counter()
+        self._bar = progress("answering", total, unit="line")
+        self._bar.initial = self._bar.n = journal.num_done
+
+    def update(self) -> None:
+        """Count a line."""
+        seconds = max(1e-9, time.perf_counter() - self._began)
+        figures = {"calls/s": f"{self._counted.totals.calls / seconds:.1f}", "failed": self._journal.num_failed}
+        self._bar.set_postfix(figures, refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+class _BadLines:
+    """Prints the first lines that cannot be asked."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._count = path, 0
+
+    def __call__(self, number: int, reason: str) -> None:
+        self._count += 1
+        if self._count <= SHOWN_BAD_LINES:
+            note(f"{self._path}:{number}: {reason}")
+        elif self._count == SHOWN_BAD_LINES + 1:
+            note("further lines that cannot be asked are in the file of errors only")
+
+
+# --- how a line is answered ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _plain_work(flags: BatchFlags) -> Iterator[Work]:
+    """Yield the work of sending each line as it is."""
+    is_named = bool(flags.ollama_url or flags.openai_url or flags.backend not in (None, AUTO, EMBEDDED))
+    base = SystemSettings(encoder="hash") if is_named else SystemSettings()  # the embedded assistant searches with it
+    first = flags.target_model or _first_model(flags.questions)
+    with System(system_settings(replace(flags, target_model=first), base)) as system:
+
+        def start(ask: Ask) -> Flow:
+            model = flags.target_model or ask.model or system.target_model
+            return ask_once(
+                ask, request_of(ask, model=model, max_tokens=flags.max_tokens, temperature=flags.temperature)
+            )
+
+        about = {"target_model": first, "max_tokens": flags.max_tokens, "temperature": flags.temperature}
+        with closing_on_interrupt(system.calls.close), contextlib.closing(system.calls):
+            yield Work(system=system, start=start, about={"checkpoint": None, **about})
+
+
+def _first_model(path: str) -> str | None:
+    """Return the model of the first line that names one, so that a missing model is found before anything starts."""
+    for number, line in read_lines(path):
+        with contextlib.suppress(ValueError):
+            if (model := parse_line(number, line).model) is not None:
+                return model
+    return None
+
+
+@contextmanager
+def _policy_work(flags: BatchFlags) -> Iterator[Work]:
+    """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
+    with open_policy(flags, with_gold=False) as policy:
+        task, client, make = policy.task, policy.system.calls.eval_client, greedy(policy.frozen)
+
+        def start(ask: Ask) -> Flow:
+            if ask.prompt is None:  # a conversation
+                calls = task.calls
+                request = request_of(
+                    ask, model=calls.target_model, max_tokens=calls.target_max_tokens, temperature=calls.temperature
+                )
+                return ask_once(ask, request, {"operators": [], "rewrite": None})
+            on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
+            env = QueryMutationEnv(on_line, client=client, env_id=ask.number)
+            job = Job(name="batch", task=on_line, make=make)
+            return _rewritten(episode_flow(env, 0, job), model=task.calls.target_model)
+
+        assert policy.checkpoint.path is not None
+        sha256 = hashlib.sha256(policy.checkpoint.path.read_bytes()).hexdigest()
+        about = {"checkpoint": sha256, "target_model": task.calls.target_model}
+        yield Work(system=policy.system, start=start, about={**about, "mutator_model": task.calls.mutator_model})
+
+
+def _rewritten(episode: Flow, *, model: str) -> Flow:
+    """Yield the needs of an episode; return the Answer that it submitted, with what was done to the prompt."""
+    tokens: Counter[str] = Counter()
+    outcome: Outcome = yield from metered(episode, tokens)
+    if outcome.error is not None:
+        return Completion(error=outcome.error), None
+    completion = Completion(
+        text=outcome.answer,
+        model=model,
+        prompt_tokens=tokens["prompt_tokens"],
+        completion_tokens=tokens["completion_tokens"],
+    )
+    return completion, {"operators": list(outcome.actions), "rewrite": outcome.rewrite}

@@ -1,0 +1,226 @@
+"""`qm batch`: formats, order, errors, and a command that is killed and repeated."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from openai.types.chat import ChatCompletion
+
+from query_mutator.answering.journal import FileJournal
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.env.flow import CallOutcome, CallSite
+from query_mutator.types import ChatRequest, Completion
+from tests.integration.killing import ServerProcess, kill_when, start
+from tests.qm_command import qm
+from train_query_mutator import main as train
+
+BATCH_SIZE, KILLS = 4, 10
+
+Rows = list[dict[str, Any]]
+
+
+def chat(custom_id: str, *messages: tuple[str, Any], **body: Any) -> dict[str, Any]:
+    """Return a line in OpenAI's batch format."""
+    said = [{"role": role, "content": content} for role, content in messages]
+    body = {"model": "librarian", "messages": said, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> Rows:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def batch(questions: Path, out: Path, server: EmbeddedServer, *more: str) -> int:
+    return qm("batch", questions, "-o", out, "--ollama-url", server.url, *more)
+
+
+def test_openai_lines_have_rows_that_the_official_client_reads(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+    lines = [
+        chat("a", ("user", "plz sort my list")),
+        chat("b", ("system", "Be brief."), ("user", [{"type": "text", "text": "join path parts"}]), temperature=0.5),
+        chat("c", ("user", "kill it"), max_completion_tokens=1, seed=3, top_p=0.9, n=1, user="me", tools=[]),
+    ]
+    out = tmp_path / "out.jsonl"
+    assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server) == 0
+    rows = read(out)
+    assert [row["custom_id"] for row in rows] == ["a", "b", "c"]
+    assert all(set(row) == {"id", "custom_id", "response", "error"} and row["error"] is None for row in rows)
+    assert [row["response"]["status_code"] for row in rows] == [200, 200, 200]
+    read_by_client = [ChatCompletion.model_validate(row["response"]["body"], strict=True) for row in rows]
+    assert all(one.choices[0].message.content for one in read_by_client)
+    assert [one.choices[0].finish_reason for one in read_by_client] == ["stop", "stop", "length"]
+    assert all(one.usage is not None and one.usage.total_tokens > one.usage.prompt_tokens for one in read_by_client)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number(
+    tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {
+        2: ('{"id": 7', "not JSON"),
+        3: ({"id": 1}, "neither"),
+        5: ({"id": 1, "prompt": " "}, '"prompt" must be text'),
+        6: (chat("x", ("user", "a"), tools=[{"type": "function"}]), '"tools" in the body is not supported'),
+        7: (chat("x", ("user", [{"type": "image_url", "image_url": {}}])), "content of a message must be text"),
+        8: ({"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {}}, "/v1/embeddings"),
+        9: (chat("x", ("tool", "a")), "role 'tool'"),
+        10: (chat("x", ("user", "a"), max_tokens="9"), '"max_tokens" must be a whole number'),
+        11: ({"id": 1, "prompt": "a", "model": 3}, '"model" must be a name'),
+    }
+    lines: list[Any] = [bad[n][0] if n in bad else "" if n == 4 else {"prompt": f"sort {n}"} for n in range(1, 13)]
+    out = tmp_path / "out.jsonl"
+    assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server, "--target-model", "librarian") == 3
+    assert [(row["id"], bool(row["answer"])) for row in read(out)] == [(1, True), (12, True)]
+    errors = read(tmp_path / "out.errors.jsonl")
+    assert [row["line"] for row in errors] == list(bad)
+    for row in errors:
+        assert row["error"]["code"] == "invalid_line"
+        assert bad[row["line"]][1] in row["error"]["message"]
+    said = capsys.readouterr()
+    assert f"{tmp_path}/in.jsonl:2: not JSON" in said.err
+    assert said.err.count("in.jsonl:") == 5
+    assert said.out == f"{out}: 2 answers\n"
+
+
+def test_a_failed_call_is_a_row_of_the_errors(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+    lines = [{"id": "a", "prompt": "sort"}, {"id": "b", "prompt": "sort", "model": "nowhere"}]
+    out = tmp_path / "out.jsonl"
+    # The first line names no model, the second one that the server does not have.
+    assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server) == 2
+    assert not out.exists()
+    lines = [{"id": "a", "prompt": "sort", "model": "librarian"}, chat("b", ("user", "sort"), model="nowhere")]
+    assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server) == 3
+    assert [row["id"] for row in read(out)] == ["a"]
+    [error] = read(tmp_path / "out.errors.jsonl")
+    assert (error["line"], error["custom_id"], error["error"]["code"]) == (2, "b", "model_missing")
+
+
+def test_files_are_not_replaced_nor_mixed_up(
+    tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = write(tmp_path / "in.jsonl", [{"id": 1, "prompt": "sort"}]), tmp_path / "out.jsonl"
+    more = ("--target-model", "librarian")
+    errors = write(tmp_path / "out.errors.jsonl", [{"mine": 1}])
+    for words in (more, (*more, "--force")):
+        assert batch(questions, out, tiny_server, *words) == 2
+        assert "out.errors.jsonl exists" in capsys.readouterr().err
+    assert batch(errors, out, tiny_server, *more) == 2
+    assert "which this command writes, is the input" in capsys.readouterr().err
+    errors.unlink()
+    journal = FileJournal(tmp_path / "out.jsonl.journal", {"input": "another"}, num_lines=1)
+    journal.close()
+    assert batch(questions, out, tiny_server, *more) == 2
+    assert "out.jsonl.journal was begun with input another (now " in capsys.readouterr().err
+    journal.path.unlink()
+    with FileLock(tmp_path / "out.jsonl.journal.lock"):
+        assert batch(questions, out, tiny_server, *more) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    assert batch(write(tmp_path / "empty.jsonl", [""]), out, tiny_server, *more) == 2
+    assert "has no lines" in capsys.readouterr().err
+    assert batch(questions, out, tiny_server, *more) == 0
+    before = out.read_bytes()
+    assert batch(questions, out, tiny_server, *more) == 2
+    assert out.read_bytes() == before
+    assert batch(questions, out, tiny_server, *more, "--force") == 0
+
+
+def test_a_resumed_journal_has_answers_once_and_asks_again_what_may_pass(tmp_path: Path) -> None:
+    path, header = tmp_path / "out.journal", {"input": "x"}
+    request = ChatRequest.user("sort", model="m")
+    site = CallSite(2, 0, "answer")
+    journal = FileJournal(path, header, num_lines=5)
+    journal.add(1, {"n": 1})
+    journal.write(site, 1, request, CallOutcome(Completion.failed("timeout", "slow"), 9.0))
+    journal.write(site, 2, request, CallOutcome(Completion(text="sorted"), 9.0))
+    journal.add(3, {"n": 3}, "timeout")
+    journal.add(4, {"n": 4}, "prompt_too_long")
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"line":5,"row":{"n"')  # killed as it wrote
+    again = FileJournal(path, header, num_lines=5)
+    assert [again.is_done(line) for line in range(1, 6)] == [True, False, False, True, False]
+    assert (again.num_done, again.num_failed) == (2, 1)
+    found = again.find(site, 1, request)
+    assert found is not None
+    assert found.completion.text == "sorted"
+    assert again.find(site, 1, ChatRequest.user("another", model="m")) is None
+    for line in (5, 3, 2):
+        again.add(line, {"n": line})
+    answers, errors = tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"
+    again.write_outputs(answers, errors)
+    assert [row["n"] for row in read(answers)] == [1, 2, 3, 5]
+    assert [row["n"] for row in read(errors)] == [4]
+    assert not path.exists()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    running = ServerProcess(tmp_path, latency_ms=8, latency_sigma=1.0)
+    yield running
+    running.kill()
+
+
+def kill_and_repeat(argv: list[str], folder: Path, server: ServerProcess, *, calls: int) -> int:
+    """Kill a command at random moments of its calls, and repeat it to its end; return the kills."""
+    rng, kills, served = random.Random(5), 0, server.answered
+    journal = folder / "out.jsonl.journal"
+    for moment in sorted(rng.randrange(1, calls) for _ in range(KILLS)):
+        process = start(argv, folder, qm_main)
+        kills += kill_when(process, lambda: server.answered - served >= moment)  # noqa: B023
+        if journal.exists():
+            entries = [
+                json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
+            ]
+            asked = Counter((entry["line"], entry["step"], entry["phase"]) for entry in entries if "outcome" in entry)
+            assert not [site for site, count in asked.items() if count > 1]
+    last = start(argv, folder, qm_main)
+    last.join()
+    assert last.exitcode == 0, (folder / "output.txt").read_text()
+    return kills
+
+
+@pytest.mark.parametrize("way", ["plain", "policy"])
+def test_a_command_killed_ten_times_pays_for_nothing_twice_and_keeps_the_order(
+    way: str, server: ServerProcess, tiny_flags: list[str], tmp_path: Path
+) -> None:
+    lines = [{"id": f"q{n}", "prompt": f"plz sort list {n}"} for n in range(120 if way == "plain" else 25)]
+    questions = write(tmp_path / "in.jsonl", lines)
+    more = ["--target-model", "librarian"]
+    if way == "policy":
+        flags = [*tiny_flags, "--num-env-steps", "32", "--eval-interval", "0", "--no-evaluate"]
+        assert exit_code(train, flags, prog="train") == 0
+        more = ["--checkpoint", str(tmp_path / "runs" / "latest"), "--cache", "off"]
+    common = ["--ollama-url", server.url, "--batch-size", str(BATCH_SIZE), *more]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    before = server.answered
+    assert exit_code(qm_main, ["batch", str(questions), "-o", str(whole / "out.jsonl"), *common], prog="qm") == 0
+    calls = server.answered - before
+    argv = ["batch", str(questions), "-o", str(killed / "out.jsonl"), *common]
+    kills = kill_and_repeat(argv, killed, server, calls=calls)
+    assert kills > KILLS // 2
+    assert read(killed / "out.jsonl") == read(whole / "out.jsonl")
+    assert [row["id"] for row in read(killed / "out.jsonl")] == [line["id"] for line in lines]
+    # An answer that nobody has was on its way at a kill; every other call was made once.
+    unused = server.answered - before - 2 * calls
+    assert 0 <= unused <= kills * BATCH_SIZE
+    assert not (killed / "out.jsonl.journal").exists()
+    if way == "policy":
+        rows = read(killed / "out.jsonl")
+        assert all(row["operators"] and row["rewrite"] for row in rows)
