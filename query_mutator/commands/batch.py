@@ -21,8 +21,7 @@ from query_mutator.answering.run import answer_file, ask_once, metered, request_
 from query_mutator.cli.bounds import Bounds
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy import PolicyFlags, system_settings
-from query_mutator.commands.policy import _open_policy as open_policy
+from query_mutator.commands.policy import PolicyFlags, open_policy, system_settings
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
