@@ -43,6 +43,7 @@ class CallTotals:
 
     calls: int = 0
     failed: int = 0
+    retries: int = 0  # calls after a failed attempt
     latency_s: float = 0.0  # what the client waited
     queue_wait_s: float = 0.0  # of that, what the server queued the calls
     service_s: float = 0.0  # and what it worked on them
@@ -96,21 +97,21 @@ class Counted:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply, counted."""
         completion = self._client.complete(request)
-        self.add(completion)
+        self.add(completion, attempt=request.attempt)
         return completion
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make; `deliver` gets the completion once it is counted."""
 
         def count(completion: Completion) -> None:
-            self.add(completion)
+            self.add(completion, attempt=request.attempt)
             deliver(completion)
 
         return join(self._client, request, count)
 
-    def add(self, completion: Completion) -> None:
+    def add(self, completion: Completion, *, attempt: int = 1) -> None:
         """Count a call that was made."""
-        one = CallTotals.of(completion)
+        one = replace(CallTotals.of(completion), retries=int(attempt > 1))
         with self._lock:
             self.totals += one
             if completion.error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,9 +34,10 @@ CHARTS = (
 _LINES = (IDENTITY, RANDOM, BEST_SINGLE, PLAN)
 _LENGTHS = (50, 100, 200, 400, 800)  # characters of a question, upper ends of the groups
 _TOTALS = (
-    "llm/calls", "llm/failed_calls", "llm/invalid_steps", "llm/cut_replies", "llm/prompts_too_long", "counters/tokens",
-    "llm/tokens_saved", "llm/shared_calls", "llm/cache_hits", "llm/limit",
+    "llm/calls", "llm/failed_calls", "llm/retries", "llm/invalid_steps", "llm/cut_replies", "llm/prompts_too_long",
+    "counters/tokens", "llm/tokens_saved", "llm/shared_calls", "llm/cache_hits", "llm/limit",
 )  # fmt: skip
+_RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_hits", "llm/tokens_saved")
 _MEANS = ("llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s", "llm/tokens_per_call", "llm/reply_tokens_per_call")
 
 
@@ -51,8 +52,9 @@ class Figures:
         """Forget the rows of metrics."""
         self.keys: dict[str, None] = {}  # in the order in which they appeared
         self.last: dict[str, float] = {}
-        self._sums: Counter[str] = Counter()  # of the means, weighted by calls
-        self._weights: Counter[str] = Counter()
+        self._sums: dict[str, float] = defaultdict(float)  # of the means, weighted by calls
+        self._weights: dict[str, float] = defaultdict(float)
+        self._before: dict[str, float] = defaultdict(float)  # counted by earlier parts of a resumed run
         self._in_flight = 0.0
         self._calls = 0.0
 
@@ -79,6 +81,10 @@ class Figures:
         }
 
     def _add(self, row: Mapping[str, Any]) -> None:
+        for key in _RESTARTED:
+            if key in row:
+                restarted = row[key] < self.last.get(key, 0.0)
+                self._before[key] += self.last.get(key, 0.0) if restarted else 0.0
         self.last |= row
         calls = max(0.0, row.get("llm/calls", self._calls) - self._calls)
         self._calls += calls
@@ -99,7 +105,7 @@ class Figures:
 
     def calls(self, *, server: str, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return the section on calls; `server` is where they went."""
-        rows = [_row(key, self.last.get(key)) for key in _TOTALS]
+        rows = [_row(key, self.last[key] + self._before[key]) for key in _TOTALS if key in self.last]
         rows += [_row(key, self._mean(key)) for key in _MEANS]
         latency, wait = self._mean("llm/latency_s"), self._mean("llm/queue_wait_s")
         if latency is not None and wait is not None:

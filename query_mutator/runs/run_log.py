@@ -115,6 +115,7 @@ class RunLog:
             "llm/calls": self._calls.counted.totals.calls,
             "llm/calls_per_s": calls.calls / seconds,
             "llm/failed_calls": self._calls.counted.totals.failed,
+            "llm/retries": self._calls.counted.totals.retries,
             "llm/cut_replies": self._calls.counted.totals.cut_replies,
             "llm/latency_s": calls.latency_s / each,
             "llm/queue_wait_s": calls.queue_wait_s / each,

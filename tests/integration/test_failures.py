@@ -61,6 +61,7 @@ def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str]
     assert all(row["error"] is None for row in rows if row["valid"])
     metrics = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))
     assert metrics[-1]["llm/invalid_steps"] == len(invalid)
+    assert 0 < metrics[-1]["llm/retries"] <= metrics[-1]["llm/failed_calls"]
 
 
 def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: Serve, tmp_path: Path) -> None:

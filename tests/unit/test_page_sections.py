@@ -231,6 +231,16 @@ def test_means_of_calls_are_weighted_by_calls() -> None:
     assert found["share of the limit"] == pytest.approx(found["calls in flight"] / 8)
 
 
+def test_counters_that_start_again_on_resume_are_added() -> None:
+    figures = Figures()
+    rows = [
+        {"step": n, "wall_s": 0.0, "llm/calls": 10 * n, "llm/retries": value} for n, value in enumerate((2, 5, 1, 3))
+    ]
+    figures.metrics(0, rows, reset=False)
+    found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
+    assert (found["llm/retries"], found["llm/calls"]) == (8, 30)
+
+
 def test_failures_are_counted_by_kind_and_operator_and_by_length() -> None:
     figures = Figures()
     failed = {"valid": False, "error": {"kind": "timeout", "message": "late"}}
