@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,3 +225,17 @@ def test_a_command_killed_ten_times_pays_for_nothing_twice_and_keeps_the_order(
     if way == "policy":
         rows = read(killed / "out.jsonl")
         assert all(row["operators"] and row["rewrite"] for row in rows)
+
+
+def test_ctrl_c_says_how_to_resume_and_what_is_done(server: ServerProcess, tmp_path: Path) -> None:
+    questions = write(tmp_path / "in.jsonl", [{"id": n, "prompt": f"sort {n}"} for n in range(60)])
+    out = tmp_path / "out.jsonl"
+    argv = ["batch", str(questions), "-o", str(out), "--ollama-url", server.url, "--target-model", "librarian"]
+    assert kill_when(start(argv, tmp_path, qm_main), lambda: server.answered > 30, number=signal.SIGINT)
+    said = (tmp_path / "output.txt").read_text()
+    assert "lines are done; repeat the command to resume it" in said
+    assert "Traceback" not in said
+    assert not out.exists()
+    assert qm(*argv) == 0
+    assert [row["id"] for row in read(out)] == list(range(60))
+    assert server.answered <= 60 + 8  # the calls that were in flight
