@@ -102,6 +102,8 @@ def _check_files(flags: BatchFlags, questions: Path, errors: Path, journal: Path
     """Raise a UsageError for files that cannot be read twice, or must not be replaced."""
     if questions.exists() and not questions.is_file():
         raise UsageError(f"{questions} is not a file; it is read more than once, so write it to a file first")
+    if Path(flags.out).exists() and not Path(flags.out).is_file():
+        raise UsageError(f"--out {flags.out} is not a file; a journal is kept next to it, so name a file")
     for path in (errors, journal):
         if path.exists() and questions.exists() and path.samefile(questions):
             raise UsageError(f"{path}, which this command writes, is the input; choose another --out")
@@ -113,8 +115,11 @@ def _check_files(flags: BatchFlags, questions: Path, errors: Path, journal: Path
 def _alone(journal: Path) -> Iterator[None]:
     """Hold the lock of a journal, which ends with the process."""
     path = journal.with_name(f"{journal.name}.lock")
+    with disk_errors(path):  # a lock that cannot be written would be waited for
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     try:
-        with disk_errors(path), FileLock(path, timeout=0.2):
+        with FileLock(path, timeout=0.2):
             try:
                 yield
             finally:
