@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY
+from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front
 from query_mutator.page.questions import Evaluation
 from query_mutator.runs.pairs import PairedRows, pair_rows
 
@@ -26,6 +26,7 @@ def results_of(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the sections by name; without an evaluation an answer that is empty, or that of a search for a plan."""
     if report:
+        report = _completed(report)
         return {
             "answer": _answer(report, evaluation),
             "front": _front(report),
@@ -35,6 +36,14 @@ def results_of(
     if "plan" in summary:
         return {"answer": _plan_answer(summary["plan"]), "front": _plan_front(summary["search"])}
     return {"answer": {"methods": [], "verdict": None, "deploy": None, "warnings": [], "n": 0}}
+
+
+def _completed(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with what those of the first version lack."""
+    unknown = {**dict.fromkeys(_RATES), "scored": report["n"], "unscored": {}, "tokens_per_question": None}
+    methods = {name: unknown | found for name, found in report["methods"].items()}
+    missing: dict[str, Any] = {"policy_minus": {}, "by_tag": {}, "by_group": {}, "verdict": {"sentence": None}}
+    return {**missing, "front": front(methods), **report, "methods": methods}
 
 
 def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from query_mutator.page.messages import Message, TextTable, chunks, section
 from query_mutator.page.origin import Redactor, origin_of
 from query_mutator.page.questions import Evaluation
 from query_mutator.page.results import results_of
+from query_mutator.page.rows import check_metrics, check_outcomes, check_steps
 from query_mutator.page.tail import FollowedJson, FollowedRows
 from query_mutator.page.usage import TrainingUsage, choices_of_policy
 from query_mutator.runs.state import run_state
@@ -79,6 +80,7 @@ class RunReader:
 
     def _poll_metrics(self) -> Iterator[Message]:
         rows, is_reset = self._metrics.read(limit=POLL_ROWS)
+        check_metrics(rows, self._metrics.path)
         if is_reset:
             self.figures.clear_metrics()
         if rows or is_reset:
@@ -86,6 +88,7 @@ class RunReader:
 
     def _poll_steps(self) -> Iterator[Message]:
         rows, is_reset = self._steps.read(limit=POLL_ROWS)
+        check_steps(rows, self._steps.path)
         if is_reset:
             self.figures.clear_steps()
             self.usage = TrainingUsage()
@@ -101,7 +104,7 @@ class RunReader:
             is_reset = False
 
     def _columns(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {name: [_short(row[name]) for row in rows] for name in _COLUMNS}
+        columns: dict[str, list[Any]] = {name: [_short(row.get(name)) for row in rows] for name in _COLUMNS}
         columns["baseline"] = columns.pop("baseline_score")
         for name, field in _TEXTS.items():
             columns[name] = [self.texts.number(row[field]) for row in rows]
@@ -114,6 +117,7 @@ class RunReader:
 
     def _poll_evaluation(self) -> Iterator[Message]:
         rows, is_reset = self._rows.read(limit=POLL_ROWS)
+        check_outcomes(rows, self._rows.path)
         if is_reset:
             self.evaluation.clear()
         for row in rows:
@@ -128,7 +132,14 @@ class RunReader:
 
     def _sections(self) -> Iterator[Message]:
         """Yield the sections that changed."""
-        for name, data in self._all_sections():
+        try:
+            sections = list(self._all_sections())
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"{self.folder}: summary.json or config.json is not that of a run ({reason}); restore it or remove it"
+            ) from error
+        for name, data in sections:
             message = section(self.run, name, data)
             encoded = encode(message)
             if self._sent.get(name) != encoded:

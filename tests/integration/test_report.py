@@ -293,3 +293,67 @@ def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Pa
     answer = section_of(path, "answer")
     assert (answer["methods"], answer["verdict"]) == ([], None)
     assert section_of(path, "policy")["source"] == "training"
+
+
+ROWS = {
+    "transcripts": {"env": "x", "operator": None, "parts": {"right": "much"}, "error": "late", "valid": 1},
+    "evaluation": {
+        "set": 3, "answers": "one", "submitted": 99, "parts": [None], "fits": "x", "error": {}, "success": "yes",
+        "steps": [],
+    },
+    "metrics": {"step": None, "llm/calls": [1], "charts/success": "high"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in ROWS.items() for name in names])
+def test_a_row_of_another_program_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, name: str
+) -> None:
+    path = run / f"{file}.jsonl"
+    rows = list(read_json_lines(path))
+    rows[-1] = {**rows[-1], name: ROWS[file][name]}
+    path.write_text("".join(json.dumps({key: row[key] for key in row if key != "crc"}) + "\n" for row in rows))
+    capsys.readouterr()
+    assert qm("report", run, "-o", tmp_path / "x.html") == 2
+    assert f"{path}: not a file of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", [{"eval": {"methods": 3}}, {"eval": []}, {"plan": None}, {"eval": {"n": 1}}])
+def test_a_summary_of_another_program_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict[str, Any]
+) -> None:
+    (run / "summary.json").write_text(json.dumps(broken))
+    (run / "evaluation.jsonl").unlink()
+    capsys.readouterr()
+    code = qm("report", run, "-o", tmp_path / "x.html")
+    assert code == (0 if broken == {"eval": []} else 2)
+    assert code == 0 or "summary.json or config.json is not that of a run" in capsys.readouterr().err
+
+
+def test_a_run_of_the_first_version_has_a_page(tmp_path: Path) -> None:
+    old = Path(__file__).parents[1] / "data" / "runs_of_0_1_0" / "ppo"
+    path = tmp_path / "page.html"
+    assert qm("report", old, "-o", path) == 0
+    steps = list(read_json_lines(old / "transcripts.jsonl"))
+    columns = [message["columns"] for message in messages_of(path) if message["kind"] == "transcripts"]
+    assert sum(len(each["env"]) for each in columns) == len(steps)
+    assert section_of(path, "answer")["state"] == "finished"
+
+
+def test_a_report_of_the_first_version_is_shown_with_what_it_has(run: Path, tmp_path: Path) -> None:
+    report = summary_of(run)["eval"]
+    for name in ("front", "verdict", "by_tag", "by_group", "unscored", "asked"):
+        del report[name]
+    for found in report["methods"].values():
+        for name in ("scored", "unscored", "guard_unscored", "tokens_per_question"):
+            del found[name]
+    (run / "summary.json").write_text(json.dumps({"eval": report, "env_steps": 64}))
+    (run / "evaluation.jsonl").unlink()
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    answer = section_of(path, "answer")
+    assert {row["method"]: row["success"] for row in answer["methods"]} == {
+        name: found["success"] for name, found in report["methods"].items()
+    }
+    assert answer["verdict"].startswith("No better than")
+    assert len(section_of(path, "front")["points"]) == len(report["methods"])
