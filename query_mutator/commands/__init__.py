@@ -44,6 +44,7 @@ COMMANDS = {
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
+    "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
     "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
     "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
     "batch": Command("answer a file of questions; repeat the command to resume it", "batch:BatchFlags:answer"),

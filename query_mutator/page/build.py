@@ -20,7 +20,7 @@ from query_mutator.page.messages import Message, as_block
 from query_mutator.page.pairs import pairs_of
 from query_mutator.page.run_reader import RunReader
 
-__all__ = ["MARK", "REPORT_FILE", "page_parts", "write_page", "write_report"]
+__all__ = ["MARK", "REPORT_FILE", "live_page", "page_parts", "write_page", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ POLICY = (
     "form-action 'none'"
 )
 _ASSETS = Path(__file__).with_name("assets")
-_FIRST, _LAST = ("dom.js", "store.js"), ("boot.js",)  # scripts in this order, the others by name between them
+_LIVE = "live.js"
+_FIRST, _LAST = ("dom.js", "store.js"), ("boot.js", _LIVE)  # scripts in this order, the others by name between them
 _SMALL = ("section", "metrics")  # kinds of messages that the page shows first
 _SPOOL_BYTES = 1 << 20
 _BLOCKS = "<!-- blocks -->"
@@ -79,18 +80,24 @@ def _drain(reader: RunReader, large: IO[bytes]) -> list[Message]:
     return small
 
 
-def page_parts(title: str, *, policy: str = POLICY) -> tuple[bytes, bytes]:
-    """Return the page before and after its blocks of messages; a page without blocks gets messages by `QM.apply`."""
+def live_page() -> bytes:
+    """Return a page without blocks, which gets its messages from the server that sent it."""
+    before, after = page_parts("Query Mutator", policy=f"{POLICY}; connect-src 'self'", is_live=True)
+    return before + after
+
+
+def page_parts(title: str, *, policy: str = POLICY, is_live: bool = False) -> tuple[bytes, bytes]:
+    """Return the page before and after its blocks of messages."""
     style = f"{MARK}\n{_asset('page.css')}"
     body = f"{_asset('page.html')}\n{_BLOCKS}"
-    scripts = f"<script>\n{_scripts()}\n</script>\n"
+    scripts = f"<script>\n{_scripts(is_live=is_live)}\n</script>\n"
     before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=policy).split(_BLOCKS)
     return before.encode(), after.encode()
 
 
-def _scripts() -> str:
-    names = sorted(path.name for path in _ASSETS.glob("*.js"))
-    ordered = sorted(names, key=lambda name: (name in _LAST, name not in _FIRST))
+def _scripts(*, is_live: bool) -> str:
+    names = sorted(path.name for path in _ASSETS.glob("*.js") if is_live or path.name != _LIVE)
+    ordered = sorted(names, key=lambda name: (_LAST.index(name) if name in _LAST else -1, name not in _FIRST))
     return '"use strict";\n' + "\n".join(_asset(name) for name in ordered)
 
 

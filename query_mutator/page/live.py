@@ -12,9 +12,9 @@ import asyncio
 import base64
 import gzip
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from query_mutator.cli.console import note
 from query_mutator.embedded.access import Access
@@ -22,6 +22,9 @@ from query_mutator.embedded.http import TEXT_TYPE, Clients, Connection, Response
 from query_mutator.embedded.http_reader import Request
 from query_mutator.errors import QueryMutatorError, UsageError
 from query_mutator.files import encode
+from query_mutator.page.messages import Message, section
+from query_mutator.page.pairs import pairs_of
+from query_mutator.page.questions import Evaluation
 
 __all__ = ["Feed", "LivePage", "Reader", "serve_live"]
 
@@ -31,24 +34,35 @@ BEAT_S = 15.0  # after which a silent stream sends a comment, so that a vanished
 RETRY_MS = 1000  # after which a page connects again
 REQUEST_S = 30.0
 MAX_PAGES = 64
+EVENTS = "/events"  # or /events/ID, which continues behind that event
+CONFIG = "config.json"  # the first file of a run folder
 STATUS = "live"  # the section that says what is waited for
 RESTART = b"event: restart\ndata:\n\n"
-#: Nothing is loaded from elsewhere, no other site may embed the page or read the stream.
+CAUGHT_UP = b"event: caught-up\ndata:\n\n"
+#: No other site may embed the page or read the stream; what the page may load is in the page.
 HEADERS = (
-    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "Content-Security-Policy: frame-ancestors 'none'\r\n"
     "Cross-Origin-Resource-Policy: same-origin\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
     "Cache-Control: no-store\r\n"
 )
-
-Message = Mapping[str, Any]
 
 
 class Reader(Protocol):
     """Reads one run folder."""
 
+    @property
+    def name(self) -> str:
+        """Return the name of the run."""
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Return the rows of its evaluation."""
+
     def poll(self) -> Iterable[Message]:
-        """Return messages with what is new since the last call."""
+        """Return messages with some of what is new since the last call; none if nothing is left."""
+
+
+OpenReader = Callable[[Path, int], Reader]  # of a folder, with the number of the run on the page
 
 
 class Packed(NamedTuple):
@@ -71,6 +85,7 @@ class Feed:
     """The messages so far; an event's id is the feed's name and the position behind the event."""
 
     def __init__(self) -> None:
+        self._is_read = False  # all that was there when it began
         self._name = secrets.token_hex(4)
         self._messages: list[bytes | None] = []  # None where a later one replaces it
         self._current: dict[tuple[object, ...], list[int]] = {}
@@ -88,6 +103,12 @@ class Feed:
         self._messages.append(packed.data)
         self._notify()
 
+    def mark_read(self) -> None:
+        """Let pages know, once they have got it, that they have all that was there when the feed began."""
+        if not self._is_read:
+            self._is_read = True
+            self._notify()
+
     def end(self) -> None:
         """Let all streams end; the pages start again with another feed."""
         self._has_ended = True
@@ -103,15 +124,23 @@ class Feed:
         return int(position)
 
     async def events(self, position: int) -> AsyncIterator[bytes]:
-        """Yield the events from a position on, and a comment when there is none for BEAT_S; stop when the feed ends."""
+        """Yield the events from a position on, one when there are no more, and a comment after BEAT_S without any.
+
+        Stop when the feed ends.
+        """
+        has_caught_up = False
         while not self._has_ended:
             changed = self._changed
             while position < len(self._messages) and not self._has_ended:
                 message, position = self._messages[position], position + 1
                 if message is not None:
                     yield b"id: %b-%d\ndata: %b\n\n" % (self._name.encode(), position, message)
+            if self._is_read and not has_caught_up:
+                has_caught_up = True
+                yield CAUGHT_UP
             try:
-                await asyncio.wait_for(changed.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):  # `wait_for` can swallow the cancellation when a page leaves
+                    await changed.wait()
             except TimeoutError:
                 yield b":\n\n"
 
@@ -121,37 +150,43 @@ class Feed:
 
 
 class WatchedRun:
-    """A run folder that may not exist yet, and its reader; `runs/latest` may become another folder."""
+    """A run folder that may not exist yet, and its reader; `runs/latest` may become another folder.
 
-    def __init__(self, folder: Path, open_reader: Callable[[Path], Reader]) -> None:
-        self.folder = folder
-        self._open_reader = open_reader
+    `status` says in words what is waited for, or what is wrong.
+    """
+
+    def __init__(self, number: int, folder: Path, open_reader: OpenReader) -> None:
+        self.reader: Reader | None = None
+        self.status = ""
+        self._number, self._folder, self._open_reader = number, folder, open_reader
         self._target = folder.resolve()
-        self._reader: Reader | None = None
 
     @property
     def has_moved(self) -> bool:
         """Return whether the folder is now a link to another run."""
-        target = self.folder.resolve()
-        return target != self._target and (target / "config.json").exists()
+        target = self._folder.resolve()
+        return target != self._target and (target / CONFIG).is_file()
 
-    def poll(self) -> tuple[list[Message], str]:
-        """Return what is new, and what is waited for, in words."""
-        if self._reader is None:
-            if not (self._target / "config.json").is_file():
-                missing = "no config.json in it" if self._target.is_dir() else "no such folder"
-                return [], f"waiting for {self.folder}: {missing} yet"
-            self._reader = self._open_reader(self._target)
+    def poll(self) -> list[Packed]:
+        """Return some of what is new; nothing if nothing is left."""
+        if self.reader is None and not (self._target / CONFIG).is_file():
+            missing = f"no {CONFIG} in it" if self._target.is_dir() else "no such folder"
+            self.status = f"waiting for {self._folder}: {missing} yet"
+            return []
         try:
-            return list(self._reader.poll()), ""
+            self.reader = self.reader or self._open_reader(self._target, self._number)
+            packed = [pack(message) for message in self.reader.poll()]
         except (OSError, QueryMutatorError) as error:
-            return [], f"{self.folder}: {error}"
+            self.status = f"{self._folder}: {error}"
+            return []
+        self.status = ""
+        return packed
 
 
 class LivePage:
     """The handler of requests: `/` is the page, `/events` the stream of what is new."""
 
-    def __init__(self, folders: Sequence[Path], *, page: bytes, open_reader: Callable[[Path], Reader]) -> None:
+    def __init__(self, folders: Sequence[Path], *, page: bytes, open_reader: OpenReader) -> None:
         self.pages: set[Connection] = set()
         self._folders, self._page, self._open_reader = folders, page, open_reader
         self._access = Access(bound=[HOST], origins=())
@@ -167,7 +202,7 @@ class LivePage:
             return _text(405, f"{request.method} is not allowed; the page is read-only")
         if request.path == "/":
             return Response(200, self._page, "text/html; charset=utf-8")
-        if request.path == "/events":
+        if request.path == EVENTS or request.path.startswith(f"{EVENTS}/"):
             return await self._stream(request, connection)
         return _text(404, "not found; the page is at /")
 
@@ -176,18 +211,28 @@ class LivePage:
         if any(run.has_moved for run in self._runs):
             self._feed.end()
             self._feed, self._runs, self._status = self._start()
-        feed, runs = self._feed, self._runs
-        packed, status = await asyncio.to_thread(_read, runs)
-        for each in packed:
-            feed.add(each)
+        has_questions = False
+        for run in self._runs:
+            while packed := await asyncio.to_thread(run.poll):
+                for each in packed:
+                    self._feed.add(each)
+                    has_questions |= each.key[0] == "questions"
+        readers = [run.reader for run in self._runs if run.reader is not None]
+        if has_questions and len(readers) > 1:
+            self._feed.add(pack(pairs_of([(reader.name, reader.evaluation) for reader in readers])))
+        self._end_poll("; ".join(filter(None, (run.status for run in self._runs))))
+
+    def _end_poll(self, status: str) -> None:
         if status != self._status:
             self._status = status
-            feed.add(pack({"kind": "section", "run": -1, "name": STATUS, "data": {"status": status}}))
+            self._feed.add(pack(section(-1, STATUS, {"status": status})))
             if status:
                 note(status)
+        self._feed.mark_read()
 
     def _start(self) -> tuple[Feed, list[WatchedRun], str]:
-        return Feed(), [WatchedRun(folder, self._open_reader) for folder in self._folders], ""
+        runs = [WatchedRun(number, folder, self._open_reader) for number, folder in enumerate(self._folders)]
+        return Feed(), runs, ""
 
     async def _stream(self, request: Request, connection: Connection) -> Response | None:
         content_type = "text/event-stream; charset=utf-8"
@@ -200,7 +245,9 @@ class LivePage:
             stream = connection.stream(request, content_type)
             stream.write(b"retry: %d\n\n" % RETRY_MS)
             feed = self._feed
-            position = feed.position_of(request.headers.get("last-event-id", ""))
+            # The header is newer: a browser that connects again by itself keeps the path.
+            last = request.headers.get("last-event-id") or request.path.removeprefix(EVENTS).lstrip("/")
+            position = feed.position_of(last)
             if position is not None:
                 async for event in feed.events(position):
                     stream.write(event)
@@ -227,15 +274,6 @@ async def serve_live(live: LivePage, *, port: int, on_listening: Callable[[str],
             clients.sweep()
             if live.pages:
                 await live.poll()
-
-
-def _read(runs: Sequence[WatchedRun]) -> tuple[list[Packed], str]:
-    packed, status = [], []
-    for number, run in enumerate(runs):
-        messages, waiting = run.poll()
-        packed += [pack({**message, "run": number}) for message in messages]
-        status += [waiting] if waiting else []
-    return packed, "; ".join(status)
 
 
 def _text(status: int, message: str) -> Response:
