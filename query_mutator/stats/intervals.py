@@ -122,9 +122,9 @@ def within(interval: Interval, bounds: Interval) -> Interval:
 @lru_cache(maxsize=256)
 def student_t(degrees: float, *, level: float = 0.95) -> float:
     """Return the two-sided quantile of Student's t; the normal distribution's for infinite degrees of freedom."""
-    from scipy.stats import norm, t
+    from scipy.special import ndtri, stdtrit  # loaded in a tenth of the time of scipy.stats
 
-    return float(norm.ppf((1 + level) / 2) if math.isinf(degrees) else t.ppf((1 + level) / 2, degrees))
+    return float(ndtri((1 + level) / 2) if math.isinf(degrees) else stdtrit(degrees, (1 + level) / 2))
 
 
 def _bca_interval(values: Floats) -> Interval:
