@@ -88,6 +88,7 @@ class Trained(NamedTuple):
     policy: InferencePolicy
     calls: int
     records: list[StepRecord]
+    search_calls: int = 0  # for its teacher
 
 
 class Scored(NamedTuple):
@@ -179,13 +180,24 @@ def run_candidate(
 def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
     """Return what one training reached on its validation fold; the calls of `--teacher search` count."""
     config = parse_config(argv)
-    settings = settings_of(TaskSettings, config, seed=0)  # of the calls, so that all seeds share their replies
-    task, spent, teacher = world.task_of(settings), 0, None
+    trained = train_seed(world, config, max_calls=max_calls)
+    outcomes = world.validate(task_settings(config), greedy(trained.policy))
+    return summary(outcomes, trained.search_calls + trained.calls)
+
+
+def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
+    """Return a trained policy; `--teacher search` searches for its plan first."""
+    task, spent, teacher = world.task_of(task_settings(config)), 0, None
     if config.teacher == SEARCH:
         found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
         spent, teacher = found.search["calls"], found.teacher
     trained = train(world.system, task, config, teacher=teacher, max_calls=max_calls - spent)
-    return summary(world.validate(settings, greedy(trained.policy)), spent + trained.calls)
+    return trained._replace(search_calls=spent)
+
+
+def task_settings(config: TrainConfig) -> TaskSettings:
+    """Return the settings of a run's task; all seeds share the seed of the calls, and so their replies."""
+    return settings_of(TaskSettings, config, seed=0)
 
 
 def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:

@@ -177,8 +177,8 @@ class _Search:
         """Return the next plan to edit, and the budget within which its edits compete; None at the end."""
         rows = self.rows[-1]
         chains = [plan for plan in self.tried[rows] if not plan.asks_early]
-        groups = (self._ranked(plans, rows)[:num_best] for plans in (self.tried[rows], chains))
-        best = [(group[0], None) for some in groups for group in some]
+        ranked = (_distinct(group[0] for group in self._ranked(plans, rows)) for plans in (self.tried[rows], chains))
+        best = [(plan, None) for plans in ranked for plan in plans[:num_best]]
         within = [(budget, self._ranked(self.tried[rows], rows, budget)[:1]) for budget in BUDGETS]
         at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
         return next((job for job in (*best[:1], *at_budgets, *best[1:]) if job[0] not in edited), None)
@@ -292,6 +292,14 @@ def _variants(plan: Plan) -> list[Plan]:
     """Return a plan under every submit rule and stop threshold, which share most of their calls."""
     pairs = itertools.product(PLAN_ANSWERS, (None, *STOP_FITS)) if plan.asks_early else ()
     return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
+
+
+def _distinct(plans: Iterable[Plan]) -> list[Plan]:
+    """Return the first plan of each order of steps."""
+    found: dict[Sequence[str], Plan] = {}
+    for plan in plans:
+        found.setdefault(plan.steps, plan)
+    return list(found.values())
 
 
 def _mean(values: Sequence[float]) -> float:
