@@ -1,0 +1,92 @@
+// Start: theme and navigation, then the messages in this file. Small ones first; questions and transcripts follow
+// after the first paint. A live page gets later messages through QM.apply.
+
+const BLOCK = 'script[type="application/json+gzip"]';
+const LATE = new Set(["texts", "questions", "transcripts"]);
+
+// Return the message of a block or of a live event: JSON, compressed, as base64.
+async function unpack(packed) {
+  const text = atob(packed.trim());
+  const bytes = new Uint8Array(text.length);
+  for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+function decode(block) {
+  const packed = block.textContent;
+  block.remove();
+  return unpack(packed);
+}
+
+async function readBlocks() {
+  if (typeof DecompressionStream === "undefined") throw new Error("This browser is too old: it has no DecompressionStream.");
+  const blocks = [...document.querySelectorAll(BLOCK)];
+  for (const block of blocks.filter((each) => !LATE.has(each.dataset.kind))) apply(await decode(block));
+  await painted();
+  for (const block of blocks.filter((each) => LATE.has(each.dataset.kind))) {
+    apply(await decode(block));
+    await pause();
+  }
+  await painted();
+  store.complete = true;
+  openFromAddress();
+}
+
+// Let the browser draw; in a background tab, where it does not draw, continue at once.
+const painted = () => new Promise((done) => {
+  if (document.hidden) setTimeout(done, 0);
+  else requestAnimationFrame(() => setTimeout(done, 0));
+});
+const pause = () => new Promise((done) => setTimeout(done, 0));
+
+function themeSwitch() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const node = document.getElementById("theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const say = () => {
+    node.textContent = isDark() ? "Light" : "Dark";
+    node.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
+  };
+  try { root.dataset.theme = localStorage.getItem("qm-theme") ?? ""; } catch { /* no storage for this page */ }
+  if (!root.dataset.theme) delete root.dataset.theme;
+  node.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("qm-theme", root.dataset.theme); } catch { /* no storage for this page */ }
+    say();
+  });
+  dark.addEventListener("change", say);
+  say();
+}
+
+function markCurrentPart() {
+  const links = new Map([...document.querySelectorAll(".top nav a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      for (const [id, link] of links) {
+        if (id === target.id) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    }
+  }, { rootMargin: "-20% 0px -75% 0px" });
+  for (const part of document.querySelectorAll("main > section")) seen.observe(part);
+}
+
+function fail(error) {
+  const node = document.getElementById("loading") ?? document.getElementById("main").insertAdjacentElement("afterbegin", el("p"));
+  node.id = "failed";
+  node.className = "warning";
+  node.setAttribute("role", "alert");
+  node.textContent = `The page could not be read. ${error.message}`;
+  throw error;
+}
+
+themeSwitch();
+markCurrentPart();
+addEventListener("hashchange", openFromAddress);
+const loaded = document.readyState === "loading"
+  ? new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }))
+  : Promise.resolve();
+window.QM = { apply, ready: loaded.then(readBlocks).catch(fail) };
