@@ -52,6 +52,7 @@ from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.runs.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.runs.run_log import RunLog
 from query_mutator.runs.tracking import tracked
+from query_mutator.training.background import background_of
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint, settled, snapshot
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import Estimate
@@ -62,6 +63,7 @@ from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.policy_file import SavedPolicy, write_own_policy
 from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
 from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
@@ -252,6 +254,7 @@ class Trainer:
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
         self.latest, self.saved = self._snapshot(), checkpoint.path if checkpoint else None
+        self.background = background_of(system, task, split, dataset=config.dataset)
 
     @property
     def updates_left(self) -> int:
@@ -469,12 +472,12 @@ class Trainer:
         )
 
     def _write_checkpoint(self) -> None:
-
         path = self.run_dir.checkpoint_path(self.latest.progress.env_steps)
         if path == self.saved:
             return
         self.run_dir.sync()
         self.saved = self.latest.save(path)
+        write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.latest, background=self.background))
         if self.journal is not None:
             # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
             self.journal.drop_before(steps_of(checkpoints_in(self.run_dir.path)[:2][-1]))

@@ -61,11 +61,11 @@ class StoredVectors:
 class _SharedTests(System):
     """A system whose tasks share the local tests of the operators, which remember the texts they have seen."""
 
-    def with_local_tests(self, operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    def with_local_tests(self, operators: Sequence[Operator], vocabulary: frozenset[str]) -> tuple[Operator, ...]:
         """Return the operators with the local tests that hold for this mutator."""
         key = tuple(operator.name for operator in operators)
         if key not in self._tested:
-            self._tested[key] = super().with_local_tests(operators)
+            self._tested[key] = super().with_local_tests(operators, vocabulary)
         return self._tested[key]
 
     @cached_property

@@ -1,8 +1,28 @@
 """Query Mutator: learn which rewrite makes an ordinary question get a better answer.
 
-Importing the package is cheap: nothing here loads torch, gymnasium or an encoder.
+    from query_mutator import Rewriter
+    with Rewriter.load("runs/latest") as rewriter:
+        print(rewriter.rewrite("plz sort my lisst").answer)
+
+Importing the package is cheap: nothing here loads torch, gymnasium or an encoder. `Rewriter` is loaded when it is used.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from query_mutator.rewriter import Rewrite, Rewriter, Step
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Rewrite", "Rewriter", "Step", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what programs use when it is first used."""
+    if name not in ("Rewrite", "Rewriter", "Step"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from query_mutator import rewriter
+
+    return getattr(rewriter, name)

@@ -102,6 +102,7 @@ class ChatRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     sample: int | None = None  # which of several random replies to the same request; None: any
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
+    deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.coalesce.request_key
 
     @classmethod

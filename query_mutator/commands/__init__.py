@@ -44,10 +44,13 @@ COMMANDS = {
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
+    "rewrite": Command("rewrite a question and show the answer", "rewrite:RewriteFlags:rewrite"),
     "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
-    "rewrite": Command("rewrite a question and show the answer", "policy:RewriteFlags:rewrite"),
     "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
     "batch": Command("answer a file of questions; repeat the command to resume it", "batch:BatchFlags:answer"),
+    "export-policy": Command(
+        "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
+    ),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "data lengths build": Command(
         "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"

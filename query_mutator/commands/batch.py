@@ -21,7 +21,7 @@ from query_mutator.answering.run import answer_file, ask_once, metered, request_
 from query_mutator.cli.bounds import Bounds
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy import PolicyFlags, open_policy, system_settings
+from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
@@ -226,7 +226,7 @@ def _first_model(path: str) -> str | None:
 @contextmanager
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
-    with open_policy(flags, with_gold=False) as policy:
+    with open_policy(flags) as policy:
         task, client, make = policy.task, policy.system.calls.eval_client, greedy(policy.frozen)
 
         def start(ask: Ask) -> Flow:

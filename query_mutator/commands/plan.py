@@ -22,11 +22,13 @@ from query_mutator.plugins import absolute, load_plugins, plugin_hashes
 from query_mutator.runs.lock import locked
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.runs.run_dir import RunDir, check_name
+from query_mutator.training.background import background_of
 from query_mutator.training.checkpoint import Checkpoint, settled
 from query_mutator.training.config import CallFlags, ModelFlags, QuestionFlags
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import settings_of
 from query_mutator.training.plans import Plan, plan_policy, plan_task
+from query_mutator.training.policy_file import SavedPolicy, write_own_policy
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from rl_query_mutator_env import QueryMutationEnv
 
@@ -99,7 +101,7 @@ def plan(flags: PlanFlags) -> None:
         evaluator = _evaluator(flags, system)
         search = find_plan(evaluator, task, max_calls=flags.max_calls, seed=flags.seed, progress=progress)
         found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
-        _save(flags, run_dir, system, task, settings, found.plan)
+        _save(flags, run_dir, system, task, settings, split, found.plan)
         write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
         write_report(run_dir.path)
     path = str(run_dir.path)
@@ -128,8 +130,16 @@ def _open_run_dir(flags: PlanFlags, system: System, split: Split, stack: ExitSta
     return run_dir
 
 
-def _save(flags: PlanFlags, run_dir: RunDir, system: System, task: Task, settings: TaskSettings, plan: Plan) -> None:
-    """Write the checkpoint of the found plan."""
+def _save(
+    flags: PlanFlags,
+    run_dir: RunDir,
+    system: System,
+    task: Task,
+    settings: TaskSettings,
+    split: Split,
+    plan: Plan,
+) -> None:
+    """Write the checkpoint of the found plan, and the file with all that acting needs."""
     rules = plan_task(plan, task)
     checkpoint = Checkpoint(
         learner=plan_policy(plan, task).state_dict(),
@@ -142,6 +152,8 @@ def _save(flags: PlanFlags, run_dir: RunDir, system: System, task: Task, setting
         plugins=plugin_hashes(flags.plugin),
     )
     checkpoint.save(run_dir.checkpoint_path(0))
+    background = background_of(system, task, split, dataset=flags.dataset)
+    write_own_policy(run_dir.path, SavedPolicy(checkpoint=checkpoint, background=background))
 
 
 def _kept(flags: PlanFlags) -> dict[str, Any]:

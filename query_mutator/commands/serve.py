@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from query_mutator.cli.console import note
-from query_mutator.commands.policy import PolicyFlags, open_policy
+from query_mutator.commands.policy_flags import PolicyFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
-    from query_mutator.commands.policy import Policy
+    from query_mutator.commands.policy_flags import Policy
     from query_mutator.serve.app import ProxyApp
 
 __all__ = ["ServeFlags", "serve", "serving"]
@@ -71,7 +71,7 @@ def serve(flags: ServeFlags) -> None:
     if key is None and not _is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = bind(flags.host, flags.port)
-    with listening, open_policy(flags, with_gold=False) as policy, serving(flags, policy, key) as app:
+    with listening, open_policy(flags) as policy, serving(flags, policy, key) as app:
         host, port = listening.getsockname()[:2]
         note(f"{policy.system.url} is served on http://{host}:{port}; {policy.system.target_model}+qm is rewritten")
         print(f"listening on http://{host}:{port}", flush=True)

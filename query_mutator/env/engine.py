@@ -81,8 +81,11 @@ class EpisodeEngine:
         episode.add(first, self.task.answer)
         return None
 
-    def act(self, action: int) -> Flow:
-        """Take one action, whose number was checked; return the error of a call that failed for good, if any."""
+    def act(self, action: int, *, asks_at_end: bool = True) -> Flow:
+        """Take one action, whose number was checked; return the error of a call that failed for good, if any.
+
+        The end of an episode asks the target where nothing was asked, unless not `asks_at_end`.
+        """
         episode, name = self.episode, self.task.actions[action]
         self.timing = {}
         ends = name == SUBMIT or episode.steps + 1 >= self.task.max_episode_steps
@@ -91,7 +94,7 @@ class EpisodeEngine:
             episode.move(episode.original, self.task.answer)
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action)
-        if error is None and (name == ASK or (ends and episode.best is None)):
+        if error is None and (name == ASK or (ends and asks_at_end and episode.best is None)):
             error = yield from self.ask(action)
         if error is None and ends and self.task.answer == "round_trip":
             error = yield from self._round_trip(action)

@@ -70,12 +70,12 @@ def run_flow(
         if isinstance(need, Prepare):
             result = None
         elif isinstance(need, Encode):
-            result = _encoded(encoder, need.texts)
+            result = encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(_Tries(need, retry_policy, journal), client)
+            result = _call_with_retries(Tries(need, retry_policy, journal), client)
 
 
-class _Tries:
+class Tries:
     """The attempts at one call, and those recorded in the journal."""
 
     __slots__ = ("_attempts", "_call", "_journal")
@@ -107,6 +107,9 @@ class _Tries:
     def delay_s(self, outcome: CallOutcome) -> float | None:
         """Return the seconds until the next attempt, None for no retry; 0 when the journal has it."""
         delay_s = self._attempts.delay_s(outcome.completion.error, elapsed_s=outcome.elapsed_s)
+        deadline = self._call.request.deadline
+        if delay_s is not None and deadline is not None and time.monotonic() + delay_s >= deadline:
+            return None
         if delay_s is not None and self._journal is not None:
             assert self._call.site is not None
             return 0.0 if self._journal.holds(self._call.site, self._attempts.number + 1) else delay_s
@@ -119,7 +122,7 @@ class _Tries:
         return completion if number == 1 else replace(completion, attempts=number)
 
 
-def _call_with_retries(tries: _Tries, client: Client) -> Completion:
+def _call_with_retries(tries: Tries, client: Client) -> Completion:
     def once() -> CallOutcome:
         request, outcome = tries.next()
         return outcome or tries.ended(request, client.complete(request))
@@ -167,7 +170,7 @@ class _Running:
     key: Hashable
     flow: Flow
     done: int = 0  # its progress: the lowest has priority
-    tries: _Tries | None = None
+    tries: Tries | None = None
 
 
 _Event = tuple[Sequence[_Running | None], Any]  # flows; a CallOutcome, embeddings per flow, or an exception
@@ -244,7 +247,7 @@ class PooledScheduler:
                 self._in_progress -= 1
                 raise
             if isinstance(need, Call):
-                running.tries = _Tries(need, self._retry_policy, self._journal)
+                running.tries = Tries(need, self._retry_policy, self._journal)
                 self._call(running)
                 return
             result = _cached(self._encoder, need.texts)
@@ -348,16 +351,16 @@ def _cached(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
 
 
 def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:
-    vectors = _encoded(encoder, [text for texts in groups for text in texts])
+    vectors = encoded(encoder, [text for texts in groups for text in texts])
     if isinstance(vectors, ErrorInfo):
         if vectors.kind == "prompt_too_long" and len(groups) > 1:  # the others fit
-            return [_encoded(encoder, texts) for texts in groups]
+            return [encoded(encoder, texts) for texts in groups]
         return [vectors] * len(groups)
     stops = np.cumsum([len(texts) for texts in groups])
     return [vectors[stop - len(texts) : stop] for texts, stop in zip(groups, stops, strict=True)]
 
 
-def _encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+def encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
     try:
         return encoder.encode(texts)
     except BackendError as error:  # raised only by an encoder on a server, after its retries

@@ -143,8 +143,10 @@ class HttpServer(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
-        started = time.perf_counter()
-        reply = self._post(self.chat_path, self.chat_body(request), retry_count=request.attempt - 1)
+        started, left_s = time.perf_counter(), self._left_s(request)
+        if left_s is not None and left_s <= 0:
+            return Completion.failed("timeout", "the deadline passed before the call started")
+        reply = self._post(self.chat_path, self.chat_body(request), retry_count=request.attempt - 1, timeout_s=left_s)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
@@ -195,8 +197,17 @@ class HttpServer(ModelServer):
         advice = f"check that it is the address of {self.title}{self.hint(found)}"
         raise BackendError(f"{what}; {advice}", kind=found.kind)
 
-    def _post(self, path: str, body: Json, *, retry_count: int | None = None) -> Json | ErrorInfo:
-        reply = self._transport.post(path, body, retry_count=retry_count)
+    def _left_s(self, request: ChatRequest) -> float | None:
+        """Return the time that a request's deadline leaves for the call, None where the usual timeout is shorter."""
+        if request.deadline is None:
+            return None
+        left_s = request.deadline - time.monotonic()
+        return left_s if left_s < self._transport.timeout_s else None
+
+    def _post(
+        self, path: str, body: Json, *, retry_count: int | None = None, timeout_s: float | None = None
+    ) -> Json | ErrorInfo:
+        reply = self._transport.post(path, body, retry_count=retry_count, timeout_s=timeout_s)
         return self._explained(reply) if isinstance(reply, ErrorInfo) else reply
 
     def _explained(self, error: ErrorInfo) -> ErrorInfo:

@@ -62,3 +62,12 @@ class WeightedReward:
             reward: Reward = stop.value
             return reward
         raise UsageError(f"this reward asks the model {request.model!r}; use it in an environment")
+
+
+class NoReward(WeightedReward):
+    """The reward of a program that only uses a policy: 0 for every answer, without gold and without a judge."""
+
+    def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
+        """Return a score of 0 without parts."""
+        yield from ()
+        return Reward(score=0.0)

@@ -5,6 +5,7 @@ metrics.jsonl        {"step", "wall_s", "<key>": number} a row
 tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
 checkpoints/         step_<n>.pt
+policy.qm            the newest checkpoint's policy with all that acting needs (training/policy_file.py)
 journal/             calls and actions since the last two checkpoints (journal.py)
 summary.json         the evaluation and the cost of the run
 evaluation.jsonl     a row per method and question of the evaluation

@@ -100,6 +100,11 @@ class PlanPolicy:
         """Return the plan's next actions [n] for observations [n, D]; nothing is random."""
         return Acted(np.array([self._next(row) for row in obs], dtype=np.int64))
 
+    @property
+    def asks_once(self) -> bool:
+        """Return whether the plan rewrites without an answer and asks at its end."""
+        return len(self._used) not in self._items  # ask follows the operators
+
     def _next(self, row: FloatArray) -> int:
         submit = len(self._masked) - 1
         if row[self._asked] and row[self._fit] >= self._stop:  # False for NaN

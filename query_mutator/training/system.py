@@ -16,7 +16,7 @@ from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
 from query_mutator.data import BUNDLED, Split, load_questions, split_questions, validation_split
 from query_mutator.data.split import ValidationFold
-from query_mutator.encoder import Encoder, english_words, resolve_encoder
+from query_mutator.encoder import CachedEncoder, english_words, resolve_encoder
 from query_mutator.encoder.remote import Embed
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
@@ -103,7 +103,7 @@ def missing_operators(server: ModelServer, mutator_model: str, names: Sequence[s
     )
 
 
-def encoder_of(settings: SystemSettings, embed: Embed | None) -> Encoder:
+def encoder_of(settings: SystemSettings, embed: Embed | None, *, light: bool = False) -> CachedEncoder:
     """Return the encoder that the settings name; `embed` makes the calls of one on a server."""
     return resolve_encoder(
         settings.encoder,
@@ -111,16 +111,20 @@ def encoder_of(settings: SystemSettings, embed: Embed | None) -> Encoder:
         deterministic=settings.deterministic,
         max_tokens=settings.encoder_max_tokens,
         embed=embed,
+        light=light,
     )
 
 
 class System:
     """The models of a run behind one client, and the encoder; a context manager that stops what it started."""
 
-    def __init__(self, settings: SystemSettings, *, rewriter: str | None = None) -> None:
-        """Start everything; `rewriter` is a model in this process that is used in addition to the mutator."""
+    def __init__(self, settings: SystemSettings, *, rewriter: str | None = None, light: bool = False) -> None:
+        """Start everything; `rewriter` is a model in this process that is used in addition to the mutator.
+
+        `light`: encode without torch where that gives the same rows.
+        """
         self.settings = settings
-        self._rewriter = rewriter
+        self._rewriter, self._light = rewriter, light
         self._stack = ExitStack()
         try:
             self.choice = resolve_backend(
@@ -164,7 +168,6 @@ class System:
 
             corpus = load_corpus()
             self.vocabulary = frozenset(corpus.vocabulary())
-        self.known_words = english_words() | self.vocabulary
         if self.choice.kind == EMBEDDED:
             self.encoder = self._resolve_encoder(None)
             self.url = self._start_embedded(corpus)
@@ -190,8 +193,8 @@ class System:
             show=show_status,
         )
 
-    def _resolve_encoder(self, embed: Embed | None) -> Encoder:
-        encoder = encoder_of(self.settings, embed)
+    def _resolve_encoder(self, embed: Embed | None) -> CachedEncoder:
+        encoder = encoder_of(self.settings, embed, light=self._light)
         self._stack.callback(encoder.close)
         return encoder
 
@@ -220,13 +223,13 @@ class System:
             if (reason := missing_operators(server, self.mutator_model, names)) is not None:
                 raise UsageError(reason)
 
-    def with_local_tests(self, operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    def with_local_tests(self, operators: Sequence[Operator], vocabulary: frozenset[str]) -> tuple[Operator, ...]:
         """Return the operators with the local tests that hold for this mutator."""
         from query_mutator.training.local_tests import with_local_tests
 
         model = self.mutator_model
         by_rules = not is_local(model) and self.calls.servers[0].operators(model) is not None
-        return with_local_tests(operators, vocabulary=self.vocabulary, by_rules=by_rules)
+        return with_local_tests(operators, vocabulary=vocabulary, by_rules=by_rules)
 
     def close(self) -> None:
         """Close connections, server and encoder; idempotent."""
@@ -280,14 +283,24 @@ def load_dataset(
 
 
 def make_task(
-    system: System, settings: TaskSettings, questions: Sequence[Question], *, projection: Projection | None = None
+    system: System,
+    settings: TaskSettings,
+    questions: Sequence[Question],
+    *,
+    projection: Projection | None = None,
+    vocabulary: frozenset[str] | None = None,
+    reward: WeightedReward | None = None,
 ) -> Task:
-    """Return the task on training `questions` against a running system, whose mutator knows all operators."""
+    """Return the task on training `questions` against a running system, whose mutator knows all operators.
+
+    `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings.
+    """
+    vocabulary = system.vocabulary if vocabulary is None else vocabulary
     operators = operator_registry.select(settings.operators)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]
     system.require_operators([*asked, *([ROUND_TRIP.name] if settings.answer == "round_trip" else [])])
     if settings.skip_unchanged:
-        operators = system.with_local_tests(operators)
+        operators = system.with_local_tests(operators, vocabulary)
     return build_task(
         questions,
         calls=CallSettings(
@@ -300,10 +313,10 @@ def make_task(
         ),
         encoder=system.encoder,
         operators=operators,
-        known_words=system.known_words,
+        known_words=english_words() | vocabulary,
         embedding_dims=settings.embedding_dims,
         projection=projection,
-        reward=make_reward(settings),
+        reward=reward or make_reward(settings),
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,

@@ -22,7 +22,7 @@ TOOLS = VOCABULARY | {"stats", "cli", "runs"}
 
 #: Room -> the rooms it may import besides itself, from the bottom up.
 ALLOWED: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"rewriter"},
     "errors": set(),
     "types": {"errors"},
     "registry": {"errors"},
@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve": ENV | {"embedded", "training"},
     "answering": ENV | {"training"},
     "gym": VOCABULARY | {"batching", "cli"},
+    "rewriter": (LEARNERS | {"embedded", "training"}) - {"__init__"},
     "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
 }
 #: Command lines may import every room and the surface.

@@ -9,7 +9,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Set
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from query_mutator.embedded.rules.lexicon import UNRANKED, Lexicon
 from query_mutator.embedded.rules.tables import grammar
@@ -39,6 +39,7 @@ def _pairs(groups: Iterable[str]) -> frozenset[tuple[str, str]]:
 
 
 _ALIKE = _pairs(_SOUNDS)
+_INDEX_LOCK = threading.Lock()
 _NEIGHBOURS = _pairs(row[at : at + 2] for row in _KEY_ROWS for at in range(len(row) - 1))
 
 
@@ -57,8 +58,6 @@ class Spelling:
     def __init__(self, lexicon: Lexicon, *, keep: Set[str] = frozenset()) -> None:
         self._lexicon = lexicon
         self._keep = keep
-        self._lock = threading.Lock()
-        self._index: dict[str, list[str]] | None = None
         self.correct = lru_cache(maxsize=16_384)(self._correct)
 
     def __call__(self, text: str) -> str:
@@ -85,7 +84,7 @@ class Spelling:
 
     def _ranked(self, word: str, depth: int) -> list[tuple[float, str]]:
         """Return candidates with their costs: words that equal `word` after up to `depth` deletions, and splits."""
-        index = self._deletes_index()
+        index = self._index
         found = {whole for part in deletes(word[:PREFIX], depth) for whole in index.get(part, ())}
         near = (whole for whole in found if abs(len(whole) - len(word)) <= 2)
         return [(slip_cost(word, whole) + self._rarity(whole), whole) for whole in near] + self._cuts(word)
@@ -113,20 +112,21 @@ class Spelling:
     def _stands_alone(self, part: str) -> bool:
         return part in _SHORT_WORDS or (len(part) > 2 and self._lexicon.ranks.get(part, UNRANKED) < 2_500)
 
-    def _deletes_index(self) -> dict[str, list[str]]:
-        with self._lock:
-            if self._index is None:
-                self._index = self._build()
-        return self._index
+    @cached_property
+    def _index(self) -> dict[str, list[str]]:
+        with _INDEX_LOCK:
+            return _deletes_index(self._lexicon.core() | CONTRACTIONS, frozenset(self._lexicon.ranks))
 
-    def _build(self) -> dict[str, list[str]]:
-        index: dict[str, list[str]] = defaultdict(list)
-        core = self._lexicon.core() | CONTRACTIONS
-        for word in sorted(core | self._lexicon.ranks.keys()):
-            if len(word) > 1:
-                for part in deletes(word[:PREFIX], _depth(word) if word in core else 1):
-                    index[part].append(word)
-        return dict(index)
+
+@lru_cache(maxsize=2)  # a rewriter and the local tests of its operators share theirs
+def _deletes_index(core: frozenset[str], words: frozenset[str]) -> dict[str, list[str]]:
+    """Return the words by what is left of them after deletions."""
+    index: dict[str, list[str]] = defaultdict(list)
+    for word in sorted(core | words):
+        if len(word) > 1:
+            for part in deletes(word[:PREFIX], _depth(word) if word in core else 1):
+                index[part].append(word)
+    return dict(index)
 
 
 def _depth(word: str) -> int:

@@ -1,0 +1,48 @@
+"""`qm export-policy`: a policy in one file, to use anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from query_mutator.cli.outputs import Output, OutputFlags
+from query_mutator.rewriter.loading import acting_settings, with_background
+from query_mutator.training.background import without_gold
+from query_mutator.training.policy_file import SavedPolicy, read_policy, write_policy_file
+from query_mutator.training.system import System
+
+__all__ = ["ExportPolicyFlags", "export_policy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPolicyFlags(OutputFlags):
+    """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
+
+    `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
+    questions, because some operators merge in the most similar one.
+    """
+
+    run: Positional[str] = "runs/latest"
+    """A run folder (its newest checkpoint) or a .pt file."""
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(lambda head: head.startswith(b"PK"))]
+    """File to write, as policy.qm."""
+
+
+def export_policy(flags: ExportPolicyFlags) -> None:
+    """Write the file and print what is in it."""
+    saved = read_policy(flags.run)
+    if saved.background is None:  # a run of an earlier version: its dataset and models are needed once
+        saved.checkpoint.load_plugins()
+        with System(acting_settings(saved.checkpoint.system, {}), light=True) as system:
+            saved = with_background(saved, system)
+    background = saved.background
+    assert background is not None
+    write_policy_file(flags.output, SavedPolicy(checkpoint=saved.checkpoint, background=without_gold(background)))
+    checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
+    print(
+        f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "
+        f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB"
+    )

@@ -1,0 +1,93 @@
+"""`qm rewrite`: rewrite questions as a trained policy does, and show the answers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tyro.conf import Positional
+
+from query_mutator.cli.flags import JsonTo
+from query_mutator.cli.outputs import Output, OutputFlags, holding
+from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.outcomes import check_failures
+from query_mutator.files import encode, write_text
+from query_mutator.rewriter import Limits, Mode, Rewrite, Rewriter
+from query_mutator.types import CONTROLS
+
+__all__ = ["RewriteFlags", "rewrite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteFlags(PolicyFlags, OutputFlags):
+    """Rewrite a question as the trained policy would, and show the answer."""
+
+    question: Positional[str]
+    """The question; - reads one per line from standard input."""
+    mode: Mode = "full"
+    """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
+    max_calls: int | None = None
+    """Most model calls for a question, retries aside; the best answer so far is submitted."""
+    request_deadline_s: float | None = None
+    """Seconds for a question; the best answer so far is submitted."""
+    json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
+    """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
+
+    def __post_init__(self) -> None:
+        Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
+
+
+def rewrite(flags: RewriteFlags) -> None:
+    """Print rewrites and final answer of each question."""
+    texts = [line.strip() for line in sys.stdin] if flags.question == "-" else [flags.question.strip()]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
+
+    with open_policy(flags) as policy, Rewriter(policy.saved, policy.system, task=policy.task) as rewriter:
+        rewrites = rewriter.rewrite_many(
+            texts, mode=flags.mode, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s
+        )
+    lines = "".join(encode(_row(one)).decode() + "\n" for one in rewrites)
+    print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
+    if flags.json not in (None, "-"):
+        write_text(flags.json, lines)
+    _check(rewrites, max_failure_rate(flags, policy.checkpoint))
+
+
+def _check(rewrites: Sequence[Rewrite], most: float) -> None:
+    """Raise TooManyFailuresError when too many questions met a call that failed for good."""
+    kinds = Counter(one.error.kind for one in rewrites if one.error is not None)
+    check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=most)
+
+
+def _row(one: Rewrite) -> dict[str, Any]:
+    """Return the row of a question: its rewrites, the operators chosen, the answer; or the error."""
+    error = {} if one.error is None else {"error": str(one.error)}
+    if one.answer is None:
+        return {"question": one.question, **error}
+    return {
+        "question": one.question,
+        "rewrites": [step.text for step in one.steps if step.operator not in CONTROLS],
+        "operators": list(one.operators),
+        "answer": one.answer,
+        "submitted": one.text,
+        "why": one.why,
+        "calls": one.calls,
+        **error,
+    }
+
+
+def _in_words(one: Rewrite) -> str:
+    """Return a question as lines in two columns; the wording whose answer was submitted is marked."""
+    lines = [("question", one.question), *((step.operator, step.text) for step in one.changes)]
+    lines = [(f"{name} *" if text == one.text and one.answer is not None else name, text) for name, text in lines]
+    lines += [("submitted", f"* {one.why}")] if one.why else []
+    lines += [("error", str(one.error))] if one.error is not None else []
+    lines += [("answer", one.answer)] if one.answer is not None else []
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {' '.join(text.split())}" for name, text in lines) + "\n"
