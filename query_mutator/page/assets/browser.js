@@ -1,6 +1,7 @@
 // Part 6: search, filters, sorting and the switch between held-out questions and training.
 
-const browser = { mode: "questions", search: "", sort: { questions: {}, episodes: {} }, filters: {}, sides: null, table: null, all: [] };
+// `wanted` is the kind of rows that was asked for; what is there so far is shown until they have arrived.
+const browser = { mode: "questions", wanted: "questions", search: "", sort: { questions: {}, episodes: {} }, filters: {}, sides: null, table: null, all: [] };
 
 const select = (name, label, options, chosen) => el("label", { class: "field" }, el("span", null, label),
   el("select", { "data-filter": name, "data-focus": `f:${name}`, onchange: (event) => setFilter(name, event.target.value) },
@@ -114,6 +115,7 @@ function clearFilters() {
 }
 
 function setMode(mode) {
+  browser.wanted = mode;
   if (browser.mode === mode) return;
   browser.mode = mode;
   browser.table = null;
@@ -135,7 +137,8 @@ function drawBrowser() {
   const host = hostOf("questions");
   const has = { questions: knownRuns().some((run) => run.questions.length), episodes: knownRuns().some((run) => run.transcripts.episodes.length) };
   if (!has.questions && !has.episodes) return void replace(host, el("p", { class: "note" }, store.complete ? "No rows recorded yet." : "Reading …"));
-  if (!has[browser.mode]) { browser.mode = has.questions ? "questions" : "episodes"; browser.table = null; }
+  const mode = has[browser.wanted] ? browser.wanted : has.questions ? "questions" : "episodes";
+  if (mode !== browser.mode) Object.assign(browser, { mode, table: null, filters: {} });
   if (!document.getElementById("search")) buildBrowser(host);
   for (const node of host.querySelectorAll("[data-mode]")) {
     node.setAttribute("aria-pressed", String(node.dataset.mode === browser.mode));
