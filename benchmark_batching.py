@@ -50,7 +50,7 @@ from query_mutator.errors import BackendError
 from query_mutator.llm.backends import DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.flags import ServerFlags
-from query_mutator.llm.probe import PROBE_WIDTH, probe_server, reported_slots, slots_advice
+from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
@@ -61,6 +61,7 @@ from query_mutator.types import ChatRequest, Completion
 
 PROG = "benchmark_batching"
 NUM_QUERIES = 64
+BATCH_SIZES = "1,2,4,8,16,32"
 OPERATOR = "spelling"
 LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
 NO_RETRIES = RetryPolicy(max_retries=0)
@@ -82,8 +83,8 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     """Log-normal spread of that time; by default 0."""
     num_parallel: int | None = None
     """Slots of the embedded server; by default 64."""
-    batch_sizes: str = "1,2,4,8,16,32"
-    """Batch sizes to compare, with commas."""
+    batch_sizes: str | None = None
+    """Batch sizes to compare, with commas; by default 1,2,4,8,16,32 and the slots that the probe finds."""
     num_queries: int = NUM_QUERIES
     """Queries of each measurement; each takes two calls."""
     repeats: int = 3
@@ -108,7 +109,14 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     @property
     def sizes(self) -> list[int]:
         """Return the batch sizes in increasing order, without duplicates."""
-        return sorted({int(size) for size in self.batch_sizes.split(",")})
+        return sorted(
+            {int(size) for size in (BATCH_SIZES if self.batch_sizes is None else self.batch_sizes).split(",")}
+        )
+
+    def sizes_with(self, slots: int | None) -> list[int]:
+        """Return the batch sizes, by default with the server's slots among them, which is what `qm doctor` sets."""
+        found = {slots} if slots and self.batch_sizes is None and slots <= max(self.sizes) else set()
+        return sorted({*self.sizes, *found})
 
     @property
     def is_embedded(self) -> bool:
@@ -333,19 +341,20 @@ def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
 
 def prepare(system: System, config: BenchmarkConfig) -> tuple[Results, BenchmarkPlan]:
     """Load the models, open the connections, count slots, time one query; return empty results and the plan."""
-    model, largest = system.calls.target_model, max(config.sizes)
-    server, reported = system.stack.servers[0], reported_slots(system.stack.servers, model)
-    slots = probe_server(system.stack.limit, model, reported=reported, width=config.probe_width).slots
+    model = system.calls.target_model
+    found = measure_calls(system.stack.limit, system.stack.servers, model, width=config.probe_width)
+    slots, sizes = found.slots, config.sizes_with(found.slots)
     _, *timed = [run_once(system, [query]).wall_s for query in make_queries(3)]  # the first loads the mutator
     plan = make_plan(
-        config.sizes,
+        sizes,
         num_queries=config.num_queries,
         repeats=config.repeats,
         budget_s=config.budget_s,
         query_s=statistics.fmean(timed),
         slots=slots,
     )
-    advice = slots_advice(slots, largest, server=server, is_reported=reported is not None)
+    server, is_reported = system.stack.servers[0], found.width is None and slots is not None
+    advice = slots_advice(slots, max(sizes), server=server, is_reported=is_reported)
     results = Results(about=system.about, slots=slots, advice=advice, num_queries=plan.num_queries)
     return results, plan
 

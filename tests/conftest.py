@@ -50,6 +50,14 @@ class Upper:
         return [prompt.upper() for prompt in prompts]
 
 
+class OnUpper(Upper):
+    """A model whose file starts FROM upper."""
+
+    def __init__(self, name: str, **parameters: int) -> None:
+        super().__init__()
+        self.name, self.weights, self.parameters = name, "upper", parameters
+
+
 class Librarian:
     """A target that answers when it sees the right word, refuses on "kill", and else is not sure."""
 

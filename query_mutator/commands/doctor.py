@@ -1,4 +1,4 @@
-"""`qm doctor`: inspect a model server, whether it can serve a run, and the one change that would make it faster.
+"""`qm doctor`: inspect a model server, whether it can serve a run, what to set, and what would make it faster.
 
 qm doctor --target-model llama3.2                     the server at OLLAMA_HOST, else http://127.0.0.1:11434
 qm doctor --ollama-url http://gpu-box --batch-size 16 another server, for runs with --batch-size 16
@@ -7,18 +7,20 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from query_mutator import operators
 from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
 from query_mutator.llm.backends import EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
+from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
-from query_mutator.llm.probe import Probe, probe_server, reported_slots, slots_advice
+from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
+from query_mutator.sizing.collecting import size_calls
 from query_mutator.training.system import default_mutator, missing_operators
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
@@ -26,9 +28,9 @@ __all__ = ["DoctorConfig", "doctor", "examine"]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(ServerAddressFlags):
-    """Inspect a model server: version, models, runner options, and how many calls it really answers at once.
+    """Inspect a model server: version, models, context, slots, and the flags to set for a run.
 
-    The last takes a probe of a few short calls. Exit code 2 when the server or a model is missing.
+    Slots, JSON replies and reloads take a few short calls. Exit code 2 when the server or a model is missing.
     """
 
     BOUNDS: ClassVar[Bounds] = {"batch_size": (2, 1024)}
@@ -40,7 +42,7 @@ class DoctorConfig(ServerAddressFlags):
     batch_size: int = 8
     """Calls in flight at once in the planned runs."""
     probe: bool = True
-    """Make the short calls that show how many the server answers at once."""
+    """Make the short calls that show how many the server answers at once, and what it does with such calls."""
     probe_s: float = 30.0
     """Seconds after which the probe starts no more calls."""
 
@@ -49,62 +51,88 @@ class DoctorConfig(ServerAddressFlags):
         if self.backend == EMBEDDED:
             raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")
 
+    @property
+    def probe_width(self) -> int:
+        """Return how many calls to send at once to count the server's slots."""
+        return max(PROBE_WIDTH, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report, and whether a run could start with it; `probe` is that of the slots."""
+
+    name: str
+    text: str
+    is_fine: bool = field(default=True, kw_only=True)
+    probe: Probe | None = field(default=None, kw_only=True)
+
 
 def doctor(config: DoctorConfig) -> int:
     """Print the findings, one line each, and return the exit code."""
     backend, urls = choose_backend(config.backend, config.urls)
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
-    servers = open_servers(backend, urls, timeout_s=config.probe_s, pool_size=config.batch_size, runner_options=options)
-    is_fit = True
+    servers = open_servers(
+        backend, urls, timeout_s=config.probe_s, pool_size=config.probe_width, runner_options=options
+    )
+    found: list[Finding] = []
     for server in servers:
         with closing(server):
-            for line, is_fine in examine(server, config):
-                print(line, flush=True)
-                is_fit = is_fit and is_fine
-    return 0 if is_fit else EXIT_USAGE
+            for finding in examine(server, config):
+                print(_line(finding), flush=True)
+                found.append(finding)
+    for finding in _settings([finding.probe for finding in found if finding.probe]):
+        print(_line(finding))
+    return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE
 
 
-def examine(server: ModelServer, config: DoctorConfig) -> Iterator[tuple[str, bool]]:
-    """Yield the findings about one server, each with whether a run could start; BackendError when nothing answers."""
+def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
+    """Yield the findings about one server; BackendError when nothing answers."""
     version = server.version()
-    yield _line("server", f"{f'{server.title} {version}'.strip()} at {server.url}"), True
+    yield Finding("server", f"{f'{server.title} {version}'.strip()} at {server.url}")
     target = config.target_model or next(iter(server.text_models() or ()), None)
     if target is None:
-        yield _line("models", f"none installed: {server.more_models}, or name one with --target-model"), False
+        advice = f"none installed: {server.more_models}, or name one with --target-model"
+        yield Finding("models", advice, is_fine=False)
         return
     mutator = config.mutator_model or default_mutator(target, embedded=version.endswith(EMBEDDED_VERSION))
     present = []
     for name in dict.fromkeys((target, mutator)):
         try:
             present.append(server.require_text_model(name))
-            yield _line("model", f"{present[-1]}: {server.describe_model(present[-1])}"), True
+            yield Finding("model", f"{present[-1]}: {server.describe_model(present[-1])}")
         except ModelMissingError as error:
-            yield _line("model", str(error)), False
+            yield Finding("model", str(error), is_fine=False)
     if present:
         asked = [operator.name for operator in operators.select("") if operators.local_rewrite(operator) is None]
         reason = missing_operators(server, present[-1], asked)
         if reason is not None:
-            yield _line("model", reason), False
-        yield from _calls(server, present[0], config)
+            yield Finding("model", reason, is_fine=False)
+        yield from _calls(server, present, config)
 
 
-def _calls(server: ModelServer, model: str, config: DoctorConfig) -> Iterator[tuple[str, bool]]:
+def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Iterator[Finding]:
+    """Yield what calls find out; without a probe what the server reports."""
     if not config.probe:
-        yield _line("options", server.describe_options(model)), True
+        yield Finding("options", server.describe_options(models[0]))
+        yield Finding("context", context_sentence(server, models[0]))
         return
-    reported = reported_slots([server], model)
-    probe = probe_server(server, model, reported=reported, width=config.batch_size, budget_s=config.probe_s)
-    yield _line("options", server.describe_options(model)), True
+    before = {model: server.loaded_context(model) for model in models}
+    probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
+    yield Finding("options", server.describe_options(models[0]))
+    yield Finding("context", context_sentence(server, models[0]))
     if probe.error is not None:
-        yield _line("slots", f"unknown, the probe failed ({probe.error})"), False
+        yield Finding("slots", f"unknown, the probe failed ({probe.error})", is_fine=False)
         return
-    yield _line("slots", _slots(probe)), True
+    for model in models:
+        yield Finding("schema", f"{model}: {schema_sentence(server, model)}")
+    yield Finding("reload", reload_sentence(server, models, before=before))
+    yield Finding("slots", _slots(probe), probe=probe)
     advice = slots_advice(probe.slots, config.batch_size, server=server, is_reported=probe.width is None)
-    yield _line("advice", advice or _no_advice(probe, config.batch_size)), True
+    yield Finding("advice", advice or _no_advice(probe, config.batch_size))
 
 
 def _slots(probe: Probe) -> str:
-    took = "" if probe.service_s is None else f"; a call of a few words takes {probe.service_s:.3g} s"
+    took = "" if probe.service_s is None else f"; a call of at most {PROBE_TOKENS} tokens takes {probe.service_s:.3g} s"
     if probe.slots is None:
         return f"unknown, calls are too {'short' if (probe.service_s or 0) < 1 else 'slow'}{took}"
     if probe.width is None:
@@ -118,5 +146,16 @@ def _no_advice(probe: Probe, batch_size: int) -> str:
     return f"ready for --batch-size {batch_size}"
 
 
-def _line(what: str, finding: str) -> str:
-    return f"{what + ':':<9}{finding}"
+def _settings(probes: Sequence[Probe]) -> list[Finding]:
+    """Return the line about what to set for a run on all the servers, if their slots are known."""
+    known = [probe for probe in probes if probe.slots and probe.service_s]
+    if not known or len(known) < len(probes):
+        return []
+    slots = sum(probe.slots or 0 for probe in known)
+    rate = sum((probe.slots or 0) / (probe.service_s or 1) for probe in known)  # calls per second
+    is_open = any(probe.slots == probe.width for probe in known)
+    return [Finding("set", str(size_calls(slots, width=slots if is_open else None, service_s=slots / rate)))]
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.name + ':':<9}{finding.text}"

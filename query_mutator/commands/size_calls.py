@@ -10,7 +10,7 @@ from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.backends import EMBEDDED, choose_backend
 from query_mutator.llm.flags import ServerFlags
-from query_mutator.llm.probe import probe_server, reported_slots, slots_advice
+from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import build_client
 from query_mutator.sizing.collecting import cache_line, size_calls
 
@@ -25,9 +25,9 @@ class SizeCallsFlags(ServerFlags):
 
     target_model: str | None = None
     """The model to call; by default the first one installed."""
-    width: int = 16
+    width: int = PROBE_WIDTH
     """Calls to send at once; more slots than that cannot be seen."""
-    max_tokens: int = 64
+    max_tokens: int = PROBE_TOKENS
     """Longest reply of a probe call; give what runs use, as a call's time grows with it."""
 
     def __post_init__(self) -> None:
@@ -46,8 +46,7 @@ def size_server(flags: SizeCallsFlags) -> None:
             raise UsageError(f"{server.url} has no model; {server.more_models}, or name one with --target-model")
         stack.require_models([names[0]])
         model = server.require_model(names[0])
-        reported = reported_slots(stack.servers, model)
-        found = probe_server(stack.limit, model, reported=reported, width=flags.width, max_tokens=flags.max_tokens)
+        found = measure_calls(stack.limit, stack.servers, model, width=flags.width, max_tokens=flags.max_tokens)
         info, num_ctx = server.model_info(model), flags.num_ctx or server.context(model)
     if found.error is not None:
         raise BackendError(f"the probe of {model} failed ({found.error}); check the server with qm doctor")

@@ -80,6 +80,8 @@ class ModelServer(Backend, Protocol):
     reports_queue: ClassVar[bool] = False  # whether replies carry the time a call queued, by the server's clock
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
+    more_loaded: ClassVar[str] = "let it keep both loaded"  # advice for a server that loads two models in turns
+    sends_think: ClassVar[bool] = False  # whether calls switch off the thinking of models that think
     more_context: ClassVar[str] = "use a model with a larger context"  # advice for prompts that do not fit
 
     url: str = ""  # hides the property of Backend
@@ -192,6 +194,14 @@ class ModelServer(Backend, Protocol):
     def context(self, model: str) -> int | None:
         """Return how many tokens of prompt and reply fit into one call; None when the server does not say."""
         return None
+
+    def loaded_context(self, model: str) -> int | None:
+        """Return the context that a model is loaded with at present; None when it is not, or is not listed."""
+        return None
+
+    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
+        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
+        return Completion.failed("request", f"{self.title} cannot be asked for JSON of a schema")
 
     def count_tokens(self, model: str, text: str) -> int | None:
         """Return the tokens of a text; None when the server does not offer its tokenizer."""

@@ -123,6 +123,10 @@ class HttpServer(ModelServer):
         """Return the body of a chat call."""
         raise NotImplementedError
 
+    def json_fields(self, schema: Mapping[str, Any]) -> Json:
+        """Return the fields of a chat call that ask for JSON of a schema."""
+        raise NotImplementedError
+
     def completion(self, reply: Json, *, latency_s: float) -> Completion:
         """Return the record of a reply; any exception means a reply of another shape."""
         raise NotImplementedError
@@ -143,10 +147,20 @@ class HttpServer(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
+        return self._complete(request, self.chat_body(request))
+
+    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
+        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
+        body = {**self.chat_body(request), **self.json_fields(schema)}
+        if think:
+            body.pop("think", None)
+        return self._complete(request, body)
+
+    def _complete(self, request: ChatRequest, body: Json) -> Completion:
         started, left_s = time.perf_counter(), self._left_s(request)
         if left_s is not None and left_s <= 0:
             return Completion.failed("timeout", "the deadline passed before the call started")
-        reply = self._post(self.chat_path, self.chat_body(request), retry_count=request.attempt - 1, timeout_s=left_s)
+        reply = self._post(self.chat_path, body, retry_count=request.attempt - 1, timeout_s=left_s)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:

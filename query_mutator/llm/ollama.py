@@ -57,7 +57,9 @@ class OllamaBackend(HttpServer):
     reports_queue = True
     more_models = "run `ollama pull qwen2.5:3b`"
     more_slots = "OLLAMA_NUM_PARALLEL={slots} ollama serve"
+    more_loaded = "OLLAMA_MAX_LOADED_MODELS=2 ollama serve, if there is memory for both"
     more_context = "give a larger --num-ctx"
+    sends_think = True
     start_advice = "start it with `ollama serve`, or give --ollama-url, or --backend embedded"
     chat_path = "/api/chat"
     embed_path = "/api/embed"
@@ -111,11 +113,11 @@ class OllamaBackend(HttpServer):
         """
         requested = self.runner_options.get("num_ctx")
         if requested is None:
-            return self._loaded_context(model) or _parameter(self._show(model), "num_ctx")
+            return self.loaded_context(model) or _parameter(self._show(model), "num_ctx")
         lengths = (value for key, value in self.model_info(model).items() if key.endswith(".context_length"))
         return min([int(requested), *(length for length in lengths if isinstance(length, int) and length > 0)])
 
-    def _loaded_context(self, model: str) -> int | None:
+    def loaded_context(self, model: str) -> int | None:
         """Return the context of a loaded model, or None when it is not listed or the server does not say."""
         rows = self._listed("/api/ps")
         found = next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
@@ -144,6 +146,10 @@ class OllamaBackend(HttpServer):
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /api/chat."""
         return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)
+
+    def json_fields(self, schema: Mapping[str, Any]) -> Json:
+        """Return Ollama's field for a JSON schema."""
+        return {"format": schema}
 
     def completion(self, reply: Json, *, latency_s: float) -> Completion:
         """Return the record of a reply."""

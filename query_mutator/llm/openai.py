@@ -160,6 +160,15 @@ class OpenAIBackend(HttpServer):
         """Return the body of /chat/completions."""
         return chat_payload(request, token_field=self._token_field)
 
+    def json_fields(self, schema: Mapping[str, Any]) -> Json:
+        """Return OpenAI's field for a JSON schema."""
+        return {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "reply", "strict": True, "schema": schema},
+            }
+        }
+
     def completion(self, reply: Json, *, latency_s: float) -> Completion:
         """Return the record of a reply."""
         return completion_of(reply, latency_s=latency_s)

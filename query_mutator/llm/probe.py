@@ -1,8 +1,9 @@
 """How many calls a server works on at once, and how long one takes: what it reports, else inferred from a short probe.
 
 One call warms the model up, one is measured alone, then `width` more go out together, all with the same words so that
-they take the same time. Calls that got a slot at once did not wait; the others waited for a whole call or more. The
-server's own durations separate the two; without them, the time beyond that of the call alone does.
+they take the same time; where one slot would need more than the budget for them, they are shortened. Calls that got a
+slot at once did not wait; the others waited for a whole call or more. The server's own durations separate the two;
+without them, the time beyond that of the call alone does.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["PROBE_WIDTH", "Probe", "infer_slots", "probe_server", "reported_slots", "slots_advice", "slots_under_load"]
+__all__ = [
+    "PROBE_TOKENS", "PROBE_WIDTH", "Probe", "infer_slots", "measure_calls", "probe_server", "reported_slots",
+    "slots_advice", "slots_under_load",
+]  # fmt: skip
 
-PROBE_WIDTH = 8
-PROBE_TOKENS = 16
+PROBE_WIDTH = 16
+PROBE_TOKENS = 64
+FEWEST_TOKENS = 8  # of the calls that are sent together
 PROBE_TEXT = "Count slowly upwards from 1000, one number a line."
 MIN_SERVICE_S = 0.002  # shorter calls are over before the next one arrives
 
@@ -42,6 +47,23 @@ def reported_slots(servers: Sequence[ModelServer], model: str) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
+def measure_calls(
+    client: Client,
+    servers: Sequence[ModelServer],
+    model: str,
+    *,
+    width: int = PROBE_WIDTH,
+    max_tokens: int = PROBE_TOKENS,
+    budget_s: float = 30.0,
+) -> Probe:
+    """Return slots and service time of servers: what they report, else what `width` calls at once show.
+
+    The one measurement behind `qm doctor`, `qm size calls` and `benchmark_batching.py`.
+    """
+    reported = reported_slots(servers, model)
+    return probe_server(client, model, reported=reported, width=width, max_tokens=max_tokens, budget_s=budget_s)
+
+
 def probe_server(
     client: Client,
     model: str,
@@ -58,20 +80,27 @@ def probe_server(
     """
     started = time.monotonic()
     request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=max_tokens, seed=0)
+    loading_s = 0.0
     for _ in ("loads the model", "is alone"):
         alone = client.complete(request)
         if alone.error is not None:
             return Probe(slots=None, width=width, service_s=None, error=alone.error)
+        loading_s += alone.load_s
     if reported is not None:
         return Probe(slots=reported, width=None, service_s=_service_s(alone))
-    if time.monotonic() - started > budget_s / 2:
+    left_s = budget_s - (time.monotonic() - started - loading_s)
+    if left_s < budget_s / 2:
         return Probe(slots=None, width=width, service_s=_service_s(alone))
-    together = _together(client, request, width)
+    # Calls that would take longer than the budget on one slot are shortened.
+    share = min(1.0, left_s / max(1e-9, width * alone.latency_s))
+    shorter = replace(request, max_tokens=max(min(FEWEST_TOKENS, max_tokens), int(share * max_tokens)))
+    basis = alone if share == 1 else client.complete(shorter)
+    together = _together(client, shorter, width) if basis.ok else [basis]
     failed = next((completion.error for completion in together if completion.error is not None), None)
     if failed is not None:
         return Probe(slots=None, width=width, service_s=_service_s(alone), error=failed)
-    service_s = median(map(_service_s, together)) if _has_times(alone) else alone.latency_s
-    return Probe(slots=infer_slots(together, alone=alone), width=width, service_s=service_s)
+    busy = median(map(_service_s, together)) / max(1e-9, _service_s(basis)) if _has_times(basis) else 1.0
+    return Probe(slots=infer_slots(together, alone=basis), width=width, service_s=busy * _service_s(alone))
 
 
 def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | None:

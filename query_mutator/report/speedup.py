@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from query_mutator.analysis.figures import new_figure, save_figure
+from query_mutator.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
 from query_mutator.types import Completion
 
 __all__ = [
@@ -125,10 +126,12 @@ class Recommendation:
 
     batch_size: int
     num_processes: int
+    steps_per_s: float
     why: str
 
     def __str__(self) -> str:
-        return f"recommended: --batch-size {self.batch_size} --num-processes {self.num_processes} ({self.why})"
+        flags = f"--batch-size {self.batch_size} --num-processes {self.num_processes}"
+        return f"recommended: {flags}: {self.steps_per_s:.3g} steps/s ({self.why})"
 
 
 def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation | None:
@@ -149,7 +152,12 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation | Non
     else:
         reason = f"larger sizes gain less than {1 - WORTHWHILE:.0%}"
     rate = f"{chosen.calls_per_s:.1f} calls/s, {chosen.speedup:.1f} times sequential"
-    return Recommendation(batch_size=chosen.batch_size, num_processes=2 * chosen.batch_size, why=f"{rate}; {reason}")
+    return Recommendation(
+        batch_size=chosen.batch_size,
+        num_processes=ENVIRONMENTS_PER_CALL * chosen.batch_size,
+        steps_per_s=chosen.calls_per_s / CALLS_PER_STEP,
+        why=f"{rate}; {reason}",
+    )
 
 
 def as_json(rows: Sequence[Row], *, slots: int | None, recommended: Recommendation | None) -> dict[str, Any]:

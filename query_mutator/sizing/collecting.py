@@ -9,7 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PROCESS_BYTES", "CallsAdvice", "cache_bytes", "cache_line", "replay_bytes", "rollout_bytes", "size_calls"]
+__all__ = [
+    "CALLS_PER_STEP", "ENVIRONMENTS_PER_CALL", "PROCESS_BYTES", "CallsAdvice", "cache_bytes", "cache_line",
+    "replay_bytes", "rollout_bytes", "size_calls",
+]  # fmt: skip
 
 PROCESS_BYTES = 256 * 2**20  # an interpreter with PyTorch, started by spawn; forked ones share most of it
 CALLS_PER_STEP = 2  # a rewrite and the answer to it
@@ -59,7 +62,8 @@ def size_calls(slots: int | None, *, width: int | None, service_s: float | None)
     """
     if slots is None or slots < 1 or service_s is None or not 0 < service_s < math.inf:
         return None
-    seen = f"{slots} slots or more" if width is not None and slots >= width else f"{slots} slots"
+    count = "1 slot" if slots == 1 else f"{slots} slots"
+    seen = f"{count} or more" if width is not None and slots >= width else count
     return CallsAdvice(
         batch_size=slots,
         num_processes=ENVIRONMENTS_PER_CALL * slots,

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": TOOLS,
     "sizing": TOOLS | {"iqn", "ppo", "analysis"},
     "sweep": TOOLS | {"analysis"},
-    "report": TOOLS | {"analysis"},
+    "report": TOOLS | {"analysis", "sizing"},
     "sft": TASK | {"batching", "ppo"},
     "training": LEARNERS | {"embedded"},
     "evaluation": LEARNERS | {"embedded", "training"},

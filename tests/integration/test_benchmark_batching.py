@@ -65,7 +65,7 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out), "--picture", str(picture)) == 0
     report: dict[str, Any] = json.loads(out.read_text())
     assert set(report) == {"written_by", "rows", "inferred_slots", "recommended"}
-    assert set(report["recommended"]) == {"batch_size", "num_processes", "why"}
+    assert set(report["recommended"]) == {"batch_size", "num_processes", "steps_per_s", "why"}
     assert {(row["mode"], row["batch_size"]) for row in report["rows"]} == {
         ("sequential", 1), ("phase", 1), ("phase", 4), ("pipelined", 1), ("pipelined", 4), ("async", 1), ("async", 4),
     }  # fmt: skip
@@ -137,7 +137,7 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
 
     found = recommend([row(1, 10.0), row(4, 2.6), row(8, 1.3), row(16, 1.27)], slots=64)
     assert found is not None
-    assert (found.batch_size, found.num_processes) == (8, 16)
+    assert (found.batch_size, found.num_processes, round(found.steps_per_s, 1)) == (8, 16, 38.5)
     assert found.why == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
 
 

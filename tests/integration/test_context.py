@@ -18,7 +18,7 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
-from tests.conftest import Upper
+from tests.conftest import OnUpper, Upper
 from tests.integration.embedded_http import chat, get, post
 
 LONG = "begin " + "word " * 300 + "end"
@@ -31,14 +31,6 @@ class Talker:
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         return ["I talk. " + "on " * 496] * len(prompts)
-
-
-class OnUpper(Upper):
-    """A model whose file starts FROM upper."""
-
-    def __init__(self, name: str, **parameters: int) -> None:
-        super().__init__()
-        self.name, self.weights, self.parameters = name, "upper", parameters
 
 
 @pytest.fixture(scope="module", params=["0.9", "0.24"])

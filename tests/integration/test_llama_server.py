@@ -83,9 +83,13 @@ def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
     fix = "start it with {} slots (vLLM --max-num-seqs, llama-server --parallel)"
     answers = f"server answers {server.slots} call{'s' * (server.slots > 1)} at a time: {fix}"
     assert f"slots:   {server.slots}, as the server reports" in doctor
+    assert f"set:     --batch-size {server.slots} --num-processes {2 * server.slots}: at most" in doctor
+    assert f"context: {CONTEXT} tokens: a reply of 256 leaves {CONTEXT - 256} for a prompt" in doctor
+    assert f"schema:  {MODEL}: replies keep to a JSON schema" in doctor
+    assert "reload:  none, calls set no options of the loaded model" in doctor
     assert answers.format(8) in doctor
     assert f"--batch-size {server.slots} --num-processes {2 * server.slots}" in size
-    assert f"{server.slots} slots, " in size
+    assert f"{server.slots} slot{'s' * (server.slots > 1)}, " in size
     assert answers.format(16) in size
     assert ("batching cannot help" in doctor + size) == (server.slots == 1)
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
+from benchmark_batching import main as benchmark
 from query_mutator.commands.main import main
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import ServerDownError, UsageError
-from tests.conftest import Upper
+from query_mutator.llm.checkup import context_sentence, schema_sentence
+from query_mutator.llm.client import ModelServer
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.types import ChatRequest
+from tests.conftest import OnUpper, Upper
 from tests.integration.embedded_http import TwoNumbers
+from tests.scripted_server import ScriptedServer, http
 
 DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"
 
@@ -39,8 +48,9 @@ def test_a_server_as_it_comes_is_told_to_take_more_slots(capsys: pytest.CaptureF
 def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server({}, num_parallel=8, latency_ms=60) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo", "--num-ctx", "2048"])
-    assert lines["slots"][0].startswith("about 8 or more;")
+    assert lines["slots"][0].startswith("about 8;")
     assert lines["advice"] == ["ready for --batch-size 8"]
+    assert lines["set"][0].startswith("--batch-size 8 --num-processes 16: at most ")
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
 
 
@@ -119,3 +129,104 @@ def test_a_mutator_without_a_rule_for_an_operator_is_a_finding(capsys: pytest.Ca
     with start_server([rewriter]) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"], code=2)
     assert "upper:latest rewrites by rules and has none for terms" in lines["model"][1]
+
+
+def test_doctor_size_calls_and_the_benchmark_agree_on_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server({}, num_parallel=6, latency_ms=60) as server:
+        flags = ["--ollama-url", server.url, "--target-model", "echo"]
+        doctor = lines_of(capsys, flags)
+        assert main(["size", "calls", *flags]) == 0
+        size = capsys.readouterr().out
+        assert benchmark([*flags, "--num-queries", "36", "--repeats", "1", "--budget-s", "8"]) == 0
+        measured = capsys.readouterr().out
+    settings = "--batch-size 6 --num-processes 12: "
+    assert settings + "at most " in doctor["set"][0]
+    assert settings + "at most " in size
+    assert "recommended: " + settings in measured
+    assert all(re.search(r": (at most )?[\d.]+ steps/s \(", text) for text in (doctor["set"][0], size, measured))
+
+
+def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server({}, num_parallel=4, latency_ms=60) as one, start_server({}, num_parallel=2, latency_ms=60) as two:
+        lines = lines_of(capsys, ["--ollama-url", one.url, two.url])
+    assert [finding.split(";")[0] for finding in lines["slots"]] == ["about 4", "about 2"]
+    assert [finding.split(":")[0] for finding in lines["set"]] == ["--batch-size 6 --num-processes 12"]
+
+
+def test_context_schema_and_reloads_have_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server([Upper()], latency_ms=5) as server:
+        lines = lines_of(capsys, ["--ollama-url", server.url])
+        quiet = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
+        assert server.stats()["loads"] == 1
+    assert lines["context"] == ["4096 tokens of the model's 32768: a reply of 256 leaves 3840 for a prompt"]
+    assert lines["schema"] == ["upper:latest: think: false and format work together"]
+    assert lines["reload"][0].startswith("none now; a call of any client with another num_ctx")
+    assert quiet["context"] == lines["context"]
+    assert not {"schema", "reload", "slots", "set"} & quiet.keys()
+
+
+def test_a_model_that_another_client_loaded_with_another_context_is_a_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with start_server([Upper()], latency_ms=5) as server:
+        other = OllamaBackend(server.url, runner_options={"num_ctx": 256})
+        assert other.complete(ChatRequest.user("hello", model="upper")).ok
+        other.close()
+        lines = lines_of(capsys, ["--ollama-url", server.url])
+        too_small = lines_of(capsys, ["--ollama-url", server.url, "--num-ctx", "200"])
+    assert lines["reload"][0].startswith(
+        "upper:latest was loaded with num_ctx=256, these calls loaded it again with 4096: give --num-ctx 256"
+    )
+    assert too_small["context"][0].endswith("too few for a reply of 256; give a larger --num-ctx")
+
+
+def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    with start_server([Upper(), OnUpper("short", num_ctx=512)], latency_ms=5, load_ms=400) as server:
+        flags = ["--ollama-url", server.url, "--target-model", "upper", "--mutator-model", "short"]
+        lines = lines_of(capsys, flags)
+    assert re.match(
+        r"upper:latest was loaded again \(0\.[4-9] s\) after a call to short:latest, and so in every step: use one "
+        r"model for both, or OLLAMA_MAX_LOADED_MODELS=2 ollama serve",
+        lines["reload"][0],
+    )
+    assert [finding.split(":")[0] for finding in lines["schema"]] == ["upper", "short"]
+
+
+def chat(text: str) -> bytes:
+    return http(json.dumps({"model": "m", "message": {"content": text}, "done": True, "done_reason": "stop"}))
+
+
+@pytest.mark.parametrize(
+    ("replies", "sentence"),
+    [
+        (['{"answer": "yes"}'], "think: false and format work together"),
+        (["Yes, very.", '{"answer": "no"}'], "think: false makes the server ignore format: leave think out"),
+        (["Yes, very.", '{"answer": "perhaps"}'], "the server ignores the JSON schema: rely on no JSON"),
+        (["[1]", "wet"], "the server ignores the JSON schema"),
+    ],
+)
+def test_whether_think_and_format_work_together_is_asked_with_and_without_think(
+    replies: list[str], sentence: str
+) -> None:
+    with closing(ScriptedServer(*map(chat, replies))) as server:
+        ours = OllamaBackend(server.url)
+        assert schema_sentence(ours, "m").startswith(sentence)
+        ours.close()
+        asked = [request for request in server.requests if b"/api/chat" in request]  # besides the model's context
+        bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in asked]
+    assert [body.get("think") for body in bodies] == [False, None][: len(replies)]
+    assert all(body["format"]["required"] == ["answer"] for body in bodies)
+    assert all(body.keys() >= {"options", "keep_alive", "truncate", "shift"} for body in bodies)  # nothing reloads
+
+
+def test_a_server_that_refuses_a_schema_or_has_none_is_reported() -> None:
+    with closing(ScriptedServer(http('{"error": "invalid format"}', status="400 Bad Request"))) as server:
+        ours = OllamaBackend(server.url)
+        assert "no JSON of a schema (request: " in schema_sentence(ours, "m")
+        ours.close()
+
+    class Other(ModelServer):
+        pass
+
+    assert "a model server cannot be asked for JSON of a schema" in schema_sentence(Other("x"), "m")
+    assert context_sentence(Other("x"), "m").startswith("unknown")

@@ -1,0 +1,85 @@
+"""What a server does with calls like ours, found by a few short ones: a sentence each, for `qm doctor`.
+
+schema_sentence     whether replies keep to a JSON schema, with `think: false` as all calls have it, and without
+reload_sentence     whether a model was loaded again: by another context, or because a second model pushed it out
+context_sentence    how many tokens fit, and how many the model could have
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from query_mutator.files import decode_object
+from query_mutator.llm.client import ModelServer
+from query_mutator.types import ChatRequest, Completion
+
+__all__ = ["context_sentence", "reload_sentence", "schema_sentence"]
+
+_QUESTION = "Is water wet? Explain in one sentence."  # no model answers it in JSON on its own
+_SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+_REPLY_TOKENS, _THOUGHT_TOKENS = 128, 1024
+_LOAD_S = 0.3  # a call to a loaded model reports some milliseconds
+_LONGEST_REPLY = 256  # --target-max-tokens of a run
+
+
+def schema_sentence(server: ModelServer, model: str) -> str:
+    """Return whether the model's replies keep to a JSON schema, which a judge needs."""
+    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
+    reply = server.complete_json(request, _SCHEMA)
+    if _keeps(reply):
+        return "think: false and format work together" if server.sends_think else "replies keep to a JSON schema"
+    if reply.error is not None and reply.error.kind != "empty":
+        return f"no JSON of a schema ({reply.error})"
+    if server.sends_think:
+        longer = ChatRequest.user(_QUESTION, model=model, max_tokens=_THOUGHT_TOKENS, seed=0)
+        if _keeps(server.complete_json(longer, _SCHEMA, think=True)):
+            return "think: false makes the server ignore format: leave think out of calls that need JSON"
+    return "the server ignores the JSON schema: rely on no JSON from this model"
+
+
+def _keeps(reply: Completion) -> bool:
+    try:
+        return decode_object(reply.text.encode()).get("answer") in ("yes", "no")
+    except ValueError:
+        return False
+
+
+def reload_sentence(server: ModelServer, models: Sequence[str], *, before: Mapping[str, int | None]) -> str:
+    """Return which calls of ours loaded a model again; `before` has the contexts they were loaded with before all."""
+    for model in models:
+        was, now = before.get(model), server.loaded_context(model)
+        if was is not None and now is not None and was != now:
+            return (
+                f"{model} was loaded with num_ctx={was}, these calls loaded it again with {now}: give --num-ctx {was}, "
+                "or have the server's other clients send what these calls do"
+            )
+    if len(models) > 1:
+        first, second = models[:2]
+        for model in (first, second, first):
+            last = server.complete(ChatRequest.user("Hello", model=model, max_tokens=1))
+        if last.load_s > _LOAD_S:
+            return (
+                f"{first} was loaded again ({last.load_s:.1f} s) after a call to {second}, and so in every step: use "
+                f"one model for both, or {server.more_loaded}"
+            )
+    if not server.has_runner_options:
+        return "none, calls set no options of the loaded model"
+    return "none now; a call of any client with another num_ctx, num_batch or num_gpu loads the model again"
+
+
+def context_sentence(server: ModelServer, model: str) -> str:
+    """Return how many tokens a call has, and how many the model could have."""
+    context = server.context(model)
+    if context is None:
+        return "unknown, so prompts that lose their beginning cannot be told; give --num-ctx"
+    info = server.model_info(model).items()
+    limit = max((value for key, value in info if key.endswith(".context_length") and isinstance(value, int)), default=0)
+    more = f" of the model's {limit}" if limit > context else ""
+    if context <= _LONGEST_REPLY:
+        return f"{context} tokens{more}: too few for a reply of {_LONGEST_REPLY}; {server.more_context}"
+    return f"{context} tokens{more}: a reply of {_LONGEST_REPLY} leaves {context - _LONGEST_REPLY} for a prompt"
