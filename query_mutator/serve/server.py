@@ -23,6 +23,7 @@ def bind(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(2048)  # clients that come before the server has started wait
     except OSError as error:
         found.close()
         raise UsageError(f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port") from None
