@@ -75,7 +75,7 @@ def _drain(reader: RunReader, large: IO[bytes]) -> list[Message]:
     while messages := reader.poll():
         small += [message for message in messages if message["kind"] in _SMALL]
         large.writelines(as_block(message) for message in messages if message["kind"] not in _SMALL)
-        if not reader.has_more:
+        if not reader.has_more:  # a run that is being written has new rows at every poll
             break
     return small
 

@@ -19,7 +19,9 @@ _ALL_RUNS = -1
 def pairs_of(runs: Sequence[tuple[str, Evaluation]]) -> Message:
     """Return the message that compares every two runs, given by name, method by method."""
     rows: list[dict[str, Any]] = []
-    for (a, ours), (b, theirs) in combinations(runs, 2):
+    names = [name for name, _ in runs]
+    numbered = [(f"{name} ({n})" if names.count(name) > 1 else name, rows) for n, (name, rows) in enumerate(runs, 1)]
+    for (a, ours), (b, theirs) in combinations(numbered, 2):
         for method in ours.methods:
             if method in theirs.methods:
                 pair = pair_rows(theirs.held_out(method), ours.held_out(method))

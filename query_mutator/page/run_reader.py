@@ -47,7 +47,7 @@ class RunReader:
         self._report: Mapping[str, Any] | None = None
         self._results: Mapping[str, Mapping[str, Any]] | None = None  # sections; None where the rows changed
         self._state = ""
-        self._is_new = True  # nothing was sent
+        self._is_due = True  # sections are to be made although nothing is new in the files
         self._sent: dict[str, bytes] = {}  # sections, as they were sent last
 
     @property
@@ -63,10 +63,12 @@ class RunReader:
         is_changed = self._config.read()
         if self._summary.read():
             is_changed, self._results = True, None
-        messages = [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation()]
+        messages = self._poll_rows()
+        while not messages and self.has_more:  # rows of an evaluation are sent together
+            messages = self._poll_rows()
         state = run_state(self.folder)
-        if messages or is_changed or state != self._state or self._is_new:
-            self._state, self._is_new = state, False
+        if messages or is_changed or state != self._state or self._is_due:
+            self._state, self._is_due = state, self.has_more
             if not self.has_more:
                 messages = [*self._sections(), *messages]
         return tuple(messages)
@@ -77,6 +79,9 @@ class RunReader:
         return self._metrics.has_more or self._steps.has_more or self._rows.has_more
 
     # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _poll_rows(self) -> list[Message]:
+        return [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation()]
 
     def _poll_metrics(self) -> Iterator[Message]:
         rows, is_reset = self._metrics.read(limit=POLL_ROWS)

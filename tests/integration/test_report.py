@@ -149,6 +149,23 @@ def test_a_reader_sends_what_is_new_and_starts_again_after_a_resume(run: Path) -
     assert reader.poll() == ()
 
 
+@pytest.mark.parametrize("limit", [7, 32, 64])
+def test_many_rows_come_in_parts_and_the_sections_last(
+    run: Path, page: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr("query_mutator.page.run_reader.POLL_ROWS", limit)  # 64 steps: also a whole number of parts
+    reader, polls = RunReader(run), []
+    while messages := reader.poll():
+        polls.append(messages)
+    of_steps = [message for messages in polls for message in messages if message["kind"] == "transcripts"]
+    sizes = [len(message["columns"]["env"]) for message in of_steps]
+    assert sizes == [min(limit, 64 - start) for start in range(0, 64, limit)]
+    has_sections = [any(message["kind"] == "section" for message in messages) for messages in polls]
+    assert has_sections == [False] * (len(polls) - 1) + [True]
+    shown = {message["name"]: message["data"] for message in polls[-1] if message["kind"] == "section"}
+    assert all(data == section_of(page, name) for name, data in shown.items())
+
+
 @pytest.mark.parametrize(
     "text", ["</script><script>alert(1)</script>", "<!--", "\u2028 \u202e", "\ud800 alone", "x" * 10**6]
 )
