@@ -210,12 +210,16 @@ def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:
     )
 
 
-def run_chain(world: World, chain: str, folds: Sequence[ValidationFold]) -> dict[ValidationFold, Scored]:
+def run_chain(
+    world: World, chain: str, folds: Sequence[ValidationFold], *, skip_unchanged: bool = True
+) -> dict[ValidationFold, Scored]:
     """Return what a chain of operators with one answer at its end reaches on each fold."""
     names = [*chain.split(), SUBMIT]
     found = {}
     for fold in folds:
-        settings = TaskSettings(ask="policy", validation_fold=fold, max_episode_steps=len(names))
+        settings = TaskSettings(
+            ask="policy", validation_fold=fold, max_episode_steps=len(names), skip_unchanged=skip_unchanged
+        )
         actions = [world.task_of(settings).actions.index(name) for name in names]
         found[fold] = summary(world.validate(settings, always(actions)))
     return found
@@ -257,7 +261,7 @@ def print_table(world: World, candidates: Mapping[str, str], arguments: argparse
         f"{'method':<48}{'success':>8}{'sd':>6}{'lowest':>7}{'highest':>8}{'low-plan':>11}{'calls':>8}{'training':>9}"
         f"{'s/seed':>8}"
     )
-    chains = {chain: run_chain(world, chain, folds) for chain in CHAINS}
+    chains = {chain: run_chain(world, chain, folds, skip_unchanged=not arguments.no_skip) for chain in CHAINS}
     for chain, scores in chains.items():
         print_chain(chain.replace(" ", ">") or "identity", scores)
     best = max(chains.values(), key=lambda scores: over_folds(scores, "success"))
@@ -325,6 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--folds", default="0,1,2,3,4", help="with commas")
     parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="calls after which a training ends")
+    parser.add_argument("--no-skip", action="store_true", help="chains request rewrites that change nothing as well")
     parser.add_argument("--only", default="", help="names of candidates, with commas")
     parser.add_argument("--add", action="append", default=[], metavar="NAME:FLAGS", help="one more candidate")
     parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")

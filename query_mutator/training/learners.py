@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -20,6 +21,7 @@ from query_mutator.env.task import operator_names
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.iqn.frozen import FrozenQuantiles
 from query_mutator.registry import Registry, check_known
+from query_mutator.training.hindsight import Relabel, relabel
 from query_mutator.training.learner import BaseLearner, InferencePolicy, Learner, LearnerSpec
 from query_mutator.training.plans import Plan, PlanPolicy, plan_policy
 from query_mutator.types import ASK
@@ -128,15 +130,18 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
 class Pupil(Protocol):
     """A learner that can imitate another policy."""
 
-    def learn_from(self, teacher: InferencePolicy, *, rollouts: int) -> None:
-        """Have `teacher` choose the actions of the first `rollouts`, and imitate it."""
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
+        """Have `teacher` choose the actions of the first `rollouts`, and imitate it after `relabel`."""
 
 
 def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: TrainConfig) -> None:
-    """Have a teacher take the steps of the first rollouts of a learner, which imitates it."""
+    """Have a teacher take the steps of the first rollouts of a learner, which imitates those that had an effect."""
     assert isinstance(learner, Pupil)
     policy = plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
-    learner.learn_from(policy, rollouts=config.teacher_rollouts)
+    in_hindsight = partial(
+        relabel, observer=task.observer, num_operators=len(task.operators), max_steps=task.max_episode_steps
+    )
+    learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
 
 
 def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:

@@ -22,6 +22,7 @@ from ppo.config import PPOConfig
 from ppo.frozen import FrozenPolicy
 from ppo.rollout import RolloutBuffer
 from query_mutator.env.steps import FloatArray, Steps
+from query_mutator.training.hindsight import Relabel
 from query_mutator.training.learner import InferencePolicy
 
 __all__ = ["PPOLearner"]
@@ -54,6 +55,7 @@ class PPOLearner:
         self._values = np.zeros(num_envs, dtype=np.float32)
         self._teacher: InferencePolicy | None = None
         self._teacher_rollouts = 0
+        self._relabel: Relabel | None = None
 
     @property
     def version(self) -> int:
@@ -80,9 +82,12 @@ class PPOLearner:
         """Return the acting policy for inference."""
         return self._ppo.frozen
 
-    def learn_from(self, teacher: InferencePolicy, *, rollouts: int) -> None:
-        """Have `teacher` choose the actions of the first `rollouts`, from which the policy learns to imitate it."""
-        self._teacher, self._teacher_rollouts = teacher, rollouts
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
+        """Have `teacher` choose the actions of the first `rollouts`, from which the policy learns to imitate it.
+
+        `relabel` changes their observations and actions before.
+        """
+        self._teacher, self._teacher_rollouts, self._relabel = teacher, rollouts, relabel
 
     @property
     def _is_taught(self) -> bool:
@@ -135,6 +140,10 @@ class PPOLearner:
         """Learn from the oldest rollout, which every environment has filled."""
         rollout, lagging = self._rollouts[0], len(self._rollouts) > 1
         assert rollout.buffer.full
+        if self._is_taught and self._relabel is not None:
+            buffer = rollout.buffer
+            ends = buffer.terminations | buffer.truncations
+            self._relabel(buffer.obs.numpy(), buffer.actions.numpy(), ends.numpy())
         stats = self._ppo.update(rollout.buffer, rollout.next_obs, stale=lagging, imitate=self._is_taught)
         stats["losses/policy_lag"] = rollout.lag / rollout.buffer.actions.numel()
         rollout.buffer.reset()

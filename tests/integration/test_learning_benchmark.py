@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.learning import World, main, run_one
+from benchmarks.learning import World, main, run_chain, run_one
 from benchmarks.memoised import StoredVectors
 from query_mutator.encoder.base import FloatArray
 from query_mutator.encoder.hashing import HashEncoder
@@ -33,6 +33,18 @@ def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
     assert first == again  # replies from the store count as calls
     assert 400 < first.training_calls <= 1000
     assert first.questions > 0
+
+
+def test_a_policy_leaves_out_rewrites_of_its_teacher_that_change_nothing(tmp_path: Path) -> None:
+    plan = "--ask policy --teacher spelling,slang,neutral --no-skip-unchanged --teacher-steps 512"
+    flags = f"--backend embedded --encoder hash --num-env-steps 512 --num-processes 8 {plan}".split()
+    world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
+    with world.system:
+        found = run_one(world, flags, max_calls=1000)
+        teacher = run_chain(world, "spelling slang neutral", [0], skip_unchanged=False)[0]
+    assert teacher.calls == 4
+    assert found.calls < 3
+    assert found.success > teacher.success - 10
 
 
 class Counting(HashEncoder):

@@ -68,7 +68,7 @@ class Third:
 def test_the_policy_imitates_its_teacher_and_then_acts_by_itself() -> None:
     config = PPOConfig(num_processes=NUM_ENVS, num_steps=NUM_STEPS, num_mini_batch=1, lr=3e-3)
     learner = PPOLearner(OBS, 4, config, mask_columns=None)
-    learner.learn_from(Third(), rollouts=1)
+    learner.learn_from(Third(), rollouts=1, relabel=None)
     obs = np.random.default_rng(0).normal(size=(NUM_ENVS, OBS)).astype(np.float32)
     before = learner.frozen.logprobs(obs, np.full(NUM_ENVS, 2))
     none = np.zeros(NUM_ENVS, dtype=np.bool_)
