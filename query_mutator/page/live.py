@@ -163,16 +163,18 @@ class WatchedRun:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether the folder is now a link to another run."""
+        """Return whether the folder is now a link to another run than the one that is read."""
         target = self._folder.resolve()
-        return target != self._target and (target / CONFIG).is_file()
+        return self.reader is not None and target != self._target and (target / CONFIG).is_file()
 
     def poll(self) -> list[Packed]:
         """Return some of what is new; nothing if nothing is left."""
-        if self.reader is None and not (self._target / CONFIG).is_file():
-            missing = f"no {CONFIG} in it" if self._target.is_dir() else "no such folder"
-            self.status = f"waiting for {self._folder}: {missing} yet"
-            return []
+        if self.reader is None:
+            self._target = self._folder.resolve()
+            if not (self._target / CONFIG).is_file():
+                missing = f"no {CONFIG} in it" if self._target.is_dir() else "no such folder"
+                self.status = f"waiting for {self._folder}: {missing} yet"
+                return []
         try:
             self.reader = self.reader or self._open_reader(self._target, self._number)
             packed = [pack(message) for message in self.reader.poll()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import gzip
 import http.client
 import json
 import random
@@ -22,6 +21,7 @@ from query_mutator.page import live as live_module
 from query_mutator.page.live import LivePage, serve_live
 from query_mutator.page.messages import TextTable
 from query_mutator.page.questions import Evaluation
+from tests.event_stream import Page
 
 PAGE = b"<!doctype html><title>run</title>"
 
@@ -80,44 +80,6 @@ class Server:
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
-
-
-class Page:
-    """An open stream; `take` returns the next events as (id, name of the event, message)."""
-
-    def __init__(self, server: Server, last_event_id: str = "", receive_bytes: int | None = None) -> None:
-        self.socket = socket.socket()
-        if receive_bytes:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.settimeout(20)
-        self.socket.connect(("127.0.0.1", server.port))
-        more = f"Last-Event-ID: {last_event_id}\r\n" if last_event_id else ""
-        # HTTP/1.0: no chunks, so the lines can be read as they are
-        self.socket.sendall(f"GET /events HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n{more}\r\n".encode())
-        self.lines = self.socket.makefile("rb")
-        while self.lines.readline().strip():
-            pass
-
-    def take(self, count: int) -> list[tuple[str, str, Any]]:
-        events: list[tuple[str, str, Any]] = []
-        fields: dict[str, str] = {}
-        while len(events) < count:
-            line = self.lines.readline().decode()
-            assert line, "the stream ended"
-            name, _, value = line.strip().partition(":")
-            if name:
-                fields[name] = value.strip()
-            elif fields:
-                if "data" in fields and fields.get("event") != "caught-up":
-                    data = fields["data"]
-                    message = json.loads(gzip.decompress(base64.b64decode(data))) if data else None
-                    events.append((fields.get("id", ""), fields.get("event", "message"), message))
-                fields = {}
-        return events
-
-    def close(self) -> None:
-        self.lines.close()
-        self.socket.close()
 
 
 def metrics(step: int, *, reset: bool = False, text: str = "") -> str:
@@ -226,36 +188,36 @@ def test_a_port_in_use_is_one_clear_line(server: Server, run: Path) -> None:
 
 
 def test_a_late_page_gets_what_was_before_and_then_what_is_new(server: Server, run: Path) -> None:
-    first = Page(server)
+    first = Page(server.port)
     assert [message["kind"] for _, _, message in first.take(2)] == ["section", "metrics"]
     write(run, metrics(2))
     assert first.take(1)[0][2]["steps"] == [2]
-    late = Page(server)
+    late = Page(server.port)
     assert [message.get("steps") for _, _, message in late.take(3)] == [None, [1], [2]]
     write(run, metrics(3))
     assert first.take(1) == late.take(1)
 
 
 def test_a_page_continues_after_the_last_event_it_saw(server: Server, run: Path) -> None:
-    page = Page(server)
+    page = Page(server.port)
     (_, _, _), (last, _, _) = page.take(2)
     page.close()
-    again = Page(server, last)
+    again = Page(server.port, last)
     write(run, metrics(2))
     assert [message["steps"] for _, _, message in again.take(1)] == [[2]]
 
 
 def test_a_page_of_an_earlier_server_starts_again(server: Server) -> None:
-    for last in ("1234abcd-2", "x", "-", "1234abcd-x", f"{Page(server).take(1)[0][0]}99"):
-        assert Page(server, last).take(1) == [("", "restart", None)]
+    for last in ("1234abcd-2", "x", "-", "1234abcd-x", f"{Page(server.port).take(1)[0][0]}99"):
+        assert Page(server.port, last).take(1) == [("", "restart", None)]
 
 
 def test_what_was_replaced_is_not_sent_to_a_late_page(server: Server, run: Path) -> None:
-    page = Page(server)
+    page = Page(server.port)
     page.take(2)
     write(run, metrics(2), section("answer", 2), section("calls", 1), metrics(7, reset=True), metrics(8))
     page.take(4)
-    late = [message for _, _, message in Page(server).take(4)]
+    late = [message for _, _, message in Page(server.port).take(4)]
     assert [(message.get("name"), message.get("steps")) for message in late] == [
         ("answer", None), ("calls", None), (None, [7]), (None, [8]),
     ]  # fmt: skip
@@ -266,7 +228,7 @@ def test_several_runs_have_their_numbers(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = write(tmp_path / "other", metrics(5), metrics(6, reset=True))
     with Server(run, other) as server:
-        got = [message for _, _, message in Page(server).take(3)]
+        got = [message for _, _, message in Page(server.port).take(3)]
     assert [(message["run"], message.get("steps")) for message in got] == [(0, None), (0, [1]), (1, [6])]
 
 
@@ -276,14 +238,14 @@ def test_several_runs_have_their_numbers(run: Path, tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "later"
     with Server(folder) as server:
-        page = Page(server)
+        page = Page(server.port)
         status = page.take(1)[0][2]
         assert status["data"] == {"status": f"waiting for {folder}: no such folder yet"}
         folder.mkdir()
         assert page.take(1)[0][2]["data"]["status"].endswith("later: no config.json in it yet")
         write(folder, metrics(1))
         assert [message.get("steps") for _, _, message in page.take(2)] == [[1], None]
-        assert [message["data"] for _, _, message in Page(server).take(2) if "data" in message] == [{"status": ""}]
+        assert [message["data"] for _, _, message in Page(server.port).take(2) if "data" in message] == [{"status": ""}]
     assert capfd.readouterr().err.splitlines() == [
         f"waiting for {folder}: no such folder yet", f"waiting for {folder}: no config.json in it yet",
     ]  # fmt: skip
@@ -293,7 +255,7 @@ def test_pages_start_again_when_latest_becomes_another_run(run: Path, tmp_path: 
     latest, other = tmp_path / "latest", tmp_path / "other"
     latest.symlink_to(run)
     with Server(latest) as server:
-        page = Page(server)
+        page = Page(server.port)
         page.take(2)
         other.mkdir()
         latest.unlink()
@@ -301,13 +263,13 @@ def test_pages_start_again_when_latest_becomes_another_run(run: Path, tmp_path: 
         write(other, metrics(9))
         assert page.take(1) == [("", "restart", None)]
         assert page.lines.read() == b""
-        assert Page(server).take(1)[0][2]["steps"] == [9]
+        assert Page(server.port).take(1)[0][2]["steps"] == [9]
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_still_sent(run: Path, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     with Server(write(tmp_path / "bad", "damaged"), run) as server:
-        got = [message for _, _, message in Page(server).take(3)]
+        got = [message for _, _, message in Page(server.port).take(3)]
     assert [message["run"] for message in got] == [1, 1, -1]
     assert got[2]["data"]["status"] == f"{tmp_path / 'bad'}: config.json: damaged"
 
@@ -316,7 +278,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_still_sent(run: Pat
 
 
 def test_a_page_that_does_not_read_holds_little_memory_and_delays_nobody(server: Server, run: Path) -> None:
-    slow, quick = Page(server, receive_bytes=4096), Page(server)
+    slow, quick = Page(server.port, receive_bytes=4096), Page(server.port)
     quick.take(2)
     noise = [base64.b64encode(random.Random(number).randbytes(500_000)).decode() for number in range(24)]
     for number, text in enumerate(noise):  # 24 x 0.5 MB that does not compress
@@ -331,19 +293,19 @@ def test_the_number_of_pages_is_limited_and_one_that_leaves_makes_room(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_module, "MAX_PAGES", 2)
-    first, second = Page(server), Page(server)
+    first, second = Page(server.port), Page(server.port)
     until(lambda: len(server.live.pages) == 2)
     status, body, _ = ask(server, "/events")
     assert (status, body) == (503, b"2 pages are open; close some\n")
     assert ask(server)[0] == 200
     first.close()
     until(lambda: len(server.live.pages) == 1)
-    assert [event for _, event, _ in Page(server).take(2)] == ["message"] * 2
+    assert [event for _, event, _ in Page(server.port).take(2)] == ["message"] * 2
     second.close()
 
 
 def test_nothing_is_read_while_no_page_is_open(server: Server, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Page(server)
+    page = Page(server.port)
     page.take(2)
     page.close()
     until(lambda: len(server.live.pages) == 0)
@@ -356,13 +318,13 @@ def test_nothing_is_read_while_no_page_is_open(server: Server, run: Path, monkey
     monkeypatch.setattr(Lines, "poll", poll)
     threading.Event().wait(0.1)
     assert len(polls) <= 1  # the one that had begun
-    page = Page(server)
+    page = Page(server.port)
     until(lambda: len(polls) > 1)
     page.close()
 
 
 def test_a_silent_stream_sends_comments(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "BEAT_S", 0.01)
-    page = Page(server)
+    page = Page(server.port)
     page.take(2)
     assert [page.lines.readline() for _ in range(5)] == [b"event: caught-up\n", b"data:\n", b"\n", b":\n", b"\n"]

@@ -1,0 +1,134 @@
+"""`qm watch` as a process: a run that begins later, is killed and is resumed, on an open page; Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.embedded.server import start_server
+from query_mutator.runs.json_lines import read_json_lines
+from tests.conftest import Librarian, Softener
+from tests.event_stream import Page
+from tests.integration import killing
+from tests.qm_command import qm
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 32  # of a rollout, after which a checkpoint is saved
+
+
+@contextmanager
+def watcher(*runs: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Yield a `qm watch` and its port."""
+    command = [sys.executable, "-m", "query_mutator", "watch", *map(str, runs), "--no-browser"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+            assert found, process.communicate()
+            yield process, int(found[1])
+        finally:
+            process.kill()
+
+
+class Shown:
+    """What a page shows after the messages of a stream, which a thread reads."""
+
+    def __init__(self, port: int) -> None:
+        self.sections: dict[str, Any] = {}
+        self.steps: list[int] = []  # of metrics
+        self.rewards: list[float] = []  # of the transcript
+        self.resets = 0
+        self._page = Page(port)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                _, event, message = self._page.take(1)[0]
+            except AssertionError:  # the watcher has ended
+                return
+            if event != "message":
+                pytest.fail(f"event {event}")
+            if message["kind"] == "section":
+                self.sections[message["name"]] = message["data"]
+            elif message["kind"] == "metrics":
+                self.steps = [*([] if message["reset"] else self.steps), *message["steps"]]
+            elif message["kind"] == "transcripts":
+                self.resets += message["reset"]
+                self.rewards = [*([] if message["reset"] else self.rewards), *message["columns"]["reward"]]
+
+    @property
+    def state(self) -> str | None:
+        state: str | None = self.sections.get("answer", {}).get("state")
+        return state
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    tick = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        tick.wait(0.02)
+    pytest.fail(f"not within 60 s: {what}")
+
+
+@contextmanager
+def slow_trainer(flags: list[str]) -> Iterator[list[str]]:
+    """Yield the flags of a run that takes seconds, because its server does."""
+    with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=250) as server:
+        yield ["--ollama-url", server.url, *flags[2:], "--eval-interval", "0", "--no-evaluate"]
+
+
+def kill_in_the_second_rollout(flags: list[str], folder: Path, seen: Callable[[], int]) -> None:
+    """Train until `seen` rows are more than those of the checkpoint, then kill the trainer."""
+    process = killing.start(flags, folder)
+    assert killing.kill_when(process, lambda: seen() > STEPS), (folder / "output.txt").read_text(encoding="utf-8")
+
+
+def files_of(run: Path) -> tuple[list[int], list[float]]:
+    """Return the steps of the metrics and the rewards of the transcript."""
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    metrics = [int(row["step"]) for row in read_json_lines(run / "metrics.jsonl")]
+    return metrics, [round(row["reward"], 4) for row in rows]
+
+
+def test_an_open_page_follows_a_run_that_begins_is_killed_and_is_resumed(tiny_flags: list[str], tmp_path: Path) -> None:
+    latest = tmp_path / "runs" / "latest"
+    with watcher(latest) as (process, port), slow_trainer(tiny_flags) as flags:
+        shown = Shown(port)
+        until(lambda: "no such folder yet" in shown.sections.get("live", {}).get("status", ""), "it waits")
+        kill_in_the_second_rollout(flags, tmp_path, lambda: len(shown.rewards))
+        until(lambda: shown.state == "killed", "the state killed")
+        assert shown.sections["live"]["status"] == ""
+        assert shown.sections["answer"]["step"] < 2 * STEPS
+        killing.train([*flags, "--resume", str(latest.resolve())], tmp_path)
+        until(lambda: shown.state == "finished", "the state finished")
+        until(lambda: (shown.steps, shown.rewards) == files_of(latest), "the rows of the files")
+        assert shown.resets == 1  # the rows behind the checkpoint
+        late = Shown(port)
+        until(lambda: (late.steps, late.rewards) == files_of(latest), "the same on a late page")
+        assert late.sections == shown.sections
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert [line for line in err.splitlines() if line != "qm: interrupted"] == [
+            f"waiting for {latest}: no such folder yet"
+        ]
+
+
+def test_a_file_in_place_of_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("", encoding="utf-8")
+    assert qm("watch", path, "--no-browser") == 2
+    assert capsys.readouterr().err.splitlines() == [f"qm: {path} is a file; give a run folder such as runs/latest"]
