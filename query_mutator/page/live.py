@@ -172,8 +172,7 @@ class WatchedRun:
         if self.reader is None:
             self._target = self._folder.resolve()
             if not (self._target / CONFIG).is_file():
-                missing = f"no {CONFIG} in it" if self._target.is_dir() else "no such folder"
-                self.status = f"waiting for {self._folder}: {missing} yet"
+                self.status = f"waiting for {self._folder}: there is no {CONFIG} yet"
                 return []
         try:
             self.reader = self.reader or self._open_reader(self._target, self._number)
