@@ -186,7 +186,8 @@ def _with_interval(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(key: str, value: float | None) -> dict[str, Any]:
     metric = METRICS[key]
-    return _figure(key, value, metric.unit, metric.meaning)
+    meaning = metric.meaning.replace("since the last row", "over the run")
+    return _figure(key, value, metric.unit, meaning)
 
 
 def _figure(name: str, value: float | None, unit: str, meaning: str) -> dict[str, Any]:
