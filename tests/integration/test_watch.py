@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,11 +84,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"not within 60 s: {what}")
 
 
-@contextmanager
-def slow_trainer(flags: list[str]) -> Iterator[list[str]]:
-    """Yield the flags of a run that takes seconds, because its server does."""
+@pytest.fixture
+def slow_flags(tiny_flags: list[str]) -> Iterator[list[str]]:
+    """The flags of a run that takes seconds, because its server does."""
     with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=250) as server:
-        yield ["--ollama-url", server.url, *flags[2:], "--eval-interval", "0", "--no-evaluate", "--num-steps", "4"]
+        yield ["--ollama-url", server.url, *tiny_flags[2:], "--eval-interval", "0", "--no-evaluate", "--num-steps", "4"]
 
 
 def kill_behind_a_checkpoint(flags: list[str], folder: Path, seen: Callable[[], int]) -> None:
@@ -103,14 +104,48 @@ def files_of(run: Path) -> tuple[list[int], list[float]]:
     return metrics, [round(row["reward"], 4) for row in rows]
 
 
-def test_an_open_page_follows_a_run_that_begins_is_killed_and_is_resumed(tiny_flags: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def tabs() -> Iterator[list[Any]]:
+    """Two tabs of a headless Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium on this machine")
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        context = browser.new_context()
+        yield [context.new_page(), context.new_page()]
+        browser.close()
+
+
+def open_page(tab: Any, port: int, errors: list[str]) -> None:
+    """Open the page in a tab and mark it, so that a reload is seen; errors on it are added to the list."""
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.goto(f"http://127.0.0.1:{port}/")
+    tab.evaluate("window.mark = 'not reloaded'")
+
+
+def rows_shown(tab: Any) -> int:
+    """Return how many steps of transcripts a tab has."""
+    return int(tab.evaluate("runs[0]?.transcripts.env.length ?? 0"))
+
+
+def test_an_open_page_follows_a_run_that_begins_is_killed_and_is_resumed(
+    slow_flags: list[str], tiny_flags: list[str], tabs: list[Any], tmp_path: Path
+) -> None:
     latest = tmp_path / "runs" / "latest"
-    with watcher(latest) as (process, port), slow_trainer(tiny_flags) as flags:
+    with watcher(latest) as (process, port):
+        waiting = f"waiting for {latest}: there is no config.json yet"
+        errors: list[str] = []
         shown = Shown(port)
-        until(lambda: "there is no config.json yet" in shown.sections.get("live", {}).get("status", ""), "it waits")
-        kill_behind_a_checkpoint(flags, tmp_path, lambda: len(shown.rewards))
+        for tab in tabs:
+            open_page(tab, port, errors)
+            tab.get_by_text(waiting).wait_for()
+        kill_behind_a_checkpoint(slow_flags, tmp_path, lambda: len(shown.rewards))
         until(lambda: shown.state == "killed", "the state killed")
-        assert shown.sections["live"]["status"] == ""
+        before = rows_shown(tabs[0])
+        assert before > STEPS
         killing.train(["--ollama-url", tiny_flags[1], "--resume", str(latest.resolve())], tmp_path)
         until(lambda: shown.state == "finished", "the state finished")
         until(lambda: (shown.steps, shown.rewards) == files_of(latest), "the rows of the files")
@@ -118,10 +153,17 @@ def test_an_open_page_follows_a_run_that_begins_is_killed_and_is_resumed(tiny_fl
         late = Shown(port)
         until(lambda: (late.steps, late.rewards) == files_of(latest), "the same on a late page")
         until(lambda: late.sections == shown.sections, "the same sections on a late page")
+        for tab in tabs:
+            tab.locator(".pill.finished").wait_for()
+            assert tab.evaluate("window.mark") == "not reloaded"
+            assert rows_shown(tab) == len(shown.rewards)
+            assert tab.locator("#live").text_content() == "Live"
+        assert errors == []
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert err.replace("qm: interrupted\n", "") == f"waiting for {latest}: there is no config.json yet\n"
+        assert err.replace("qm: interrupted\n", "") == f"{waiting}\n"
+        tabs[0].get_by_text("Not connected").wait_for()
 
 
 def test_a_file_in_place_of_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

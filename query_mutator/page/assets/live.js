@@ -5,6 +5,7 @@ const liveLine = el("p", { id: "live", role: "status" });
 const RECONNECT_MS = 3000;
 let liveSource = null;
 let lastEvent = ""; // the id of the last event received
+let hasCaughtUp = false;
 let received = window.QM.ready; // messages are applied in the order in which they came
 
 function showLive(state, text) {
@@ -13,14 +14,15 @@ function showLive(state, text) {
 }
 
 async function receive(data) {
-  const message = await decode({ textContent: data, remove() {} });
+  const message = await unpack(data);
   if (message.kind === "section" && message.name === "live") showLive("open", message.data.status || "Live");
   else window.QM.apply(message);
 }
 
+// Once everything that was there before has arrived, open the question that the address names.
 function caughtUp() {
-  if (store.complete) return;
-  store.complete = true;
+  if (hasCaughtUp) return;
+  hasCaughtUp = true;
   openFromAddress();
 }
 
