@@ -26,6 +26,8 @@ TOGETHER = {
     "train sft": ["--dataset", "DATA"],
     "size workers": ["--dataset", "DATA"],
     "analyze": ["DATA"],
+    "compare": ["one-run", "another"],
+    "report": ["DATA"],
     "sweep": ["--grid", "lr=1,2"],
 }
 OUTPUT_NAMES = {"output", "json", "csv", "markdown", "rst", "html", "figure", "picture", "out", "dir", "save"}
