@@ -17,7 +17,7 @@ function perRun(id, names, draw, { before, empty } = {}) {
       if (same) return old.node;
       const content = draw(run);
       const node = el("article", { class: "run", "data-run": run.index, "aria-label": several ? label : null },
-        several && el("h3", { class: "run-name" }, el("span", { class: "swatch", style: { "--color": runColor(run) } }), label),
+        several && el("h3", { class: "run-name" }, el("span", { class: "swatch", style: { "--color": runColor(run) } }), `${runLetter(run)} · ${label}`),
         content ?? el("p", { class: "note" }, empty ?? "Nothing recorded yet."));
       drawn.set(run.index, { run, label, several, data, node });
       return node;
@@ -54,7 +54,8 @@ function answerRow(row, best) {
   ];
 }
 
-const rate = (share, ci) => [percent(share), " ", el("small", null, interval(ci, percent))];
+const withInterval = (text, ci, show) => el("span", { class: "value" }, text, " ", el("small", null, interval(ci, show)));
+const rate = (share, ci) => withInterval(percent(share), ci, percent);
 
 // A rate with a picture of its interval on the axis 0 to 100 %.
 function rateCell(share, ci, color) {
@@ -64,7 +65,7 @@ function rateCell(share, ci, color) {
     el("span", { class: "track", "aria-hidden": "true", style: { "--color": color } },
       ci && el("span", { class: "range", style: { left: place(ci[0]), width: place(ci[1] - ci[0]) } }),
       el("span", { class: "point", style: { left: place(share) } })),
-    el("span", null, rate(share, ci)));
+    rate(share, ci));
 }
 
 function drawAnswer(run) {
@@ -73,7 +74,7 @@ function drawAnswer(run) {
   const best = Math.max(...(data.methods ?? []).map((row) => row.success ?? -1));
   return [
     stateLine(data),
-    data.verdict && el("p", { class: "verdict" }, data.verdict),
+    data.verdict && el("p", { class: "verdict" }, data.verdict.replace(/ -(?=\d)/g, ` ${MINUS}`)),
     (data.warnings ?? []).map((text) => el("p", { class: "warning" }, text)),
     data.methods?.length
       ? [el("p", { class: "note" }, `${plural(data.n ?? 0, "held-out question")}. Percent with 95 % intervals; calls, tokens and seconds are totals for a question.`),
@@ -85,23 +86,23 @@ function drawAnswer(run) {
   ];
 }
 
-// Two or more runs: the same method in both, question by question.
+// Two or more runs: each method of one against the same method of the other, question by question.
 function pairsTable() {
   const rows = store.pairs?.rows ?? [];
-  if (!rows.length) return null;
-  const name = (index) => (runs[index] ? runLabel(runs[index]) : String(index));
-  return el("div", { class: "pairs" }, el("h3", null, "Run against run, question by question"),
+  const titles = [...new Set(rows.map((row) => `${row.b} against ${row.a}`))];
+  return titles.map((title) => el("div", { class: "pairs" }, el("h3", null, title),
+    el("p", { class: "note" }, "The same questions in both runs. Gained: right in the first named run only."),
     table({
-      caption: "Run against run, paired by question", kind: "cards",
-      header: ["runs", "method", "gained", "lost", "same right", "same wrong", "difference, points", "p"],
-      rows: rows.map((row) => [`${name(row.b)} against ${name(row.a)}`, row.method, ...outcomeCells(row)]),
-    }));
+      caption: title, kind: "cards", header: ["method", "gained", "lost", "same right", "same wrong", "difference, points", "p"],
+      rows: rows.filter((row) => `${row.b} against ${row.a}` === title).map((row) => [
+        { text: el("span", { class: "method", style: { "--color": methodColor(row.method) } }, row.method), value: row.method }, ...outcomeCells(row)]),
+    })));
 }
 
 const outcomeCells = (row) => [
   { text: fixed(row.gained, 0), value: row.gained }, { text: fixed(row.lost, 0), value: row.lost },
   { text: fixed(row.same_right, 0), value: row.same_right }, { text: fixed(row.same_wrong, 0), value: row.same_wrong },
-  { text: [points(row.difference), " ", el("small", null, interval(row.ci, points))], value: row.difference, class: leadClass(row.ci) },
+  { text: withInterval(points(row.difference), row.ci, points), value: row.difference, class: leadClass(row.ci) },
   { text: probability(row.p), value: row.p },
 ];
 

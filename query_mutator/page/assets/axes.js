@@ -29,8 +29,8 @@ function extent(values, { zero = false, count = 5 } = {}) {
 }
 
 // An empty drawing with both axes; `x` and `y` are { range, label, show }. Returns { node, at, box }.
-function axes({ width, height, x, y, left = 48 }) {
-  const box = { left, right: width - 12, top: 12, bottom: height - 40 };
+function axes({ width, height, x, y, left = 48, right = 22 }) {
+  const box = { left, right: width - right, top: y.label ? 24 : 12, bottom: height - 40 };
   const at = {
     x: (value) => box.left + ((value - x.range[0]) / (x.range[1] - x.range[0])) * (box.right - box.left),
     y: (value) => box.bottom - ((value - y.range[0]) / (y.range[1] - y.range[0])) * (box.bottom - box.top),
@@ -46,6 +46,7 @@ function axes({ width, height, x, y, left = 48 }) {
   }
   node.append(
     svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
+    svg("text", { class: "label", x: 0, y: 10 }, y.label),
     svg("text", { class: "label", x: box.right, y: height - 4, "text-anchor": "end" }, x.label));
   return { node, at, box };
 }

@@ -10,6 +10,7 @@ const select = (name, label, options, chosen) => el("label", { class: "field" },
 function setFilter(name, value) {
   if (name === "from" || name === "to") {
     browser.sides[name] = value;
+    browser.chosen = true;
     browser.table.setColumns(columnsNow());
     for (const row of browser.all) row.stamp += "'";
   } else browser.filters[name] = value;
@@ -145,7 +146,8 @@ function drawBrowser() {
     node.disabled = !has[node.dataset.mode];
   }
   const sides = allSides();
-  if (!browser.sides || !sides.includes(browser.sides.from) || !sides.includes(browser.sides.to)) browser.sides = has.questions ? defaultSides() : null;
+  const known = browser.sides && sides.includes(browser.sides.from) && sides.includes(browser.sides.to);
+  if (!browser.chosen || !known) browser.sides = has.questions ? defaultSides() : null;
   browser.all = browser.mode === "questions" ? questionRows() : episodeRows();
   replace(document.getElementById("filters"), filterFields());
   if (!browser.table) {
@@ -155,7 +157,12 @@ function drawBrowser() {
     });
     browser.table.setSort(browser.sort[browser.mode]);
     document.getElementById("rows").replaceChildren(browser.table.node);
-  } else if (browser.mode === "questions" && browser.table.columns.length !== columnsNow().length) browser.table.setColumns(columnsNow());
+  } else if (browser.mode === "questions") {
+    const columns = columnsNow();
+    const keys = (list) => list.map((column) => `${column.key} ${column.class}`).join();
+    if (keys(columns) !== keys(browser.table.offered)) browser.table.setColumns(columns);
+    else browser.table.offered = columns;
+  }
   showRows(false);
 }
 

@@ -17,10 +17,11 @@ function operatorColor(name) {
   if (name in CONTROLS) return CONTROLS[name];
   const names = knownRuns().flatMap((run) => section(run, "policy")?.operators ?? []).filter((each) => !(each in CONTROLS));
   const place = [...new Set(names)].indexOf(name);
-  return place < 0 ? "var(--rest)" : `var(--c${place % 12})`;
+  return place < 0 ? "var(--rest)" : `var(--c${place % 16})`;
 }
 
-const runColor = (run) => `var(--c${(run.index * 5 + 1) % 12})`;
+const RUN_COLORS = [2, 1, 5, 3, 4, 7, 6, 8];
+const runColor = (run) => `var(--c${RUN_COLORS[run.index % RUN_COLORS.length]})`;
 
 const openTables = new Set(); // charts whose numbers are shown
 const redraw = new WeakMap();

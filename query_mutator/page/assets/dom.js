@@ -37,7 +37,7 @@ const interval = (ci, show) => (ci && isNumber(ci[0]) ? `[${show(ci[0])}, ${show
 function compact(value) {
   if (!isNumber(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("-", MINUS);
+  if (size !== 0 && size < 1e-4) return value.toExponential(1).replace("-", MINUS);
   if (size >= 1e6) return fixed(value / 1e6, 1) + "M";
   if (size >= 1e4) return fixed(value / 1e3, 1) + "k";
   return value.toLocaleString("en-US", { maximumSignificantDigits: 3, useGrouping: size >= 1e4 }).replace("-", MINUS);
@@ -46,6 +46,7 @@ function compact(value) {
 function seconds(value) {
   if (!isNumber(value)) return "–";
   if (value === 0) return "0 s";
+  if (value < 1e-4) return `${fixed(1e6 * value, 1)} µs`;
   if (value < 1) return `${fixed(1000 * value, value < 0.01 ? 1 : 0)} ms`;
   if (value < 120) return `${fixed(value, 1)} s`;
   return value < 7200 ? `${fixed(value / 60, 0)} min` : `${fixed(value / 3600, 1)} h`;

@@ -17,18 +17,20 @@ function overRuns(all) {
   });
 }
 
-function seriesOf(key, color, name) {
+// One run: a curve of the key's colour. Two: a curve for each run. More: thin lines, their mean and their range.
+function seriesOf(key, color, name, dash) {
   const present = knownRuns().map((run) => ({ run, pairs: metric(run, key) })).filter(({ pairs }) => pairs.length);
   if (present.length === 0) return [];
   if (present.length === 1) return [{ name, color, points: present[0].pairs, key, run: present[0].run }];
-  const each = present.map(({ run, pairs }) => ({ name: `${name} · ${runLabel(run)}`, color: present.length > 2 ? color : runColor(run), points: pairs, thin: true, key, run }));
+  const each = present.map(({ run, pairs }) => ({ name: `${name} · ${runLabel(run)}`, color: runColor(run), points: pairs, thin: present.length > 2, dash, key, run }));
+  if (present.length === 2) return each;
   const mean = overRuns(present.map(({ pairs }) => pairs));
   if (mean.length < 2) return each;
   return [...each, { name: `${name} · mean of ${present.length} runs`, color, points: mean.map((row) => [row.step, row.mean]), band: mean.map((row) => [row.step, row.low, row.high]), key }];
 }
 
 // The interval of a metric is in two others: KEY_low and KEY_high.
-function withInterval(series) {
+function withBand(series) {
   if (series.band || !series.run || knownRuns().length > 2) return series;
   const [low, high] = ["low", "high"].map((end) => new Map(metric(series.run, `${series.key}_${end}`)));
   return low.size ? { ...series, band: series.points.map(([step]) => [step, low.get(step), high.get(step)]) } : series;
@@ -38,18 +40,18 @@ function learningChart({ title, unit, keys: all }, lines) {
   const keys = all.filter((key) => !/_(low|high)$/.test(key));
   const validation = keys.includes("validation/success");
   const colors = validation ? ["var(--accent)", "var(--m-identity)", "var(--m-random)"] : keys.map((_, index) => (index ? `var(--c${(index * 5 + 1) % 12})` : "var(--accent)"));
-  const series = keys.flatMap((key, index) => seriesOf(key, colors[index % colors.length], keys.length > 1 ? key.split("/").pop().replaceAll("_", " ") : title)).map(withInterval);
+  const series = keys.flatMap((key, index) => seriesOf(key, colors[index % colors.length], keys.length > 1 ? key.split("/").pop().replaceAll("_", " ") : title, index > 0)).map(withBand);
   if (!series.length) return null;
   const references = validation ? lines.filter((line) => isNumber(line.success)).map((line) => ({ name: line.name, of: line.of, y: line.success, color: methodColor(line.name) })) : [];
   const share = SHARES.has(unit);
   const show = share ? percent : compact;
   const values = [...series.flatMap((each) => [...each.points.map((pair) => pair[1]), ...(each.band ?? []).flatMap((row) => row.slice(1))]), ...references.map((line) => line.y)];
   const steps = series.flatMap((each) => each.points.map((pair) => pair[0]));
-  const several = series.length > 1;
   return chart({
     id: `learning:${title}`, title, wide: validation,
     note: validation ? validationNote(references) : null,
-    legend: several ? series.filter((each) => !each.thin || series.length < 7).map(({ name, color }) => ({ name, color })) : null,
+    legend: knownRuns().length === 2 ? knownRuns().map((run) => ({ name: runLabel(run), color: runColor(run) }))
+      : series.filter((each) => !each.thin).length > 1 ? series.filter((each) => !each.thin) : null,
     header: ["step", ...series.map((each) => each.name)],
     rows: () => seriesTable(series, show),
     draw: (width) => curves({

@@ -16,10 +16,9 @@ function scatter({ points: dots, x, y, width }) {
     node.append(svg("circle", { class: dot.front ? "dot" : "dot hollow", cx, cy, r: 6, style: { "--color": dot.color } }));
   }
   for (const { label, x: tx, y: ty, anchor } of placeLabels(marks, box)) {
-    node.append(svg("text", { class: "name", x: tx, y: ty, "text-anchor": anchor }, label));
+    node.append(svg("text", { class: "name halo", x: tx, y: ty, "text-anchor": anchor }, label));
   }
-  node.append(svg("text", { class: "label", x: box.left - 40, y: 10 }, y.label));
-  return { node, svg: node, marks, by: "xy" };
+  return { svg: node, marks, by: "xy" };
 }
 
 // Each label goes right of, left of, above or below its dot: the first place that is free of dots and labels.
@@ -44,7 +43,8 @@ function placeLabels(marks, box) {
 
 // series: { name, color, points: [x, y][], thin, band: [x, low, high][] }; lines: { name, color, y } across the chart
 function curves({ series, lines = [], x, y, width, height = 260 }) {
-  const { node, at, box } = axes({ width, height, x, y, left: 52 });
+  const room = lines.length ? Math.max(...lines.map(({ name }) => name.length)) * 6.6 + 14 : 22;
+  const { node, at, box } = axes({ width, height, x, y, left: 52, right: room });
   const pixels = (pairs, place) => pairs.map((pair) => [at.x(pair[0]), isNumber(pair[place]) ? at.y(pair[place]) : null]);
   for (const { band, color } of series) {
     const solid = (band ?? []).filter((each) => isNumber(each[1]) && isNumber(each[2]));
@@ -53,14 +53,13 @@ function curves({ series, lines = [], x, y, width, height = 260 }) {
   for (const { name, color, y: value } of lines) {
     node.append(svg("line", { class: "reference", x1: box.left, x2: box.right, y1: at.y(value), y2: at.y(value), style: { stroke: color } }));
   }
-  const labels = spread(lines.map(({ name, y: value }) => ({ name, y: at.y(value) - 5 })), 13, box.top + 6, box.bottom - 3);
-  for (const { name, y: place } of labels) node.append(svg("text", { class: "name halo", x: box.right, y: place, "text-anchor": "end" }, name));
-  for (const { color, points: pairs, thin } of series) {
-    node.append(svg("path", { class: thin ? "curve thin" : "curve", d: path(pixels(pairs, 1)), style: { stroke: color } }));
+  const labels = spread(lines.map(({ name, y: value }) => ({ name, y: at.y(value) + 4 })), 13, box.top + 6, box.bottom);
+  for (const { name, y: place } of labels) node.append(svg("text", { class: "label", x: box.right + 7, y: place }, name));
+  for (const { color, points: pairs, thin, dash } of series) {
+    node.append(svg("path", { class: ["curve", thin && "thin", dash && "dash"].filter(Boolean).join(" "), d: path(pixels(pairs, 1)), style: { stroke: color } }));
     const known = pairs.filter((pair) => isNumber(pair[1]));
     if (known.length < 2) for (const [px, py] of known) node.append(svg("circle", { class: "dot", cx: at.x(px), cy: at.y(py), r: 3.5, style: { "--color": color } }));
   }
-  node.append(svg("text", { class: "label", x: 0, y: 10 }, y.label));
   return { svg: node, marks: curveMarks(series, at, x, y), by: "x" };
 }
 
@@ -134,7 +133,8 @@ function stackedBars({ rows, keys, color, width }) {
 }
 
 // rows: { name, dots: { name, color, value, ci, note }[] }; `zero` draws a line at 0
-function dotRows({ rows, x, width, zero, left = Math.min(140, width * 0.32) }) {
+function dotRows({ rows, x, width, zero }) {
+  const left = Math.min(width * 0.42, Math.max(...rows.map(({ name }) => name.length)) * 6.7 + 16);
   const per = Math.max(1, ...rows.map((row) => row.dots.length));
   const line = Math.max(28, 12 + per * 11);
   const height = rows.length * line + 52;

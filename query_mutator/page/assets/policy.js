@@ -16,6 +16,8 @@ function operatorBars(run, title, note, rows, first) {
   });
 }
 
+const sentence = (text) => (text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "");
+
 function drawGains(run, data) {
   const rows = (data.gains ?? []).filter((row) => isNumber(row.gain) || isNumber(row.random));
   if (!rows.length) return null;
@@ -25,7 +27,7 @@ function drawGains(run, data) {
   const values = rows.flatMap((row) => dots(row).flatMap((dot) => [dot.value, ...(dot.ci ?? [])]));
   return chart({
     id: `gains:${run.index}`, title: "What each operator gains", wide: true,
-    note: ["Change of score, where the policy chooses the operator and where it was chosen at random, with 95 % intervals.", data.gains_note].filter(Boolean).join(" "),
+    note: ["Change of score, where the policy chooses the operator and where it was chosen at random, with 95 % intervals.", sentence(data.gains_note)].filter(Boolean).join(" "),
     legend: [{ name: "where chosen", color: "var(--accent)" }, { name: "at random", color: "var(--dim)" }],
     header: ["operator", "chosen", "gain", "95 % interval", "random", "gain at random", "95 % interval at random"],
     rows: () => rows.map((row) => [row.operator, { text: fixed(row.chosen, 0), value: row.chosen },
@@ -68,12 +70,13 @@ function drawPolicy(run) {
   const share = (count) => (data.episodes ? `${percent(count / data.episodes)} per 100 episodes` : null);
   const named = (rows, key, name) => (rows ?? []).map((row) => ({ name: name(row[key]), counts: row.counts }));
   return [
+    data.source && el("p", { class: "note" }, `Actions counted in: ${data.source}.`),
     tiles([{ name: "episodes", value: fixed(data.episodes ?? 0, 0) }, { name: "undo", value: fixed(data.undo ?? 0, 0), note: share(data.undo ?? 0) },
       { name: "submit", value: fixed(data.submit ?? 0, 0), note: share(data.submit ?? 0) }]),
     el("div", { class: "charts" },
       operatorBars(run, "Operators by step", "What is chosen at each step of an episode.", named(data.by_step, "step", (step) => `step ${step + 1}`), "step"),
-      operatorBars(run, "Operators by first verdict", "After what the first answer was judged to be.", named(data.by_verdict, "verdict", (name) => VERDICTS[name] ?? name), "first verdict"),
       operatorBars(run, "Operators by tag", "A question counts for each of its tags.", named(data.by_tag, "tag", String), "tag"),
+      operatorBars(run, "Operators by verdict", "After what the last answer seen was judged to be.", named(data.by_verdict, "verdict", (name) => VERDICTS[name] ?? name), "verdict"),
       drawGains(run, data), drawFirst(run, data)),
   ];
 }

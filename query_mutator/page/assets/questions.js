@@ -22,7 +22,7 @@ function outcomeIcon(outcome) {
 // A side of a comparison is a method of a run, written "run:method".
 const sideKey = (run, method) => `${run.index}:${method}`;
 const sideOf = (key) => { const [index, ...rest] = key.split(":"); return { run: runs[Number(index)], method: rest.join(":") }; };
-const sideName = (key) => (knownRuns().length > 1 ? `${sideOf(key).method} · ${runLabel(sideOf(key).run)}` : sideOf(key).method);
+const sideName = (key) => (knownRuns().length > 1 ? `${sideOf(key).method} ${runLetter(sideOf(key).run)}` : sideOf(key).method);
 
 function allSides() {
   return knownRuns().flatMap((run) => {
@@ -72,7 +72,7 @@ function* questionTexts(row) {
 
 function questionColumns(sides) {
   const shown = allSides().filter((side) => side === sides.from || side === sides.to || side.startsWith(`${knownRuns()[0].index}:`));
-  const marked = (side) => (side === sides.from || side === sides.to ? "o side" : "o other");
+  const marked = (side) => (side === sides.from || side === sides.to ? "o chosen" : "o other");
   return [
     { key: "question", name: "question", class: "q", cell: (row) => [el("span", { class: "clamp", dir: "auto" }, textOf(firstOf(row).run, firstOf(row).question.q)), el("small", null, row.id)],
       value: (row) => textOf(firstOf(row).run, firstOf(row).question.q).toLowerCase() },

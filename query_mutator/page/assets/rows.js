@@ -1,5 +1,11 @@
 // A table of many rows: only those in view are in the document. Open rows have a second row with their details.
 
+// Columns that a narrow screen leaves out; the details of a row have them.
+const HIDDEN = [
+  { query: matchMedia("(max-width: 900px)"), names: ["other", "t"] },
+  { query: matchMedia("(max-width: 640px)"), names: ["n", "w", "p"] },
+];
+
 class RowTable {
   // columns: { key, name, title, cell(row), sortable, class }; detail(row) -> nodes
   constructor({ label, columns, detail, rowHeight, onSort, onOpen }) {
@@ -14,10 +20,12 @@ class RowTable {
     this.sizes = new ResizeObserver((entries) => this.measure(entries));
     new ResizeObserver(() => this.draw()).observe(this.node);
     this.setColumns(columns);
+    for (const { query } of HIDDEN) query.addEventListener("change", () => { this.setColumns(this.offered); this.draw(); });
   }
 
   setColumns(columns) {
-    this.columns = columns;
+    this.offered = columns;
+    this.columns = columns = columns.filter(({ class: name }) => !HIDDEN.some(({ query, names }) => query.matches && name.split(" ").some((each) => names.includes(each))));
     this.columnList.replaceChildren(...columns.map((column) => el("col", { class: column.class })));
     this.nodes.forEach(({ main, extra }) => { main.remove(); extra?.remove(); });
     this.nodes.clear();

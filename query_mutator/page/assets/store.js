@@ -26,6 +26,8 @@ function runLabel(run) {
   return String(section(run, "answer")?.folder ?? run.index + 1).split(/[\\/]/).filter(Boolean).pop();
 }
 
+const runLetter = (run) => String.fromCharCode(65 + (run.index % 26));
+
 function apply(message) {
   const handler = HANDLERS[message.kind];
   if (!handler) return; // of a newer version

@@ -78,9 +78,9 @@ function scoreParts(parts) {
 }
 
 // attempt: { text, parts, submitted, why }
-function attemptBlock({ text, parts, submitted, why, number }) {
+function attemptBlock({ text, parts, submitted, why, number, score, fit }) {
   return el("div", { class: submitted ? "attempt submitted" : "attempt" },
-    el("div", { class: "attempt-head" }, el("span", null, `Answer ${number}`), submitted && el("span", { class: "pill right" }, "submitted"), submitted && why && el("span", { class: "why" }, why)),
+    el("div", { class: "attempt-head" }, el("span", null, [`Answer ${number}`, isNumber(score) && `score ${fixed(score, 2)}`, isNumber(fit) && `fit ${fixed(fit, 2)}`].filter(Boolean).join(" · ")), submitted && el("span", { class: "pill right" }, "submitted"), submitted && why && el("span", { class: "why" }, why)),
     text ? longText(text) : el("p", { class: "note" }, "(empty)"), scoreParts(parts));
 }
 
@@ -104,7 +104,7 @@ function evaluationWay(run, question, result) {
   asked.forEach((wordingAsked, number) => {
     const attempt = {
       number: number + 1, text: textOf(run, result.answers?.[number]), parts: result.parts?.[number],
-      submitted: result.submitted === number, why: result.why,
+      submitted: result.submitted === number, why: result.why, score: result.scores?.[number], fit: result.fits?.[number],
     };
     const fits = (step, place) => place >= from && step.after === wordingAsked;
     let place = steps.findIndex((step, index) => fits(step, index) && (step.operator === "ask" || step.operator === "submit"));
