@@ -12,19 +12,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rollout_efficiency import environ, server, stats
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-#: Of the readers of a page: what a browser reads, without showing it.
+from benchmarks.rollout_efficiency import environ, server, stats
+
+#: Reads what a browser reads, without showing it.
 STREAM = "import sys, urllib.request as web\nfor _ in web.urlopen(sys.argv[1] + 'events'): pass\n"
 CASES = {
     "latency 100 ms": {"model": "babble", "latency_ms": 100.0, "sigma": 0.5, "steps": 1024},
@@ -54,75 +58,70 @@ def main() -> None:
 def pair(name: str, number: int, *, page: str) -> dict[str, Any]:
     """Return the seconds of a run with and of one without a watcher, and their ratio."""
     seconds: dict[bool, float] = {}
-    cpu_share = events = 0.0
+    cpu_share = 0.0
     for is_watched in (True, False) if number % 2 else (False, True):
-        seconds[is_watched], used = train(CASES[name], seed=number + 1, page=page if is_watched else None)
-        cpu_share, events = (used or (cpu_share, events)) if is_watched else (cpu_share, events)
+        seconds[is_watched], share = train(CASES[name], seed=number + 1, page=page if is_watched else "")
+        cpu_share += share
     row = {"case": name, "pair": number, "with_s": round(seconds[True], 3), "without_s": round(seconds[False], 3)}
     row |= {"ratio": round(seconds[True] / seconds[False], 4), "watcher_cpu_share": round(cpu_share, 4)}
     print(json.dumps(row), flush=True)
     return row
 
 
-def train(case: dict[str, Any], *, seed: int, page: str | None) -> tuple[float, tuple[float, float] | None]:
-    """Return the seconds of a run's calls, and the share of a core and the CPU seconds of the watcher."""
+def train(case: dict[str, Any], *, seed: int, page: str) -> tuple[float, float]:
+    """Return the seconds of a run's calls, and the share of a core that the watcher took."""
     with (
         tempfile.TemporaryDirectory() as folder,
         server(case["model"], slots=64, latency_ms=case["latency_ms"], sigma=case["sigma"], seed=seed) as (url, _),
     ):
-        names = {"target-model": case["model"], "mutator-model": case["model"], "encoder": "hash", "ollama-url": url}
-        names |= {"num-processes": 16, "batch-size": 8, "num-steps": 32, "num-env-steps": case["steps"]}
-        names |= {"eval-interval": 0, "cache": "off", "seed": seed, "save-dir": folder}
-        flags = [str(word) for name, value in names.items() for word in (f"--{name}", value)]
+        values = {"target-model": case["model"], "mutator-model": case["model"], "encoder": "hash", "ollama-url": url}
+        values |= {"num-processes": 16, "batch-size": 8, "num-steps": 32, "num-env-steps": case["steps"]}
+        values |= {"eval-interval": 0, "cache": "off", "seed": seed, "save-dir": folder}
+        flags = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
         command = [sys.executable, "-m", "train_query_mutator", "--no-evaluate", *flags]
-        with contextlib.ExitStack() as stack:
-            used = stack.enter_context(watching(Path(folder) / "latest", page)) if page else None
-            subprocess.run(command, env=environ(), check=True, capture_output=True)
-            return stats(url)["span_s"], used() if used else None
+        with watching(Path(folder) / "latest", page) if page else contextlib.nullcontext(float) as cpu_s:
+            began, before_s = time.perf_counter(), cpu_s()
+            done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                sys.exit(f"the run failed with {done.returncode}:\n{done.stderr}")
+            share = (cpu_s() - before_s) / (time.perf_counter() - began)
+        return stats(url)["span_s"], share
 
 
 @contextlib.contextmanager
-def watching(run: Path, page: str) -> Iterator[Any]:
-    """Watch a run that begins later, with one page open; yield a function that returns what the watcher used."""
+def watching(run: Path, page: str) -> Iterator[Callable[[], float]]:
+    """Watch a run that begins later, with one page open; yield a function that returns the watcher's CPU seconds."""
     command = [sys.executable, "-m", "query_mutator", "watch", str(run), "--no-browser"]
-    began = time.perf_counter()
-    with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, text=True) as watcher, browsing(page) as show:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environ(), text=True, **pipes) as watcher, browsing(page) as show:
         assert watcher.stdout is not None
         found = re.search(r"http://\S+", watcher.stdout.readline())
         assert found, "qm watch did not start"
         show(found[0])
 
-        def used() -> tuple[float, float]:
+        def cpu_s() -> float:
             fields = Path(f"/proc/{watcher.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            cpu_s = (int(fields[11]) + int(fields[12])) / 100  # ticks
-            return cpu_s / (time.perf_counter() - began), cpu_s
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # of the process and the system
 
         try:
-            yield used
+            yield cpu_s
         finally:
-            watcher.terminate()
+            watcher.kill()
 
 
 @contextlib.contextmanager
-def browsing(page: str) -> Iterator[Any]:
+def browsing(page: str) -> Iterator[Callable[[str], object]]:
     """Yield a function that opens an address in what shows the page."""
     with contextlib.ExitStack() as stack:
         if page == "stream":
-
-            def show(url: str) -> None:
-                reader = stack.enter_context(subprocess.Popen([sys.executable, "-c", STREAM, url]))
-                stack.callback(reader.kill)
+            yield lambda url: stack.callback(subprocess.Popen([sys.executable, "-c", STREAM, url]).kill)
         else:
             from playwright.sync_api import sync_playwright
 
             driver = stack.enter_context(sync_playwright())
-            browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             stack.callback(browser.close)
-
-            def show(url: str) -> None:
-                browser.new_page().goto(url)
-
-        yield show
+            yield lambda url: browser.new_page().goto(url)
 
 
 if __name__ == "__main__":
