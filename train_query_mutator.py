@@ -30,9 +30,10 @@ from query_mutator.cli.console import closing_on_interrupt, note, progress, run_
 from query_mutator.data import Split, guard_questions
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.encoder.remote import RemoteEncoder
-from query_mutator.env.steps import FloatArray
+from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
+from query_mutator.evaluation.bandit_rival import BanditRival
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
 from query_mutator.evaluation.found_plan import FoundPlan, kept_plan, search_plan
 from query_mutator.evaluation.heldout import compare, embed_questions
@@ -241,6 +242,7 @@ class Trainer:
             keep_embeddings(system.encoder, self.journal)
         self.env_list = make_envs(config, system, task, run_dir)
         self.envs = batch_envs(config, self.env_list, self.journal)
+        self.bandit = BanditRival(task)
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
         self.invalid_steps_before = done.invalid_steps - sum(env.invalid_steps for env in self.env_list)
@@ -295,6 +297,7 @@ class Trainer:
         assert self.loop is not None
         with _server_worked_before():
             self.loop.collect()
+        self.bandit.settle()
         self.env_steps += self.config.rollout_steps
 
     def update(self) -> None:
@@ -343,6 +346,7 @@ class Trainer:
                     self.split.test,
                     policy,
                     seed=config.seed,
+                    bandit=self.bandit.fit(),
                     most_calls=config.eval_calls,
                     search_calls=config.plan_calls,
                     plan=self.plan,
@@ -404,16 +408,20 @@ class Trainer:
         """
         if checkpoint is None:
             return None
-        if checkpoint.envs is not None and Path(self.config.resume or "").is_dir():
+        continues = checkpoint.envs is not None and Path(self.config.resume or "").is_dir()
+        if checkpoint.bandit is not None:
+            self.bandit.load_state_dict(checkpoint.bandit, new_episodes=not continues)
+        if checkpoint.envs is not None and continues:
             return self.envs.load_state_dict(checkpoint.envs)
         for env, episodes in zip(self.env_list, done.env_episodes, strict=False):
             env.total_steps, env.total_episodes = self.learner.updates_done * self.config.num_steps, episodes
         return None
 
-    def _add_steps(self, infos: dict[str, Any], ended: BoolArray, valid: BoolArray) -> None:
+    def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         self.run_dir.write_records()
-        self.runlog.add_steps(infos, ended)
-        self.failures.add(valid)
+        self.runlog.add_steps(infos, steps.terminations | steps.truncations)
+        self.failures.add(steps.valid)
+        self.bandit.observe(steps)
         self._advise()
 
     def _advise(self) -> None:
@@ -454,6 +462,7 @@ class Trainer:
             flags={name: value for name, value in flags.items() if name not in _OF_ONE_COMMAND},
             versions=versions(),
             plugins=plugin_hashes(self.config.plugin),
+            bandit=self.bandit.state_dict(),
             progress=Progress(
                 env_steps=self.env_steps,
                 wall_s=self.runlog.wall_s,

@@ -98,7 +98,12 @@ def run(world: World, argv: Sequence[str], arguments: argparse.Namespace) -> dic
         config = parse_config([*argv, "--seed", str(seed)])
         trained = train_seed(world, config, max_calls=arguments.max_calls)
         costs[seed] = {"training_calls": trained.calls, "search_calls": trained.search_calls}
-        rivals = {"policy": greedy(trained.policy), "random": uniform(len(task.actions), seed=seed)}
+        assert trained.bandit is not None, "no episode of the training has ended"
+        rivals = {
+            "random": uniform(len(task.actions), seed=seed),
+            "bandit": greedy(trained.bandit),
+            "policy": greedy(trained.policy),
+        }
         methods += [Method(name=f"{name}@{seed}", make=make) for name, make in rivals.items()]
         say(f"seed {seed}: {trained.calls:,} calls, {time.perf_counter() - started:.0f} s")
     results = score(world, task, methods, arguments, settings)

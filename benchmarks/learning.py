@@ -36,6 +36,7 @@ from benchmarks.memoised import memoised_system
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
+from query_mutator.evaluation.bandit_rival import BanditRival
 from query_mutator.evaluation.found_plan import search_plan
 from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
 from query_mutator.evaluation.outcomes import Outcome
@@ -88,6 +89,7 @@ class Trained(NamedTuple):
     policy: InferencePolicy
     calls: int
     records: list[StepRecord]
+    bandit: InferencePolicy | None  # fitted on its transitions
     search_calls: int = 0  # for its teacher
 
 
@@ -132,13 +134,13 @@ def train(
         QueryMutationEnv(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
-    learner, batch = make_learner(config, task, None), batch_envs(config, envs, None)
+    learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditRival(task)
     if teacher is not None:
         teach(learner, teacher, task, config)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),
         "num_steps": config.num_steps,
-        "on_steps": lambda infos, ended, valid: None,
+        "on_steps": lambda infos, steps: bandit.observe(steps),
     }
     loop: OnPolicyLoop | OffPolicyLoop
     if isinstance(batch, EnvGroups):
@@ -149,10 +151,11 @@ def train(
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()
         loop.update()
+        bandit.settle()
         calls = calls_of(records, envs, task)
     loop.close()
     batch.close()
-    return Trained(learner.frozen, calls, records)
+    return Trained(learner.frozen, calls, records, bandit.fit())
 
 
 def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:

@@ -91,6 +91,7 @@ def table_rows(results: Results, search: PlanSearch, front: Mapping[int, Plan]) 
         "best_of_k at the policy's calls": (enough or ks[-1:])[0],
         "best_plan": str(search.best.plan),
         "plan at the policy's calls": str(within[-1] if within else front[min(BUDGETS)]),
+        "bandit": "bandit",
         "policy": "policy",
     }
 

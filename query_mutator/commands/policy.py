@@ -16,6 +16,7 @@ from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, s
 from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UsageError
+from query_mutator.evaluation.bandit_rival import fitted_bandit
 from query_mutator.evaluation.heldout import compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
@@ -83,6 +84,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             rewriter=flags.rewriter,
             most_calls=flags.eval_calls,
             search_calls=flags.plan_calls,
+            bandit=fitted_bandit(saved.checkpoint.bandit, policy.task),
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
             trained_on=asked.trained_targets,
             rows_path=Path(flags.evaluation) if flags.evaluation else None,

@@ -8,7 +8,7 @@
     rewriter      with --rewriter: one rewrite of the question by a model
     rewriter_fit  the same, but the original question is kept where its answer fits better
     best_plan     with a plan search: the best plan that it found on training questions
-    bandit        LinUCB's ridge regressions, fitted on the policy's transitions on training questions
+    bandit        a ridge regression of the return for each action, fitted on the transitions of the policy's training
     policy        the trained policy, greedy
 
 Baselines make no call that they do not need: they run with `ask="policy"`. Success and score are over held-out

@@ -2,7 +2,6 @@
 
 operators are ranked on training questions   -> best_single; the order of best_of_k
 the policy's calls on the same questions     -> the k of best_of_k
-the policy's transitions on training ones    -> bandit
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from query_mutator.env.task import Task
-from query_mutator.evaluation.bandit_rival import Transitions
 from query_mutator.evaluation.baselines import (
     BANDIT,
     BEST_OF_K,
@@ -24,7 +22,7 @@ from query_mutator.evaluation.baselines import (
     best_single,
     chain_of,
 )
-from query_mutator.evaluation.methods import Evaluator, Found, Job, MakeChooser, greedy
+from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
 from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
 from query_mutator.types import SUBMIT, ErrorInfo
@@ -32,7 +30,6 @@ from query_mutator.types import SUBMIT, ErrorInfo
 __all__ = ["Contest", "QuestionTasks"]
 
 _FIRST_ROWS = (IDENTITY, RANDOM, BEST_SINGLE, BEST_OF_K)
-_TRANSITIONS = "training: policy"
 _NOT_REACHED = ErrorInfo(kind="not_asked", message="the evaluation ended before")
 
 
@@ -48,13 +45,9 @@ class QuestionTasks:
 class Contest:
     """The methods of an evaluation and their outcomes so far."""
 
-    def __init__(
-        self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method], *, sampled: MakeChooser | None
-    ) -> None:
-        """Take the methods that need no results of others; `sampled` draws actions from a policy that was trained."""
+    def __init__(self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method]) -> None:
+        """Take the methods that need no results of others."""
         self._evaluator, self._tasks = evaluator, tasks
-        self._transitions = Transitions()
-        self._sampled, self._has_bandit = sampled, False
         self._methods = {method.name: method for method in methods}
         self._found: Found = {}
         self.ranking: list[str] = []  # operators, the best on training questions first
@@ -68,16 +61,6 @@ class Contest:
                       self._tasks.ranking, is_first=True)
             for operator in self._tasks.ranking.operators
         ]  # fmt: skip
-        if self._sampled is not None:
-            jobs.append(
-                Job(
-                    name=_TRANSITIONS,
-                    task=self._tasks.ranking,
-                    make=self._sampled,
-                    is_first=True,
-                    on_step=self._transitions.add,
-                )
-            )
         for method in self._methods.values():
             jobs += self._jobs(method)
         self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs)
@@ -104,7 +87,7 @@ class Contest:
 
     def _row_names(self) -> list[str]:
         """Return the names of the table's rows, the policy last."""
-        others = [name for name in self._methods if name not in (*_FIRST_ROWS, POLICY)]
+        others = [name for name in self._methods if name not in (*_FIRST_ROWS, BANDIT, POLICY)]
         return [*_FIRST_ROWS, *others, BANDIT, POLICY]
 
     def _job_name(self, row: str) -> str:
@@ -129,10 +112,6 @@ class Contest:
         if not self.ranking and all(self._is_complete(job, self._tasks.ranking) for job in ranked.values()):
             self.ranking = sorted(ranked, key=lambda name: self._merit(ranked[name]), reverse=True)
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
-        if not self._has_bandit and len(self._transitions) and self._is_complete(_TRANSITIONS, self._tasks.ranking):
-            self._has_bandit = True
-            bandit = greedy(self._transitions.fit(self._tasks.ranking))
-            jobs += self._jobs(Method(name=BANDIT, make=bandit))
         if self.ranking and self.k is None and self._is_complete(POLICY, self._tasks.test):
             jobs += self._best_of_jobs()
         return jobs

@@ -43,7 +43,7 @@ class EvaluationCost:
 
     @property
     def num_ranking(self) -> int:
-        """Return the number of training questions on which operators are compared and the bandit is fitted."""
+        """Return the number of training questions on which operators are compared."""
         return min(RANKING_QUESTIONS, self.num_train)
 
     @property
@@ -57,7 +57,7 @@ class EvaluationCost:
     @property
     def calls(self) -> int:
         """Return the calls at most."""
-        per_ranked = 1 + 2 * self.num_operators + self.episode_calls
+        per_ranked = 1 + 2 * self.num_operators
         asked = (self.num_test + self.num_guard) * self.per_question
         return asked + self.num_ranking * per_ranked + self.search_calls
 

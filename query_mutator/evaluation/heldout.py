@@ -15,8 +15,7 @@ from query_mutator.data import guard_questions
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.bandit_rival import sampling
-from query_mutator.evaluation.baselines import Method, standard_methods
+from query_mutator.evaluation.baselines import BANDIT, Method, standard_methods
 from query_mutator.evaluation.contest import Contest, QuestionTasks
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
 from query_mutator.evaluation.found_plan import FoundPlan, search_plan
@@ -62,6 +61,7 @@ def compare(
     most_calls: int | None = None,
     search_calls: int = 0,
     plan: FoundPlan | None = None,
+    bandit: InferencePolicy | None = None,
     is_plan: bool = False,
     trained_on: Collection[str] = (),
     rows_path: Path | None = None,
@@ -69,7 +69,7 @@ def compare(
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
-    `is_plan`: the policy is a plan, so no other plan is searched for and no bandit learns from its actions.
+    `bandit` was fitted on the training's transitions. `is_plan`: the policy is a plan, so no other one is searched for.
 
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
     rules of the policy's episodes. `search_calls` of 0 search for no plan; `plan` is one that was found before.
@@ -88,10 +88,11 @@ def compare(
     if plan is not None:
         methods.append(_plan_row(plan.best, task))
         cost = cost.with_plan(methods[-1].most_calls(task), most_calls)
+    if bandit is not None:
+        methods.append(Method(name=BANDIT, make=greedy(bandit)))
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
-    sampled = None if is_plan else sampling(policy, seed=seed)
-    contest = Contest(evaluator, _tasks(task, questions, cost), methods, sampled=sampled)
+    contest = Contest(evaluator, _tasks(task, questions, cost), methods)
     try:
         contest.run()
     except KeyboardInterrupt:

@@ -101,10 +101,6 @@ def greedy(policy: InferencePolicy) -> MakeChooser:
     return make
 
 
-#: Is called with the question's index, the observation [O], the action taken and its reward.
-OnStep = Callable[[int, FloatArray, int, float], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A method on the questions of a task; `is_first`: other jobs wait for its results."""
@@ -113,7 +109,6 @@ class Job:
     task: Task
     make: MakeChooser
     is_first: bool = False
-    on_step: OnStep | None = None
 
 
 #: Outcomes by the job's name and the question's index.
@@ -300,12 +295,10 @@ def episode_flow(env: EpisodeEnv, index: int, job: Job) -> Flow:
     ended, rewrites = False, []
     info: dict[str, Any] = {}
     while not ended:
-        seen, action = obs, choose(obs)
-        obs, reward, terminated, truncated, info = yield from env.step_flow(action)
+        action = choose(obs)
+        obs, _, terminated, truncated, info = yield from env.step_flow(action)
         if env.last_error is not None:
             return Outcome(question_id=question_id, error=env.last_error)
-        if job.on_step is not None:
-            job.on_step(index, seen, action, reward)
         ended = terminated or truncated
         rewrites.append(env.episode.text)
     episode, submitted = env.episode, info["_text"]["rewrite"]

@@ -50,6 +50,7 @@ class Checkpoint:
     versions: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
+    bandit: Mapping[str, Any] | None = None  # sums of the run's transitions (`evaluation.bandit_rival`)
     plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
     path: Path | None = None
 
@@ -76,6 +77,7 @@ class Checkpoint:
             "versions": dict(self.versions),
             "progress": asdict(self.progress),
             "envs": self.envs,
+            "bandit": self.bandit,
             "plugins": dict(self.plugins),
         }
 
@@ -94,6 +96,7 @@ class Checkpoint:
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
+                bandit=state.get("bandit"),
                 plugins=state.get("plugins", {}),
                 path=path,
             )

@@ -15,8 +15,8 @@ __all__ = ["ActionJournal", "AsyncVectorEnv", "OnSteps", "TrainingLoop", "make_s
 
 Received = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
-#: Callback for finished steps: `(infos, dones [n], valid [n])`.
-OnSteps = Callable[[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]], None]
+#: Callback for finished steps, with their infos.
+OnSteps = Callable[[dict[str, Any], Steps], None]
 
 
 class AsyncVectorEnv(Protocol):

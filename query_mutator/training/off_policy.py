@@ -211,7 +211,7 @@ class OffPolicyLoop:
                         one.result()
         self._waiting_s += time.perf_counter() - began
         self._learner.observe(steps)
-        self._on_steps(infos, steps.terminations | steps.truncations, steps.valid)
+        self._on_steps(infos, steps)
         return len(steps.env_ids)
 
     def _learn(self) -> None:

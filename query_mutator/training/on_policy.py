@@ -111,7 +111,7 @@ class OnPolicyLoop:
         )
         self._learner.observe(steps)
         self._steps_taken[envs] += 1
-        self._on_steps(received[4], steps.terminations | steps.truncations, steps.valid)
+        self._on_steps(received[4], steps)
 
     def _send(self, envs: NDArray[np.int64]) -> None:
         """Choose actions in these environments and start their steps."""

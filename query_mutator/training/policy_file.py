@@ -2,7 +2,8 @@
 
     policy.json        actions, rules of an episode, models, versions, plugins, digests of operators and encoder
     weights/*.npy      the policy's arrays
-    *.npy              projection; training questions' vectors, for the operators that merge in a similar question
+    *.npy              projection; training questions' vectors, for the operators that merge in a similar question;
+                       coefficients of the bandit in the result table
 
 A zip archive of JSON and plain arrays, so loading one runs no code from it and needs no torch. The archive's comment is
 the sha256 of all bytes before it.
@@ -97,6 +98,8 @@ def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     arrays: dict[str, NDArray[Any]] = {f"weights/{name}": _array(name, value) for name, value in weights.items()}
     arrays |= {"mean": checkpoint.projection.mean, "components": checkpoint.projection.components}
     arrays |= {"train_vectors": background.train_vectors, "probe": background.probe}
+    if checkpoint.bandit is not None:
+        arrays["bandit"] = _array("bandit", checkpoint.bandit["theta"])
     with atomic_write(path) as file:
         file.write(_archive(_about(checkpoint, background), arrays))
 
@@ -211,6 +214,7 @@ def _policy(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[A
         versions=about["versions"],
         progress=Progress(env_steps=about["env_steps"]),
         plugins=about["plugins"],
+        bandit={"theta": arrays["bandit"]} if "bandit" in arrays else None,
         path=path,
     )
     return SavedPolicy(checkpoint=checkpoint, background=background)

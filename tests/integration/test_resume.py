@@ -74,6 +74,10 @@ def test_run_killed_twenty_times_ends_as_one_that_was_not(
     assert metrics(killed) == metrics(whole)
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(killed).items())
+    ours, others = (read_checkpoint(run).bandit for run in (killed, whole))
+    assert ours is not None
+    assert others is not None
+    assert all(torch.equal(ours[name], others[name]) for name in ("theta", "outer", "return"))
     # A reply nobody used was in flight at a kill, or came back just then; every other call was served once.
     unused = server.stats()["calls"] - served - calls_of(killed)
     assert 0 <= unused <= kills * BATCH_SIZE

@@ -58,7 +58,7 @@ def test_every_step_is_in_one_rollout_and_once(seed: int, max_policy_lag: int) -
         None,
         seed=1,
         num_steps=NUM_STEPS,
-        on_steps=lambda infos, dones, valid: reported.extend(infos["env_id"].tolist()),
+        on_steps=lambda infos, steps: reported.extend(infos["env_id"].tolist()),
         max_policy_lag=max_policy_lag,
     )
     for number in range(6):
