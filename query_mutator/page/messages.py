@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ CHUNK_ROWS = 2000  # of a message: a browser decodes one at a time
 NO_TEXT = -1  # the number of no text
 _LEVEL = 6  # of gzip
 _DIGEST_BYTES = 16
+_RECENT, _RECENT_CHARS = 4096, 500  # texts whose numbers are kept at hand, and the longest of them
 
 
 def section(run: int, name: str, data: Mapping[str, Any]) -> Message:
@@ -59,6 +61,7 @@ class TextTable:
     def __init__(self, run: int, redact: Callable[[str], str]) -> None:
         """Take the number of the run on the page, and what removes secrets from a text."""
         self._run, self._redact = run, redact
+        self._recent = lru_cache(maxsize=_RECENT)(self._find)  # ids, questions and operators repeat
         self._numbers: dict[bytes, int] = {}
         self._new: list[str] = []
 
@@ -66,7 +69,11 @@ class TextTable:
         """Return the number of a text, NO_TEXT for None."""
         if text is None:
             return NO_TEXT
-        clean = wire_text(self._redact(str(text)))
+        words = str(text)
+        return self._recent(words) if len(words) <= _RECENT_CHARS else self._find(words)
+
+    def _find(self, text: str) -> int:
+        clean = wire_text(self._redact(text))
         digest = blake2b(clean.encode(), digest_size=_DIGEST_BYTES).digest()
         found = self._numbers.get(digest)
         if found is None:

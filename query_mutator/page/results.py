@@ -147,9 +147,9 @@ def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
     rivals = [name for name in report["policy_minus"] if name in evaluation.methods]
     ours, rows = evaluation.held_out(POLICY), []
     for name in rivals:
-        row = paired_row(pair_rows(ours, evaluation.held_out(name)))
-        found = report["policy_minus"][name]  # the same numbers; rows of earlier versions do not say the targets
-        rows.append({"rival": name, **row, "difference": found["success"], "ci": found["success_ci"]})
+        low, high = report["policy_minus"][name]["success_ci"]  # by target, which rows of earlier versions do not name
+        pair = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
+        rows.append({"rival": name, **paired_row(pair)})
     return {"rows": rows}
 
 

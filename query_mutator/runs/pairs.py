@@ -11,6 +11,7 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.stats.intervals import Interval
 from query_mutator.stats.paired import Paired, compare_pairs
 
 __all__ = ["EVALUATION", "PairedRows", "pair_rows", "read_held_out"]
@@ -50,8 +51,11 @@ def read_held_out(path: Path) -> dict[str, list[Row]]:
     return found
 
 
-def pair_rows(ours: Iterable[Row], theirs: Iterable[Row]) -> PairedRows:
-    """Return how two methods or runs differ on the questions that both have; a row for each question on either side."""
+def pair_rows(ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval | None = None) -> PairedRows:
+    """Return how two methods or runs differ on the questions that both have; a row for each question on either side.
+
+    `interval` is that of the difference, where it is known already.
+    """
     one, other = ({row["question_id"]: row for row in rows} for rows in (ours, theirs))
     both = [name for name in one if name in other]
     same = [name for name in both if _is_same(one[name], other[name])]
@@ -60,6 +64,7 @@ def pair_rows(ours: Iterable[Row], theirs: Iterable[Row]) -> PairedRows:
         [_right(row) for row in rows],
         [_right(other[name]) for name in same],
         [str(row.get("target", row["question_id"])) for row in rows],
+        interval=interval,
     )
     return PairedRows(
         result=result,

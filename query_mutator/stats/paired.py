@@ -45,8 +45,17 @@ class Paired:
         return low > 0 or high < 0
 
 
-def compare_pairs(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, clusters: Sequence[str]) -> Paired:
-    """Return how two columns [n] of 1 (right), 0 (wrong) and NaN (unscored) differ; `clusters` [n] are the targets."""
+def compare_pairs(
+    ours: Sequence[float] | Floats,
+    theirs: Sequence[float] | Floats,
+    clusters: Sequence[str],
+    *,
+    interval: Interval | None = None,
+) -> Paired:
+    """Return how two columns [n] of 1 (right), 0 (wrong) and NaN (unscored) differ; `clusters` [n] are the targets.
+
+    `interval` is that of the difference, where it is known already.
+    """
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if not len(a) == len(b) == len(clusters):
         raise ValueError(f"{len(a)} outcomes are paired with {len(b)} and {len(clusters)} targets; give equal numbers")
@@ -61,7 +70,7 @@ def compare_pairs(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floa
         same_wrong=len(a) - gained - lost - same_right - unscored,
         unscored=unscored,
         difference=float(np.nanmean(differences)) if unscored < len(a) else math.nan,
-        interval=difference_interval(differences, clusters),
+        interval=difference_interval(differences, clusters) if interval is None else interval,
         p=mcnemar_p(gained, lost),
     )
 
