@@ -59,6 +59,8 @@ MAX_CALLS = 5_000
 COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
 _ASKS = "--ask policy --max-episode-steps 7"
 _BLIND = f"{_ASKS} --max-asks 1"
+#: As with a language model as mutator; next to chains with `--no-skip`.
+_UNTESTED = "--ask policy --max-episode-steps 8 --no-skip-unchanged --embedding-dims 24"
 _PLAN = "--teacher grammar,spelling,neutral,slang,expand,how_to"
 CANDIDATES: Mapping[str, str] = {
     "every-step": "--ask every_step",
@@ -69,6 +71,8 @@ CANDIDATES: Mapping[str, str] = {
     "blind": _BLIND,
     "blind-g1": f"{_BLIND} --gamma 1",
     "blind-g1-teacher": f"{_BLIND} --gamma 1 {_PLAN}",
+    "untested-teacher": f"{_UNTESTED} {_PLAN} --teacher-steps 6000",
+    "untested-teacher-ppo": f"{_UNTESTED} {_PLAN} --teacher-steps 3072 --gamma 1 --entropy-coef 0.03",
     "blind-g1-searched": f"{_BLIND} --gamma 1 --teacher search --plan-calls 3500",
 }
 #: Chains with one answer, at the end.
