@@ -8,10 +8,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from query_mutator.cli.outputs import Output, OutputFlags
+from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.rewriter.loading import acting_settings, with_background
-from query_mutator.training.background import without_gold
-from query_mutator.training.policy_file import SavedPolicy, read_policy, write_policy_file
+from query_mutator.training.policy_file import read_policy, to_give_away, write_policy_file
 from query_mutator.training.system import System
 
 __all__ = ["ExportPolicyFlags", "export_policy"]
@@ -27,7 +26,7 @@ class ExportPolicyFlags(OutputFlags):
 
     run: Positional[str] = "runs/latest"
     """A run folder (its newest checkpoint) or a .pt file."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(lambda head: head.startswith(b"PK"))]
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b"policy.json"))]
     """File to write, as policy.qm."""
 
 
@@ -40,7 +39,7 @@ def export_policy(flags: ExportPolicyFlags) -> None:
             saved = with_background(saved, system)
     background = saved.background
     assert background is not None
-    write_policy_file(flags.output, SavedPolicy(checkpoint=saved.checkpoint, background=without_gold(background)))
+    write_policy_file(flags.output, to_give_away(saved))
     checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
     print(
         f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "

@@ -26,12 +26,21 @@ from numpy.typing import NDArray
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import atomic_write, decode_object, encode
-from query_mutator.training.background import Background
+from query_mutator.llm.hf import PREFIX, is_local
+from query_mutator.training.background import Background, without_gold
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.training.system import SystemSettings, TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["POLICY_FILE", "SavedPolicy", "read_policy", "read_policy_file", "write_own_policy", "write_policy_file"]
+__all__ = [
+    "POLICY_FILE",
+    "SavedPolicy",
+    "read_policy",
+    "read_policy_file",
+    "to_give_away",
+    "write_own_policy",
+    "write_policy_file",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +53,19 @@ _LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
 _COMMENT_BYTES = len(_LABEL) + 64
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: equal policies are equal files
 #: Flags that acting never reads, and that name files of the machine that trained.
-_LOCAL_FLAGS = ("save_dir", "name", "config", "resume", "cache_path", "plugin", "teacher", "force", "json", "run")
+_LOCAL_FLAGS = (
+    "dataset",
+    "save_dir",
+    "name",
+    "config",
+    "resume",
+    "cache_path",
+    "plugin",
+    "teacher",
+    "force",
+    "json",
+    "run",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +141,7 @@ def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
         "format": FORMAT,
         "actions": list(checkpoint.actions),
         "task": asdict(checkpoint.task),
-        "system": {**asdict(checkpoint.system), "cache_path": None},
+        "system": {**asdict(_findable(checkpoint.system)), "cache_path": None},
         "flags": flags,
         "versions": dict(checkpoint.versions),
         "plugins": dict(checkpoint.plugins),
@@ -129,6 +150,23 @@ def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
         "background": {name: _plain(getattr(background, name)) for name in sorted(kept)},
         "train": [asdict(question) for question in background.train],
     }
+
+
+def to_give_away(policy: SavedPolicy) -> SavedPolicy:
+    """Return a policy without reference answers and without the path of the dataset."""
+    task = policy.checkpoint.task
+    checkpoint = replace(policy.checkpoint, task=replace(task, dataset=Path(task.dataset).name))
+    background = policy.background and without_gold(policy.background)
+    return SavedPolicy(checkpoint=checkpoint, background=background)
+
+
+def _findable(system: SystemSettings) -> SystemSettings:
+    """Return settings whose folders of models are found from any working directory."""
+    mutator = system.mutator_model
+    if mutator is not None and is_local(mutator) and (folder := Path(mutator.removeprefix(PREFIX))).is_dir():
+        mutator = f"{PREFIX}{folder.resolve()}"
+    encoder = str(Path(system.encoder).resolve()) if Path(system.encoder).is_dir() else system.encoder
+    return replace(system, encoder=encoder, mutator_model=mutator)
 
 
 def _plain(value: Any) -> Any:

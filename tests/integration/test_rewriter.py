@@ -1,0 +1,382 @@
+"""`Rewriter`, `qm rewrite` and `qm export-policy`: a run stands alone, acts as it was trained, within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from query_mutator import Rewrite, Rewriter
+from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.env.scheduling import run_flow
+from query_mutator.errors import BackendError, CheckpointError, UsageError
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.learners import load_policy
+from query_mutator.training.policy_file import (
+    POLICY_FILE,
+    SavedPolicy,
+    read_policy,
+    read_policy_file,
+    write_policy_file,
+)
+from tests.conftest import Librarian, Softener
+from tests.integration.conftest import write_dataset
+from train_query_mutator import main as train_main
+
+TEXTS = ["plz sort my list", "umm how do i kill the process", "count words plz", "join my words", "what is it"]
+ROOT = Path(__file__).resolve().parents[2]
+OLD = ROOT / "tests" / "data" / "runs_of_0_1_0"
+
+
+def qm(*argv: str) -> int:
+    return exit_code(qm_main, argv, prog="qm")
+
+
+@pytest.fixture
+def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return the folder of a run whose policy asks when it wants to."""
+    argv = [*tiny_flags, "--ask", "policy", "--no-evaluate", "--eval-interval", "0", "--cache", "off"]
+    argv.append("--no-use-linear-lr-decay")  # so that it can be resumed for longer
+    assert exit_code(train_main, argv, prog="train") == 0
+    capsys.readouterr()
+    return (tmp_path / "runs" / "latest").resolve()
+
+
+@pytest.fixture
+def plan(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return the folder of a plan that asks once."""
+    argv = [
+        *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
+        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--cache", "off", "--budget", "2"),
+    ]
+    assert qm("plan", *argv) == 0
+    capsys.readouterr()
+    return (tmp_path / "plans" / "latest").resolve()
+
+
+@pytest.fixture
+def rewriter(run: Path) -> Iterator[Rewriter]:
+    with Rewriter.load(run) as loaded:
+        yield loaded
+
+
+def untimed(rewrite: Rewrite) -> Rewrite:
+    return dataclasses.replace(rewrite, seconds=0.0)
+
+
+# --- a run that stands alone -----------------------------------------------------------------------------------------
+
+
+def answers(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, object]]:
+    assert qm("rewrite", "-", "--json", *argv) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_run_works_from_any_folder_with_its_dataset_gone(
+    run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", TEXTS)
+    before = answers(capsys, "--checkpoint", str(run))
+    dataset.unlink()
+    moved = tmp_path / "elsewhere"
+    shutil.move(run, moved)
+    monkeypatch.chdir("/")
+    assert answers(capsys, "--checkpoint", str(moved)) == before
+
+    assert qm("eval", "--checkpoint", str(moved)) == 2
+    err = capsys.readouterr().err
+    assert "the questions of the training are gone" in err
+    assert "--dataset" in err
+    assert err.count("\n") == 1
+    others = write_dataset(tmp_path / "others.jsonl", [("sort by length plz", "sorted"), ("plz sort my list", "len")])
+    assert qm("eval", "--checkpoint", str(moved), "--dataset", str(others)) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("1 held-out questions")  # the other one was trained on
+    assert "1 of 2 questions were trained on" in told.err
+
+
+def test_a_dataset_is_found_where_it_was_from_another_folder(
+    tiny_flags: list[str],
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(dataset.parent)
+    argv = [dataset.name if word == str(dataset) else word for word in tiny_flags]
+    assert exit_code(train_main, [*argv, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    monkeypatch.chdir("/")
+    assert qm("eval", "--checkpoint", str(tmp_path / "runs" / "latest")) == 0
+    assert "held-out questions" in capsys.readouterr().out
+
+
+def test_a_policy_in_one_file_acts_as_its_run(
+    run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", TEXTS)
+    file = tmp_path / "give" / "away.qm"
+    assert qm("export-policy", str(run), "-o", str(file)) == 0
+    assert "training questions" in capsys.readouterr().out
+    before = answers(capsys, "--checkpoint", str(run))
+    for path in (run, dataset):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert answers(capsys, "--checkpoint", str(file)) == before
+    saved = read_policy_file(file)
+    assert saved.background is not None
+    assert not any(question.accept or question.reference for question in saved.background.train)
+    assert str(tmp_path).encode() not in file.read_bytes()
+    assert qm("export-policy", str(tmp_path / "nowhere"), "-o", str(tmp_path / "new.qm")) == 2
+    assert not (tmp_path / "new.qm").exists()
+
+
+def test_a_damaged_file_is_one_line_and_a_run_falls_back_to_its_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    own, file = run / POLICY_FILE, tmp_path / "damaged.qm"
+    content = bytearray(own.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert qm("rewrite", "--checkpoint", str(file), "plz sort") == 2
+    err = capsys.readouterr().err
+    assert "damaged" in err
+    assert err.count("\n") == 1
+    expected = read_policy(run).checkpoint.learner["policy"]
+    own.write_bytes(content)
+    found = read_policy(run)
+    assert "damaged" in caplog.text
+    assert found.checkpoint.path is not None
+    assert found.checkpoint.path.suffix == ".pt"
+    for name, tensor in found.checkpoint.learner["policy"].items():
+        np.testing.assert_array_equal(tensor.numpy(), expected[name])
+
+
+def test_the_newest_checkpoint_counts_where_the_policy_file_is_older(run: Path, tiny_flags: list[str]) -> None:
+    own = (run / POLICY_FILE).read_bytes()
+    steps = read_checkpoint(run).progress.env_steps
+    assert read_policy(run).checkpoint.progress.env_steps == steps
+    assert exit_code(train_main, ["--resume", str(run), "--num-env-steps", str(2 * steps)], prog="train") == 0
+    assert read_policy(run).checkpoint.path == run / POLICY_FILE  # written with each checkpoint
+    (run / POLICY_FILE).write_bytes(own)
+    found = read_policy(run)
+    assert found.checkpoint.progress.env_steps > steps
+    assert found.background is not None  # the training questions did not change
+
+
+def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
+    saved = read_policy(run)
+    assert saved.background is not None
+    background = dataclasses.replace(saved.background, encoder="other", probe=-saved.background.probe)
+    write_policy_file(run / POLICY_FILE, SavedPolicy(checkpoint=saved.checkpoint, background=background))
+    with pytest.raises(CheckpointError, match="other weights of the encoder"):
+        Rewriter.load(run)
+
+
+# --- without torch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo", "iqn.pt", "bandit.pt", "plan"])
+def test_every_learners_policy_acts_in_numpy_as_the_trained_one(name: str, plan: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(plan if name == "plan" else OLD / name)
+    if name == "plan":
+        learner = {
+            **checkpoint.learner,
+            "policy": {**checkpoint.learner["policy"], "items": torch.tensor([3, 1, 3, 0])},
+        }
+        checkpoint = dataclasses.replace(checkpoint, learner=learner)
+    trained = load_policy(checkpoint)
+    background = read_policy(plan).background
+    write_policy_file(tmp_path / "policy.qm", SavedPolicy(checkpoint=checkpoint, background=background))
+    obs = np.random.default_rng(3).normal(size=(4000, 32 if name == "plan" else 30)).astype(np.float32)
+    obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
+    np.save(tmp_path / "obs.npy", obs)
+    code = """
+import sys, numpy as np
+from query_mutator.training.learners import load_policy
+from query_mutator.training.policy_file import read_policy_file
+policy = load_policy(read_policy_file(sys.argv[1] + "/policy.qm").checkpoint)
+np.save(sys.argv[1] + "/actions.npy", policy.act(np.load(sys.argv[1] + "/obs.npy"), (), greedy=True).actions)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT)
+    actions = np.load(tmp_path / "actions.npy")
+    np.testing.assert_array_equal(actions, trained.act(obs, (), greedy=True).actions)
+    assert len(set(actions.tolist())) > 1
+
+
+def test_rewriting_loads_no_torch(run: Path) -> None:
+    code = """
+import sys
+from query_mutator import Rewriter
+with Rewriter.load(sys.argv[1]) as rewriter:
+    assert rewriter.rewrite("plz sort my list").answer
+assert not {"torch", "gymnasium", "transformers"} & sys.modules.keys(), "too much is loaded"
+"""
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True, cwd=ROOT, env={**os.environ})
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    code = "import query_mutator, sys; assert 'numpy' not in sys.modules; query_mutator.Rewriter; query_mutator.Step"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# --- in Python -------------------------------------------------------------------------------------------------------
+
+
+def test_all_ways_to_call_give_the_same(rewriter: Rewriter) -> None:
+    one_by_one = [untimed(rewriter.rewrite(text)) for text in TEXTS]
+    assert list(map(untimed, rewriter.rewrite_many(TEXTS, batch_size=3))) == one_by_one
+
+    async def all_at_once() -> list[Rewrite]:
+        return await asyncio.gather(*(rewriter.arewrite(text) for text in TEXTS))
+
+    assert list(map(untimed, asyncio.run(all_at_once()))) == one_by_one
+    with ThreadPoolExecutor(8) as threads:
+        assert list(map(untimed, threads.map(rewriter.rewrite, TEXTS))) == one_by_one
+    assert rewriter.rewrite_many([]) == []
+
+
+def test_a_rewrite_says_what_was_done(rewriter: Rewriter) -> None:
+    for text in TEXTS:
+        found = rewriter.rewrite(text)
+        assert found.question == text
+        assert found.stopped == "policy"
+        assert found.error is None
+        assert found.why
+        asked = {text: found.answer} | {step.text: step.answer for step in found.steps if step.answer}
+        assert asked[found.text] == found.answer
+        assert len({step.text for step in found.changes}) == len(found.changes)
+        assert found.is_changed == (found.text != text)
+
+
+def test_no_more_calls_than_allowed_and_still_an_answer(rewriter: Rewriter) -> None:
+    free = {text: rewriter.rewrite(text) for text in TEXTS}
+    for most in range(1, 6):
+        for text in TEXTS:
+            before = rewriter.system.calls.eval_counted.totals.calls
+            bounded = rewriter.rewrite(text, max_calls=most)
+            assert rewriter.system.calls.eval_counted.totals.calls - before <= most
+            assert bounded.calls <= most
+            assert bounded.answer
+            if free[text].calls <= most:
+                assert untimed(bounded) == untimed(free[text])
+            else:
+                assert bounded.stopped == "max_calls"
+
+
+class Slow(Librarian):
+    """A librarian that takes a while from the second question on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.asked += len(prompts)
+        time.sleep(2.0 if self.asked > 1 else 0.0)
+        return super().reply_many(prompts)
+
+
+def test_the_best_answer_so_far_at_the_deadline(run: Path) -> None:
+    with (
+        start_server([Slow(), Softener()], num_parallel=4) as server,
+        Rewriter.load(run, ollama_url=server.url) as rewriter,
+    ):
+        found = rewriter.rewrite(TEXTS[0], deadline_s=0.6)
+        assert found.answer
+        assert sum(step.answer is not None for step in found.steps) <= 1  # the second one was not waited for
+        with pytest.raises(BackendError, match="no answer"):
+            rewriter.rewrite(TEXTS[1], deadline_s=0.3)
+
+
+def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> None:
+    assert rewriter.modes == ("full",)
+    with pytest.raises(UsageError, match="--max-asks 1"):
+        rewriter.rewrite(TEXTS[0], mode="blind")
+    with Rewriter.load(plan) as planned:
+        assert planned.modes == ("full", "blind")
+        found = planned.rewrite(TEXTS[0], mode="blind")
+        assert sum(step.answer is not None for step in found.steps) == 1
+        flow = planned.flow(TEXTS[0], mode="blind", asks_at_end=False)
+        rewritten: Rewrite = run_flow(
+            flow,
+            client=planned.system.calls.client,
+            encoder=planned.system.encoder,
+            retry_policy=planned.system.retry_policy,
+        )
+        assert (rewritten.text, rewritten.answer, rewritten.calls) == (found.text, None, found.calls - 1)
+
+
+def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
+    found = rewriter.flow(TEXTS[0], first_answer="`sorted` is what you want.")
+    asked: list[str] = []
+    result: object = None
+    while True:
+        try:
+            need = found.send(result)
+        except StopIteration as stop:
+            rewrite: Rewrite = stop.value
+            break
+        request = getattr(need, "request", None)
+        if request is not None:
+            asked.append(request.messages[-1].content)
+            result = rewriter.system.calls.client.complete(request)
+        else:
+            result = rewriter.system.encoder.encode(need.texts)
+    assert TEXTS[0] not in asked
+    assert rewrite.calls == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda r: r.rewrite("  "), "the question is empty"),
+        (lambda r: r.rewrite("x", mode="quick"), "unknown mode 'quick'"),
+        (lambda r: r.rewrite("x", max_calls=0), "max_calls=0 must be at least 1"),
+        (lambda r: r.rewrite("x", deadline_s=0), "deadline_s=0 must be above 0"),
+        (lambda r: Rewriter.load("nowhere"), "nowhere: no such file"),
+        (lambda r: Rewriter.load(r.saved.checkpoint.path, ollama_ulr="x"), "did you mean 'ollama_url'"),
+        (lambda r: Rewriter.load(r.saved.checkpoint.path, plugins=["mine.py"]), "not of this policy's training"),
+    ],
+)
+def test_mistakes_say_what_to_do(call: Callable[[Rewriter], object], says: str, rewriter: Rewriter) -> None:
+    with pytest.raises(ValueError, match=says):
+        call(rewriter)
+
+
+def test_a_server_that_is_down_is_an_error_and_one_answer_of_many_may_fail(run: Path) -> None:
+    with (
+        start_server([Librarian(), Softener()], num_parallel=4) as server,
+        Rewriter.load(run, ollama_url=server.url, max_retries=0, timeout_s=2) as rewriter,
+    ):
+        server.close()
+        with pytest.raises(BackendError, match="connect"):
+            rewriter.rewrite(TEXTS[0])
+        found = rewriter.rewrite_many(TEXTS[:2])
+    assert [one.answer for one in found] == [None, None]
+    assert all(one.error is not None and one.error.kind == "connect" for one in found)
+
+
+def test_qm_rewrite_prints_each_wording_once_and_marks_the_submitted_one(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("rewrite", "--checkpoint", str(run), TEXTS[0]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()]
+    texts = [text.removeprefix("* ") for name, text in lines if name not in ("submitted", "answer")]
+    assert len(set(texts)) == len(texts)
+    marked = [text for name, text in lines if text.startswith("* ") and name != "submitted"]
+    assert len(marked) == 1
+    assert next(text for name, text in lines if name == "submitted").startswith("* ")
