@@ -1,4 +1,4 @@
-"""What the page of a long run weighs: size of the file, and time and peak memory of building it.
+"""What the page of a long run takes: size of the file, time and memory to build it, and to read it in a browser.
 
     python benchmarks/report_size.py                     50,000 steps, 1,000 held-out questions
     python benchmarks/report_size.py --keep runs/long    leave the run folder and its page there, for a browser
@@ -27,6 +27,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from page_in_browser import CHROMIUM, browse  # noqa: E402
+from page_in_browser import LIMITS as BROWSER_LIMITS  # noqa: E402
+
 from query_mutator.data import python_docs  # noqa: E402
 from query_mutator.evaluation.outcomes import Outcome  # noqa: E402
 from query_mutator.evaluation.summary import Results, summarize  # noqa: E402
@@ -49,7 +52,7 @@ OPERATORS = (
     "submit",
 )
 METHODS = ("identity", "random", "best_single", "best_of_k", "best_plan", "bandit", "policy")
-LIMITS = {"size_mb": 15.0, "wall_s": 20.0, "peak_mb": 500.0}
+LIMITS = {"size_mb": 15.0, "wall_s": 20.0, "peak_mb": 500.0, **BROWSER_LIMITS}
 ENVS, EPISODE_STEPS, ROW_STEPS = 16, 7, 512
 REPEATED = 0.3  # of the answers: refusals, and questions asked again
 
@@ -162,8 +165,10 @@ def main() -> None:
         found["read_mb"] = (
             sum((folder / f"{name}.jsonl").stat().st_size for name in ("transcripts", "evaluation")) / 1e6
         )
+        if Path(CHROMIUM).exists():
+            found |= browse(folder / "report.html")
     for name, value in found.items():
-        print(f"{name:<8} {value:8.1f}" + (f"  limit {LIMITS[name]:g}" if name in LIMITS else ""))
+        print(f"{name:<18} {value:8.1f}" + (f"  limit {LIMITS[name]:g}" if name in LIMITS else ""))
 
 
 if __name__ == "__main__":

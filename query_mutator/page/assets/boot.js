@@ -31,6 +31,17 @@ async function readBlocks() {
   await painted();
   store.complete = true;
   openFromAddress();
+  prepareSearch();
+}
+
+// Prepare the texts for the search while the browser is idle, so that the first letter is as quick as the others.
+async function prepareSearch() {
+  for (const run of knownRuns()) {
+    while (run.lower.length < run.texts.length) {
+      lowerTexts(run, run.lower.length + 5000);
+      await pause();
+    }
+  }
 }
 
 // Let the browser draw; in a background tab, where it does not draw, continue at once.

@@ -1,12 +1,13 @@
 // What the messages said so far. A message replaces a section or appends rows; the parts of the page it touches are
 // drawn once in the next animation frame.
 
+const MOST_FOUND = 64; // terms of a search that are remembered
 const runs = []; // run -> { index, sections, metrics, texts, lower, questions, transcripts }
 const store = { pairs: null, views: [], dirty: new Set(), waiting: false };
 
 function runAt(index) {
   runs[index] ??= {
-    index, sections: {}, metrics: { steps: [], wall_s: [], columns: {} }, texts: [], lower: [], questions: [],
+    index, sections: {}, metrics: { steps: [], wall_s: [], columns: {} }, texts: [], lower: [], found: new Map(), questions: [],
     transcripts: emptyTranscripts(), version: 0,
   };
   return runs[index];
@@ -62,6 +63,7 @@ const HANDLERS = {
   texts(run, { start, items }) {
     run.texts.length = Math.min(run.texts.length, start);
     run.lower.length = Math.min(run.lower.length, start);
+    run.found.clear();
     append(run.texts, items);
     return "texts";
   },
@@ -103,13 +105,28 @@ function indexEpisodes(run, from) {
 
 const textOf = (run, number) => (isNumber(number) && number >= 0 ? run.texts[number] ?? "" : "");
 
-// Which texts of a run contain a term (lower case): one byte for each text.
+// Which texts of a run contain a term (lower case): one byte for each text. While a word is typed, only the texts with
+// its beginning are read again.
 function textsWith(run, term) {
+  const { texts, lower, found } = run;
+  if (lower.length !== texts.length) found.clear();
+  lowerTexts(run, texts.length);
+  if (found.has(term)) return found.get(term);
+  let size = term.length - 1;
+  while (size > 0 && !found.has(term.slice(0, size))) size -= 1;
+  const before = size > 0 ? found.get(term.slice(0, size)) : null;
+  const mask = new Uint8Array(texts.length);
+  for (let index = 0; index < texts.length; index += 1) {
+    if ((!before || before[index]) && lower[index].includes(term)) mask[index] = 1;
+  }
+  if (found.size >= MOST_FOUND) found.clear();
+  found.set(term, mask);
+  return mask;
+}
+
+function lowerTexts(run, end) {
   const { texts, lower } = run;
-  for (let index = lower.length; index < texts.length; index += 1) lower.push(texts[index].toLowerCase());
-  const found = new Uint8Array(texts.length);
-  for (let index = 0; index < texts.length; index += 1) if (lower[index].includes(term)) found[index] = 1;
-  return found;
+  while (lower.length < Math.min(end, texts.length)) lower.push(texts[lower.length].toLowerCase());
 }
 
 // Register a part of the page: which messages it depends on, and how it is drawn.
