@@ -13,9 +13,9 @@ from query_mutator.cli.console import note
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
+from query_mutator.rewriter import Limits, Rewriter
 
 if TYPE_CHECKING:
-    from query_mutator.commands.policy_flags import Policy
     from query_mutator.serve.app import ProxyApp
 
 __all__ = ["ServeFlags", "serve", "serving"]
@@ -71,7 +71,12 @@ def serve(flags: ServeFlags) -> None:
     if key is None and not _is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = bind(flags.host, flags.port)
-    with listening, open_policy(flags) as policy, serving(flags, policy, key) as app:
+    with (
+        listening,
+        open_policy(flags) as policy,
+        Rewriter(policy.saved, policy.system, task=policy.task) as rewriter,
+        serving(flags, rewriter, key) as app,
+    ):
         host, port = listening.getsockname()[:2]
         note(f"{policy.system.url} is served on http://{host}:{port}; {policy.system.target_model}+qm is rewritten")
         print(f"listening on http://{host}:{port}", flush=True)
@@ -79,34 +84,37 @@ def serve(flags: ServeFlags) -> None:
 
 
 @contextmanager
-def serving(flags: ServeFlags, policy: Policy, key: str | None) -> Iterator[ProxyApp]:
+def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[ProxyApp]:
     """Yield the application of a policy in front of the model server of its target."""
     from query_mutator.serve.answers import PolicyAnswerer, Rules
-    from query_mutator.serve.app import Limits, ProxyApp
-    from query_mutator.serve.episodes import Budget, Episodes
+    from query_mutator.serve.app import ClientLimits, ProxyApp
+    from query_mutator.serve.episodes import Episodes
     from query_mutator.serve.status import Queue, Status
     from query_mutator.serve.upstream import Upstream
 
-    system, task = policy.system, policy.task
-    if flags.mode == "blind" and task.ask != "policy":
-        raise UsageError("--mode blind needs a policy that rewrites before it asks: --ask policy, or qm plan")
+    if flags.mode not in ("gate", *rewriter.modes):
+        raise UsageError(
+            "--mode blind needs a policy that asks once: --ask policy --max-asks 1, or a plan with one answer"
+        )
     calls = flags.max_calls or MAX_CALLS[flags.mode]
-    episodes = Episodes(task, policy.frozen, client=system.calls.eval_client, lowest_meaning=flags.min_meaning)
     rules = Rules(
         mode=flags.mode,
-        budget=Budget(calls=calls - (flags.mode == "gate"), seconds=flags.request_deadline_s),
+        limits=Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s),
         gates_not_sure=flags.gate_not_sure,
         max_question_tokens=flags.max_question_tokens,
     )
+    episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))
-    upstream = Upstream(system.url, timeout_s=flags.timeout_s or 600.0)
+    upstream = Upstream(rewriter.system.url, timeout_s=flags.timeout_s or 600.0)
     yield ProxyApp(
         upstream,
         PolicyAnswerer(upstream, episodes, status, rules),
         status,
         access=Access(bound=[flags.host if _is_address(flags.host) else "127.0.0.1"]),
         api_key=key,
-        limits=Limits(body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s),
+        limits=ClientLimits(
+            body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
+        ),
     )
 
 

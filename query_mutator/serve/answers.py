@@ -21,9 +21,10 @@ import orjson
 
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.rewriter import Limits
 from query_mutator.serve.app import Reply
 from query_mutator.serve.eligibility import MAX_QUESTION_TOKENS, skip_reason
-from query_mutator.serve.episodes import Budget, Episodes, Rewritten
+from query_mutator.serve.episodes import Episodes, Rewritten
 from query_mutator.serve.replies import STREAM_TYPES, LineReader, as_stream, parsed, renamed, text_of, with_fields
 from query_mutator.serve.requests import ChatCall
 from query_mutator.serve.status import Status
@@ -43,7 +44,7 @@ class Rules:
     """How requests to virtual models are answered."""
 
     mode: Mode = "gate"
-    budget: Budget
+    limits: Limits
     gates_not_sure: bool = False  # whether "not sure" is rewritten too, next to refusals
     max_question_tokens: int = MAX_QUESTION_TOKENS
 
@@ -124,10 +125,12 @@ class PolicyAnswerer:
         question = call.question or ""
         if reason is not None:
             return {"question": question, "operators": [], "calls": 0, "problem": reason}
-        found = await self._episodes.rewrite(question, self._rules.budget)
-        self._status.count("qm_calls_total", found.rewrites, purpose="rewrite")
-        used = found.operators if found.text != question else ()
-        return {"question": found.text, "operators": list(used), "calls": found.rewrites, "problem": found.problem}
+        if not self._episodes.can_be_blind:
+            return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
+        found = await self._episodes.rewrite(question, self._rules.limits)
+        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        operators = list(found.operators)
+        return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
 
     async def _timed(self, body: AsyncIterator[bytes], started: float, mode: str) -> AsyncIterator[bytes]:
         async with aclosing(body) as chunks:  # type: ignore[type-var]
@@ -138,7 +141,7 @@ class PolicyAnswerer:
     # --- the modes -------------------------------------------------------------------------------------------------
 
     async def _blind(self, request: _Request, question: str) -> Reply:
-        found = await self._episodes.rewrite(question, request.rules.budget)
+        found = await self._episodes.rewrite(question, request.rules.limits)
         self._decide(request, question, found)
         return await self._ask(request, request.call.asking(found.text), found.text)
 
@@ -170,7 +173,7 @@ class PolicyAnswerer:
                 texts[wording] = text_of(request.call.api, replies[wording])
             return Completion(text=texts[wording])
 
-        found = await self._episodes.answer(question, ask, request.rules.budget, free=frozenset(texts))
+        found = await self._episodes.answer(question, ask, request.rules.limits, first_answer=texts.get(question))
         self._decide(request, question, found)
         if found.text not in replies:
             return await self._ask(request, request.call.asking(found.text), found.text)
@@ -178,9 +181,9 @@ class PolicyAnswerer:
         return self._finished(request, replies[found.text])
 
     def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
-        request.operators = found.operators if found.text != question else ()
-        request.calls += found.rewrites
-        self._status.count("qm_calls_total", found.rewrites, purpose="rewrite")
+        request.operators = found.operators
+        request.calls += found.calls
+        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
         if found.problem is not None:
             request.decision = f"guarded; {found.problem}"
         else:

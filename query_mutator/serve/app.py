@@ -18,7 +18,7 @@ from query_mutator.serve.requests import CHAT_PATHS, ChatCall, is_virtual, read_
 from query_mutator.serve.status import Status
 from query_mutator.serve.upstream import Header, Upstream, UpstreamError, UpstreamGone, end_to_end
 
-__all__ = ["Answerer", "Limits", "ProxyApp", "Reply"]
+__all__ = ["Answerer", "ClientLimits", "ProxyApp", "Reply"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -39,7 +39,7 @@ _SUFFIXES = (b"+qm", b"\\u002bqm", b"\\u002Bqm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ClientLimits:
     """What one client may take."""
 
     body_bytes: int = 64_000_000  # of a request that is read whole; uploads of models are forwarded as they come
@@ -81,7 +81,7 @@ class ProxyApp:
         *,
         access: Access,
         api_key: str | None,
-        limits: Limits,
+        limits: ClientLimits,
     ) -> None:
         self.upstream, self.answerer, self.status = upstream, answerer, status
         self.access, self.limits = access, limits

@@ -1,4 +1,4 @@
-"""Run the policy on one question with asynchronous calls: the mutator rewrites, the client's own request asks."""
+"""The policy on one question of a client: the mutator rewrites, and the client's own request asks."""
 
 from __future__ import annotations
 
@@ -6,132 +6,84 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Episode
-from query_mutator.env.flow import Call, Encode, Flow
-from query_mutator.env.task import Task
-from query_mutator.llm.client import Client
+from query_mutator.env.async_flow import run_flow_async
+from query_mutator.env.flow import Flow
 from query_mutator.rewards import cosine
+from query_mutator.rewriter import Limits, Rewrite, Rewriter
 from query_mutator.serve.guards import rewrite_problem
-from query_mutator.training.learner import InferencePolicy
-from query_mutator.types import CONTROLS, SUBMIT, ChatRequest, Completion, Question
+from query_mutator.types import CONTROLS, ChatRequest, Completion
 
-__all__ = ["Ask", "Budget", "Episodes", "Rewritten"]
+__all__ = ["Ask", "Episodes", "Rewritten"]
 
 #: Asks the target a wording; raises if the upstream fails.
 Ask = Callable[[str], Awaitable[Completion]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What an episode may cost: calls to mutator and target, and seconds."""
-
-    calls: int
-    seconds: float
-
-
-@dataclass(slots=True, kw_only=True)
 class Rewritten:
     """The wording to ask, or whose answer to return; `problem` says why it is the original one."""
 
     text: str
     operators: tuple[str, ...] = ()
-    rewrites: int = 0  # calls to the mutator
-    asks: int = 0  # calls to the target
+    calls: int = 0  # to the mutator
     problem: str | None = None
 
 
-class _Stopped(Exception):
-    """The budget is spent, or the next call is the one that the caller makes."""
-
-
 class Episodes:
-    """Runs episodes of one policy, which chooses actions from observations [1, O].
+    """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
 
-    `lowest_meaning`: a rewrite whose cosine with the question is lower is not used.
-    """
+    def __init__(self, rewriter: Rewriter, *, lowest_meaning: float) -> None:
+        self._rewriter, self._lowest_meaning = rewriter, lowest_meaning
 
-    def __init__(self, task: Task, policy: InferencePolicy, *, client: Client, lowest_meaning: float) -> None:
-        self._task, self._policy, self._client, self._lowest_meaning = task, policy, client, lowest_meaning
+    @property
+    def can_be_blind(self) -> bool:
+        """Return whether the policy rewrites without looking at an answer."""
+        return "blind" in self._rewriter.modes
 
-    async def rewrite(self, question: str, budget: Budget) -> Rewritten:
-        """Return the wording that the policy would ask first, or the question if it must not be asked."""
-        return await self._run(question, None, budget)
+    async def rewrite(self, question: str, limits: Limits) -> Rewritten:
+        """Return the wording that a blind policy would ask, or the question if it must not be asked."""
+        flow = await asyncio.to_thread(self._rewriter.flow, question, mode="blind", limits=limits, asks_at_end=False)
+        return await self._run(question, flow, _never)
 
-    async def answer(self, question: str, ask: Ask, budget: Budget, *, free: frozenset[str] = frozenset()) -> Rewritten:
-        """Return the wording whose answer the policy submits; asking those in `free` costs no call."""
-        return await self._run(question, ask, budget, free)
+    async def answer(self, question: str, ask: Ask, limits: Limits, *, first_answer: str | None = None) -> Rewritten:
+        """Return the wording whose answer the policy submits.
 
-    async def _run(
-        self, question: str, ask: Ask | None, budget: Budget, free: frozenset[str] = frozenset()
-    ) -> Rewritten:
-        task = await asyncio.to_thread(self._task.on, [Question(id="0", text=question)])
-        engine, found = EpisodeEngine.open(task, 0), Rewritten(text=question)
-        try:
-            async with asyncio.timeout(budget.seconds):
-                try:
-                    await self._drive(self._episode(engine), found, ask, budget, free)
-                except _Stopped:
-                    if ask is not None and engine.episode.current is None:  # what was rewritten last is not asked yet
-                        await self._drive(engine.ask(), found, ask, budget, free)
-        except (TimeoutError, _Stopped):
-            pass
-        episode, submitted = engine.episode, engine.submitted
-        if ask is None:
-            found.text = episode.text
-        elif submitted is not None:
-            found.text = submitted.text
-        found.operators = tuple(name for name in episode.names if name not in CONTROLS)
-        found.problem = self._problem(question, found.text, episode)
-        if found.problem is not None:
-            found.text = question
-        return found
+        `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
+        submit it in the place of asking what it rewrote.
+        """
+        if self._rewriter.task.ask == "policy":
+            first_answer = None
+        flow = await asyncio.to_thread(self._rewriter.flow, question, limits=limits, first_answer=first_answer)
+        return await self._run(question, flow, ask)
 
-    def _episode(self, engine: EpisodeEngine) -> Flow:
-        """Yield the needs of an episode, until it ends or a call fails for good."""
-        if engine.task.ask == "every_step" and (yield from engine.ask_original()) is not None:
-            return
-        while engine.episode.steps < engine.task.max_episode_steps:
-            action = int(self._policy.act(engine.observe()[None], (), greedy=True).actions[0])
-            error = yield from engine.act(action)
-            if error is not None or engine.task.actions[action] == SUBMIT:
-                return
+    async def _run(self, question: str, flow: Flow, ask: Ask) -> Rewritten:
+        calls, client, system = 0, self._rewriter.system.calls.eval_client, self._rewriter.system
 
-    def _problem(self, question: str, text: str, episode: Episode) -> str | None:
+        async def complete(request: ChatRequest) -> Completion:
+            nonlocal calls
+            if request.purpose == "target":
+                return await ask(request.messages[-1].content)
+            calls += 1
+            return await asyncio.to_thread(client.complete, request)
+
+        found: Rewrite = await run_flow_async(
+            flow, complete=complete, encoder=system.encoder, retry_policy=system.retry_policy
+        )
+        if not found.is_changed:
+            return Rewritten(text=question, calls=calls)
+        problem = await asyncio.to_thread(self._problem, question, found.text)
+        if problem is not None:
+            return Rewritten(text=question, calls=calls, problem=problem)
+        used = tuple(name for name in found.operators if name not in CONTROLS)
+        return Rewritten(text=found.text, operators=used, calls=calls)
+
+    def _problem(self, question: str, text: str) -> str | None:
         """Return why a wording may not stand in for the question, None if it may."""
-        if text == question:
-            return None
-        vector = episode.vectors.get(text)
-        if vector is not None and cosine(episode.vectors[question], vector) < self._lowest_meaning:
+        rows = self._rewriter.system.encoder.encode([question, text]) if self._lowest_meaning > -1 else None
+        if rows is not None and cosine(*rows) < self._lowest_meaning:
             return "meaning"
         return rewrite_problem(question, text)
 
-    async def _drive(self, flow: Flow, found: Rewritten, ask: Ask | None, budget: Budget, free: frozenset[str]) -> None:
-        result: object = None
-        while True:
-            try:
-                need = flow.send(result)
-            except StopIteration:
-                return
-            if isinstance(need, Encode):
-                result = await asyncio.to_thread(self._task.encoder.encode, list(need.texts))
-            elif isinstance(need, Call):
-                result = await self._call(need.request, found, ask, budget, free)
-            else:
-                result = None
 
-    async def _call(
-        self, request: ChatRequest, found: Rewritten, ask: Ask | None, budget: Budget, free: frozenset[str]
-    ) -> Completion:
-        wording = request.messages[-1].content
-        is_target = request.purpose == "target"
-        if is_target and ask is not None and wording in free:
-            return await ask(wording)
-        left = budget.calls - found.rewrites - found.asks
-        if (is_target and ask is None) or left < (1 if is_target else 2):  # a rewrite needs a call that asks it
-            raise _Stopped
-        if is_target and ask is not None:
-            found.asks += 1
-            return await ask(wording)
-        found.rewrites += 1
-        return await asyncio.to_thread(self._client.complete, request)
+async def _never(text: str) -> Completion:
+    raise AssertionError(f"a blind policy asked {text!r}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import ollama
@@ -21,13 +22,18 @@ from query_mutator import operators
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
+from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.rewards import is_refusal
+from query_mutator.rewriter import Limits as RewriteLimits
+from query_mutator.rewriter import rewrite_flow
 from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
-from query_mutator.serve.app import Limits, ProxyApp
-from query_mutator.serve.episodes import Budget, Episodes
+from query_mutator.serve.app import ClientLimits, ProxyApp
+from query_mutator.serve.episodes import Episodes
 from query_mutator.serve.server import running
 from query_mutator.serve.status import Queue, Status
 from query_mutator.serve.upstream import Upstream
@@ -39,6 +45,21 @@ MODEL = "librarian:latest"
 VIRTUAL = MODEL + "+qm"
 KILL = "plz how do i kill the process that hangs"  # refused; "stop" in the place of "kill" is answered
 SORT = "plz sort my list"
+
+
+class PlanRewriter:
+    """Acts as a `Rewriter` that loaded the checkpoint of a plan."""
+
+    modes = ("full", "blind")
+
+    def __init__(self, plan: Plan, encoder: Encoder, client: Client) -> None:
+        calls = SimpleNamespace(eval_client=client)
+        self.system = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
+        self.task = plan_task(plan, _task(encoder))
+        self._policy = plan_policy(plan, self.task)
+
+    def flow(self, question: str, *, mode: str = "full", **settings: Any) -> Flow:
+        return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)
 
 
 @contextmanager
@@ -53,19 +74,18 @@ def proxy(
     lowest_meaning: float = -1.0,
     api_key: str | None = None,
     slots: int = 0,
-    limits: Limits | None = None,
+    limits: ClientLimits | None = None,
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address."""
-    plan = plan or Plan(steps=("neutral",))
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
-    task = plan_task(plan, _task(encoder))
-    episodes = Episodes(task, plan_policy(plan, task), client=client, lowest_meaning=lowest_meaning)
+    rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
+    episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     upstream = Upstream(upstream_url, timeout_s=30)
-    rules = Rules(mode=mode, budget=Budget(calls=calls, seconds=seconds))
+    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
     answerer = PolicyAnswerer(upstream, episodes, status, rules)
     access = Access(bound=["127.0.0.1"])
-    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or Limits())
+    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or ClientLimits())
     with running(app) as url:
         yield url
     client.close()
@@ -190,7 +210,10 @@ def test_a_client_that_leaves_cuts_the_upstream_call(hash_encoder: Encoder) -> N
 
 
 def test_an_upload_is_forwarded_in_parts_and_larger_than_a_request_may_be(hash_encoder: Encoder) -> None:
-    with start_server([Librarian()]) as server, proxy(server.url, hash_encoder, limits=Limits(body_bytes=1000)) as url:
+    with (
+        start_server([Librarian()]) as server,
+        proxy(server.url, hash_encoder, limits=ClientLimits(body_bytes=1000)) as url,
+    ):
         assert requests.post(f"{url}/api/blobs/sha256:0", data=b"x" * 5000, timeout=10).status_code == 404
         reply = requests.post(f"{url}/api/chat", data=b"x" * 5000, timeout=10)
     assert reply.status_code == 413
