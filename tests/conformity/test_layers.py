@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "sft": TASK | {"batching", "ppo"},
     "training": LEARNERS | {"embedded"},
     "evaluation": LEARNERS | {"embedded", "training"},
-    "serve": ENV | {"embedded", "training"},
+    "serve": ENV | {"embedded", "rewriter"},
     "answering": ENV | {"training"},
     "gym": VOCABULARY | {"batching", "cli"},
     "rewriter": (LEARNERS | {"embedded", "training"}) - {"__init__"},
