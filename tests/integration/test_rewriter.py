@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -380,3 +381,32 @@ def test_qm_rewrite_prints_each_wording_once_and_marks_the_submitted_one(
     marked = [text for name, text in lines if text.startswith("* ") and name != "submitted"]
     assert len(marked) == 1
     assert next(text for name, text in lines if name == "submitted").startswith("* ")
+
+
+# --- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_the_program_in_the_readme_runs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = (block for block in blocks if "Rewriter" in block)
+    monkeypatch.chdir(tmp_path)  # has runs/latest
+    exec(compile(block, "README.md", "exec"), {})
+    assert "`sorted` is what you want." in capsys.readouterr().out
+
+
+def test_a_langchain_runnable_and_a_llama_index_transform(rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from langchain_core.runnables import RunnableLambda
+    from langchain_runnable import answering, rewriting
+    from llama_index.core.schema import QueryBundle
+    from llama_index_transform import QueryMutatorTransform
+
+    found = rewriter.rewrite_many(TEXTS)
+    assert answering(rewriter).batch(TEXTS) == [one.answer for one in found]
+    asked = rewriting(rewriter) | RunnableLambda(str.upper)
+    assert asyncio.run(asked.ainvoke(TEXTS[0])) == found[0].text.upper()
+    transform = QueryMutatorTransform(rewriter)
+    assert transform.run(TEXTS[0]).query_str == found[0].text
+    assert transform.run(QueryBundle(TEXTS[1])).query_str == found[1].text
