@@ -153,6 +153,7 @@ class _Search:
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
         self.rows = [tuple(order[: max(RACE_QUESTIONS, round(share * count))]) for share, _ in STAGES]
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.rows}
+        self._points: dict[tuple[Plan, int], PlanPoint] = {}
         self.price = float(np.mean(task.call_price))
         self.operators = operator_names(task.actions)
         self.may_ask_early = task.max_asks != 1
@@ -225,9 +226,16 @@ class _Search:
         """Return the mean score minus the price of the calls."""
         return point.score - self.price * point.calls
 
-    def point(self, plan: Plan, rows: Sequence[int] | None = None) -> PlanPoint:
+    def point(self, plan: Plan, rows: Rows | None = None) -> PlanPoint:
         """Return a plan's figures on `rows`, by default on all questions of the search."""
-        results = [result for result in self.scores.results(plan, rows or self.rows[-1]) if result.error is None]
+        rows = rows or self.rows[-1]
+        key = (plan, len(rows))  # of the stages, each of which begins with the one before
+        if key not in self._points:
+            self._points[key] = self._point(plan, rows)
+        return self._points[key]
+
+    def _point(self, plan: Plan, rows: Rows) -> PlanPoint:
+        results = [result for result in self.scores.results(plan, rows) if result.error is None]
         count = len(results)
         right = sum(result.success >= 0.5 for result in results)
         return PlanPoint(
