@@ -26,6 +26,7 @@ _READ_BY = {
     "config.json": ("config", "reward", "analysis", "resume"),
     "summary.json": ("summary",),
     "evaluation.jsonl": ("evaluation",),
+    "policy.qm": ("own policy",),
 }
 
 

@@ -26,6 +26,7 @@ from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.sft.distill import read_steps, reward_of
 from query_mutator.training.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.training.journal import Journal
+from query_mutator.training.policy_file import POLICY_FILE, SavedPolicy, read_policy_file
 from tests.attack.harness import Finished, run_cli
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS
@@ -131,6 +132,7 @@ READERS: Mapping[str, Reader] = {
     "evaluation": lambda run: _rows_if_there(run / "evaluation.jsonl"),
     "reward": lambda run: plain(vars(reward_of(str(run)))),
     "policy": lambda run: plain(read_checkpoint(run).learner),
+    "own policy": lambda run: plain(_own_policy(run)),
     "journal": _journal,
     "analysis": _analysis,
     "resume": _resumption,
@@ -168,6 +170,11 @@ def readers_of(run: Path) -> dict[str, Reader]:
     checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
     single = {name: (lambda run, name=name: plain(_checkpoint(run, name))) for name in checkpoints}
     return {**READERS, **single}
+
+
+def _own_policy(run: Path) -> SavedPolicy:
+    saved = read_policy_file(run / POLICY_FILE)
+    return dataclasses.replace(saved, checkpoint=dataclasses.replace(saved.checkpoint, path=None))
 
 
 def _checkpoint(run: Path, name: str) -> Checkpoint:
