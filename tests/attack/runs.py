@@ -74,8 +74,8 @@ def run_of(kind: str) -> Path:
 
 
 def files_of(run: Path) -> list[Path]:
-    """Return the files of a run, pictures and TensorBoard apart."""
-    paths = (path for path in sorted(run.rglob("*")) if path.is_file() and path.suffix != ".png")
+    """Return the files of a run that commands read, so without pictures, the page and TensorBoard."""
+    paths = (path for path in sorted(run.rglob("*")) if path.is_file() and path.suffix not in (".png", ".html"))
     return [path for path in paths if "tensorboard" not in path.parts]
 
 
