@@ -73,13 +73,13 @@ function themeSwitch() {
 
 function markCurrentPart() {
   const links = new Map([...document.querySelectorAll(".top nav a")].map((link) => [link.hash.slice(1), link]));
+  const inView = new Set();
   const seen = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (!isIntersecting) continue;
-      for (const [id, link] of links) {
-        if (id === target.id) link.setAttribute("aria-current", "true");
-        else link.removeAttribute("aria-current");
-      }
+    for (const { target, isIntersecting } of entries) inView[isIntersecting ? "add" : "delete"](target.id);
+    const current = [...links.keys()].find((id) => inView.has(id));
+    for (const [id, link] of links) {
+      if (id === current) link.setAttribute("aria-current", "true");
+      else if (current) link.removeAttribute("aria-current");
     }
   }, { rootMargin: "-20% 0px -75% 0px" });
   for (const part of document.querySelectorAll("main > section")) seen.observe(part);

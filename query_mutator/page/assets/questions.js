@@ -77,7 +77,7 @@ function questionColumns(sides) {
     { key: "question", name: "question", class: "q", cell: (row) => [el("span", { class: "clamp", dir: "auto" }, textOf(firstOf(row).run, firstOf(row).question.q)), el("small", null, row.id)],
       value: (row) => textOf(firstOf(row).run, firstOf(row).question.q).toLowerCase() },
     { key: "tags", name: "tags", class: "t", cell: (row) => el("span", { class: "clamp" }, row.set === "guard" ? ["guard", ...row.tags].join(", ") : row.tags.join(", ")), value: (row) => row.tags.join() },
-    ...shown.map((side) => ({ key: side, name: el("span", null, sideName(side).replaceAll("_", "_\u200b")), class: marked(side),
+    ...shown.map((side) => ({ key: side, name: el("span", null, sideName(side).replace("_", "_\u200b")), class: marked(side),
       title: `Outcome of ${sideName(side)}`, cell: (row) => outcomeIcon(outcomeIn(row, side)), value: (row) => Object.keys(OUTCOMES).indexOf(outcomeIn(row, side)) })),
     { key: "change", name: "change", class: "w", title: `${sideName(sides.to)} compared with ${sideName(sides.from)}`, cell: (row) => el("span", { class: `change ${changeOf(row, sides).replace(" ", "-")}` }, changeOf(row, sides)), value: (row) => changeOf(row, sides) },
     { key: "gain", name: "score", class: "n", title: `Score of ${sideName(sides.to)} minus ${sideName(sides.from)}`, cell: (row) => signed(scoreGain(row, sides), 2), value: (row) => scoreGain(row, sides) },
