@@ -11,7 +11,7 @@ function drawInvalid(data) {
   const rows = (data.invalid_by_length ?? []).filter((row) => row && typeof row === "object");
   if (!rows.length) return null;
   const header = Object.keys(rows[0]);
-  return el("div", { class: "block" }, el("h4", null, "Invalid steps by length of question"),
+  return el("div", { class: "block" }, el("h4", null, "Invalid steps by length of question, in characters"),
     table({ caption: "Invalid steps by length of question", kind: "plain", header: header.map((name) => name.replaceAll("_", " ")),
       rows: rows.map((row) => header.map((name) => (isNumber(row[name]) ? { text: compact(row[name]), value: row[name] } : Array.isArray(row[name]) ? row[name].join(" to ") : row[name]))) }));
 }
@@ -28,10 +28,10 @@ function drawCalls(run) {
   if (!data) return null;
   const price = data.price && typeof data.price === "object" ? data.price : null;
   return [
-    table({ caption: "Calls", kind: "plain facts", header: ["", "value", "meaning"],
+    table({ caption: "Calls", kind: "plain facts", header: ["figure", "value", "meaning"],
       rows: (data.rows ?? []).map((row) => [row.name, { text: measure(row), value: row.value }, row.meaning ?? ""]) }),
-    price && el("div", { class: "block" }, el("h4", null, "Cost"), table({ caption: "Cost", kind: "plain", header: ["", "value"],
-      rows: Object.entries(price).filter(([, value]) => value === null || typeof value !== "object").map(([name, value]) => [name.replaceAll("_", " "), { text: isNumber(value) ? compact(value) : String(value), value }]) })),
+    price && el("div", { class: "block" }, el("h4", null, "Cost"), table({ caption: "Cost", kind: "plain", header: ["cost of", "value"],
+      rows: Object.entries(price).filter(([, value]) => value === null || typeof value !== "object").map(([name, value]) => [name, { text: isNumber(value) ? compact(value) : String(value), value }]) })),
     el("div", { class: "block" }, el("h4", null, "Failures"), drawFailures(data)),
     drawInvalid(data),
   ];
