@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.outputs import Output, holding
-from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, system_settings
+from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
 from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UsageError
@@ -38,7 +38,7 @@ __all__ = ["EvalFlags", "evaluate_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalFlags(PolicyFlags, JsonFlags):
+class EvalFlags(RunFlags, JsonFlags):
     """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites."""
 
     dataset: str | None = None
@@ -60,6 +60,7 @@ class EvalFlags(PolicyFlags, JsonFlags):
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rewriter is not None and not self.rewriter.startswith("hf:"):
             raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
 

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from query_mutator.cli.console import closing_on_interrupt
 from query_mutator.env.task import Task
@@ -19,14 +19,16 @@ from query_mutator.training.learners import load_policy
 from query_mutator.training.policy_file import SavedPolicy, read_policy
 from query_mutator.training.system import System, SystemSettings
 
-__all__ = ["Policy", "PolicyFlags", "max_failure_rate", "open_policy", "system_settings"]
+__all__ = ["Policy", "PolicyFlags", "RunFlags", "max_failure_rate", "open_policy", "system_settings"]
+
+LATEST = "runs/latest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFlags:
     """Flags of every command that uses a trained policy; by default all settings are those of its training."""
 
-    checkpoint: str = "runs/latest"
+    checkpoint: str = LATEST
     """A run folder (its newest checkpoint), a .pt file, or a .qm file of `qm export-policy`."""
     backend: str | None = None
     """Kind of model server: auto, embedded, ollama, openai or a plugin's; by default that of the training."""
@@ -60,6 +62,20 @@ class PolicyFlags:
     """Exit with code 3 when the calls of more than this share of the questions failed; by default as in training."""
     device: str | None = None
     """Torch device of the sentence encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(PolicyFlags):
+    """Flags of the commands that take the policy as their argument too."""
+
+    run: Positional[str] = ""
+    """The policy, as --checkpoint."""
+
+    def __post_init__(self) -> None:
+        if self.run:
+            if self.checkpoint not in (LATEST, self.run):
+                raise ValueError(f"{self.run} and --checkpoint {self.checkpoint} are two policies; give one")
+            object.__setattr__(self, "checkpoint", self.run)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from query_mutator.cli.console import note
-from query_mutator.commands.policy_flags import PolicyFlags, open_policy
+from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
+from query_mutator.llm.client import ModelServer
 from query_mutator.rewriter import Limits, Rewriter
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ MAX_CALLS = {"blind": 9, "gate": 3, "full": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(PolicyFlags):
+class ServeFlags(RunFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
+        "run", "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
     )  # fmt: skip
 
     host: str = "127.0.0.1"
@@ -105,7 +106,11 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     )
     episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))
-    upstream = Upstream(rewriter.system.url, timeout_s=flags.timeout_s or 600.0)
+    server, *others = rewriter.system.calls.servers
+    if others:
+        note(f"answers come from {rewriter.system.url}; all {1 + len(others)} servers share the rewrites")
+    address = rewriter.system.url.rstrip("/").removesuffix("/v1")  # what clients ask for begins with it
+    upstream = Upstream(address, timeout_s=flags.timeout_s or 600.0, headers=_key_of(server))
     yield ProxyApp(
         upstream,
         PolicyAnswerer(upstream, episodes, status, rules),
@@ -116,6 +121,12 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
             body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
         ),
     )
+
+
+def _key_of(server: ModelServer) -> dict[str, str]:
+    """Return the header with the key that a server's backend reads from the environment, if it has one."""
+    key = os.environ.get(getattr(server, "key_variable", ""), "").strip()
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _is_address(host: str) -> bool:

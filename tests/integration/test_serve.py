@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import ollama
@@ -18,104 +17,20 @@ import openai
 import pytest
 import requests
 
-from query_mutator import operators
-from query_mutator.embedded.access import Access
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
-from query_mutator.env.flow import Flow
-from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.llm.client import Client
-from query_mutator.llm.limit import Limit
-from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.rewards import is_refusal
-from query_mutator.rewriter import Limits as RewriteLimits
-from query_mutator.rewriter import rewrite_flow
-from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
-from query_mutator.serve.app import ClientLimits, ProxyApp
-from query_mutator.serve.episodes import Episodes
-from query_mutator.serve.server import running
-from query_mutator.serve.status import Queue, Status
-from query_mutator.serve.upstream import Upstream
-from query_mutator.training.plans import Plan, plan_policy, plan_task
-from query_mutator.types import Question
+from query_mutator.serve.answers import Mode
+from query_mutator.serve.app import ClientLimits
+from query_mutator.training.plans import Plan
 from tests.conftest import Librarian, Softener
-
-MODEL = "librarian:latest"
-VIRTUAL = MODEL + "+qm"
-KILL = "plz how do i kill the process that hangs"  # refused; "stop" in the place of "kill" is answered
-SORT = "plz sort my list"
-
-
-class PlanRewriter:
-    """Acts as a `Rewriter` that loaded the checkpoint of a plan."""
-
-    modes = ("full", "blind")
-
-    def __init__(self, plan: Plan, encoder: Encoder, client: Client) -> None:
-        calls = SimpleNamespace(eval_client=client)
-        self.system = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
-        self.task = plan_task(plan, _task(encoder))
-        self._policy = plan_policy(plan, self.task)
-
-    def flow(self, question: str, *, mode: str = "full", **settings: Any) -> Flow:
-        return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)
-
-
-@contextmanager
-def proxy(
-    upstream_url: str,
-    encoder: Encoder,
-    *,
-    mode: Mode = "gate",
-    plan: Plan | None = None,
-    calls: int = 3,
-    seconds: float = 20.0,
-    lowest_meaning: float = -1.0,
-    api_key: str | None = None,
-    slots: int = 0,
-    limits: ClientLimits | None = None,
-) -> Iterator[str]:
-    """Serve a plan in front of an upstream and yield the proxy's address."""
-    client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
-    rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
-    episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
-    status = Status(Queue(slots))
-    upstream = Upstream(upstream_url, timeout_s=30)
-    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
-    answerer = PolicyAnswerer(upstream, episodes, status, rules)
-    access = Access(bound=["127.0.0.1"])
-    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or ClientLimits())
-    with running(app) as url:
-        yield url
-    client.close()
-
-
-def _task(encoder: Encoder) -> Task:
-    return build_task(
-        [Question(id="a", text=SORT)],
-        calls=CallSettings(target_model="librarian", mutator_model="softener"),
-        encoder=encoder,
-        operators=operators.select("spelling,neutral,filler"),
-        known_words={"sort", "list"},
-        embedding_dims=4,
-    )
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 
 
 @pytest.fixture(scope="module")
 def gate(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
     with proxy(tiny_server.url, hash_encoder) as url:
         yield url
-
-
-def chat(url: str, question: str, *, model: str = VIRTUAL, **fields: Any) -> requests.Response:
-    """Ask over Ollama's API; not as a stream unless asked to."""
-    body = {"model": model, "stream": False, "messages": [{"role": "user", "content": question}], **fields}
-    return requests.post(f"{url}/api/chat", json=body, timeout=20)
-
-
-def answer(reply: requests.Response) -> str:
-    return str(reply.json()["message"]["content"])
 
 
 # --- what passes ------------------------------------------------------------------------------------------------------
@@ -145,6 +60,9 @@ def without_times(content: bytes) -> list[Any]:
         ("/api/chat", {"messages": "not a list"}),
         ("/api/show", {}),
         ("/v1/responses", {"input": "hello"}),
+        ("/api/embed", {"input": ["a", "b"]}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/no/such/path", {"a": 1}),
     ],
 )
 def test_an_upstream_model_is_answered_as_by_the_upstream(
@@ -158,8 +76,8 @@ def test_an_upstream_model_is_answered_as_by_the_upstream(
     assert set(ours.headers) - {"connection"} == {name.lower() for name in theirs.headers} - {"connection"}
 
 
-def raw_server(parts: Sequence[bytes], *, pause_s: float) -> tuple[str, threading.Event]:
-    """Serve one reply in parts; the event says that the client closed the connection before its end."""
+def raw_server(parts: Sequence[bytes], *, pause_s: float, ends: bool = False) -> tuple[str, threading.Event]:
+    """Serve one reply in parts and close if it `ends` there; the event says that the client closed the connection."""
     listening, closed = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def serve() -> None:
@@ -171,7 +89,7 @@ def raw_server(parts: Sequence[bytes], *, pause_s: float) -> tuple[str, threadin
                 time.sleep(pause_s)
             except OSError:
                 closed.set()
-        connection.settimeout(5)
+        connection.settimeout(0 if ends else 5)
         try:
             if connection.recv(1) == b"":
                 closed.set()
@@ -366,7 +284,7 @@ def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: En
 
 
 @contextmanager
-def recording(seen: list[dict[str, Any]]) -> Iterator[str]:
+def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
     """Serve the librarian and note the bodies of chat requests, through a small forwarding server."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -376,6 +294,8 @@ def recording(seen: list[dict[str, Any]]) -> Iterator[str]:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 seen.append(json.loads(body))
+                if headers is not None:
+                    headers.append({name.lower(): value for name, value in self.headers.items()})
                 reply = requests.post(server.url + self.path, data=body, timeout=10)
                 self.send_response(reply.status_code)
                 self.send_header("Content-Type", reply.headers["Content-Type"])
@@ -520,3 +440,33 @@ def test_a_rewrite_alone_is_asked_for_without_an_answer(gate: str) -> None:
     more = [*turns, {"role": "assistant", "content": "sorted"}, {"role": "user", "content": "plz explain it"}]
     assert requests.post(f"{gate}/qm/rewrite", json={"messages": more}, timeout=10).json()["problem"] == "context"
     assert requests.post(f"{gate}/qm/rewrite", json={"question": SORT}, timeout=10).status_code == 400
+
+
+def test_an_error_in_the_middle_of_a_stream_comes_as_it_is(hash_encoder: Encoder) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
+    first = b'{"model":"m","message":{"role":"assistant","content":"Use `sorted`. "},"done":false}\n'
+    error = b'{"error":"an error was encountered while running the model"}\n'
+    url, _ = raw_server([head, first, error], pause_s=0.05, ends=True)
+    with proxy(url, hash_encoder) as ours:
+        lines = chat(ours, SORT, model="m+qm", stream=True).content.splitlines(keepends=True)
+    assert json.loads(lines[0])["model"] == "m+qm"
+    assert lines[1:] == [error]
+
+
+@pytest.mark.parametrize(("sent", "got"), [(None, "Bearer upstream"), ("Bearer mine", "Bearer mine")])
+def test_the_key_of_the_upstream_goes_where_a_client_sends_none(
+    hash_encoder: Encoder, sent: str | None, got: str
+) -> None:
+    seen: list[dict[str, str]] = []
+    with (
+        recording([], seen) as upstream,
+        proxy(upstream, hash_encoder, upstream_headers={"authorization": "Bearer upstream"}) as url,
+    ):
+        for model in (MODEL, VIRTUAL):
+            requests.post(
+                f"{url}/v1/chat/completions",
+                json={"model": model, "messages": [{"role": "user", "content": SORT}]},
+                headers={} if sent is None else {"Authorization": sent},
+                timeout=10,
+            )
+    assert [headers.get("authorization") for headers in seen] == [got, got]

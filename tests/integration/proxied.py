@@ -1,0 +1,101 @@
+"""A proxy for tests: a plan as the policy, in front of any upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import requests
+
+from query_mutator import operators
+from query_mutator.embedded.access import Access
+from query_mutator.encoder import Encoder
+from query_mutator.env.flow import Flow
+from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.llm.client import Client
+from query_mutator.llm.limit import Limit
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.rewriter import Limits as RewriteLimits
+from query_mutator.rewriter import rewrite_flow
+from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
+from query_mutator.serve.app import ClientLimits, ProxyApp
+from query_mutator.serve.episodes import Episodes
+from query_mutator.serve.server import running
+from query_mutator.serve.status import Queue, Status
+from query_mutator.serve.upstream import Upstream
+from query_mutator.training.plans import Plan, plan_policy, plan_task
+from query_mutator.types import Question
+
+MODEL = "librarian:latest"
+VIRTUAL = MODEL + "+qm"
+KILL = "plz how do i kill the process that hangs"  # refused; "stop" in the place of "kill" is answered
+SORT = "plz sort my list"
+
+
+class PlanRewriter:
+    """Acts as a `Rewriter` that loaded the checkpoint of a plan."""
+
+    modes = ("full", "blind")
+
+    def __init__(self, plan: Plan, encoder: Encoder, client: Client) -> None:
+        calls = SimpleNamespace(eval_client=client)
+        self.system = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
+        self.task = plan_task(plan, _task(encoder))
+        self._policy = plan_policy(plan, self.task)
+
+    def flow(self, question: str, *, mode: str = "full", **settings: Any) -> Flow:
+        return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)
+
+
+@contextmanager
+def proxy(
+    upstream_url: str,
+    encoder: Encoder,
+    *,
+    mode: Mode = "gate",
+    plan: Plan | None = None,
+    calls: int = 3,
+    seconds: float = 20.0,
+    lowest_meaning: float = -1.0,
+    api_key: str | None = None,
+    slots: int = 0,
+    limits: ClientLimits | None = None,
+    upstream_headers: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Serve a plan in front of an upstream and yield the proxy's address."""
+    client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
+    rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
+    episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
+    status = Status(Queue(slots))
+    upstream = Upstream(upstream_url, timeout_s=30, headers=upstream_headers)
+    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
+    answerer = PolicyAnswerer(upstream, episodes, status, rules)
+    access = Access(bound=["127.0.0.1"])
+    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or ClientLimits())
+    with running(app) as url:
+        yield url
+    client.close()
+
+
+def _task(encoder: Encoder) -> Task:
+    return build_task(
+        [Question(id="a", text=SORT)],
+        calls=CallSettings(target_model="librarian", mutator_model="softener"),
+        encoder=encoder,
+        operators=operators.select("spelling,neutral,filler"),
+        known_words={"sort", "list"},
+        embedding_dims=4,
+    )
+
+
+def chat(url: str, question: str, *, model: str = VIRTUAL, **fields: Any) -> requests.Response:
+    """Ask over Ollama's API; not as a stream unless asked to."""
+    body = {"model": model, "stream": False, "messages": [{"role": "user", "content": question}], **fields}
+    return requests.post(f"{url}/api/chat", json=body, timeout=20)
+
+
+def answer(reply: requests.Response) -> str:
+    return str(reply.json()["message"]["content"])

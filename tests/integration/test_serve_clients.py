@@ -1,0 +1,127 @@
+"""Clients that people use, through the proxy: plain model names as without it, virtual ones with its headers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import ollama
+import openai
+import pytest
+from langchain_ollama import ChatOllama
+
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.encoder import Encoder
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, proxy
+
+STOPPED = "`os.kill` is what you want."
+MESSAGES: Any = [{"role": "user", "content": KILL}]
+#: A Python that has LiteLLM, which needs older versions of packages than the tests.
+LITELLM_PYTHON = os.environ.get("QM_LITELLM_PYTHON", "")
+TIMES = ("created_at", "created", "id", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+@pytest.fixture(scope="module")
+def gate(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
+    with proxy(tiny_server.url, hash_encoder) as url:
+        yield url
+
+
+def untimed(found: Any) -> Any:
+    """Return a record without what depends on the clock."""
+    if isinstance(found, dict):
+        return {name: untimed(value) for name, value in found.items() if name not in TIMES}
+    return [untimed(one) for one in found] if isinstance(found, list) else found
+
+
+def test_the_ollama_client_gets_equal_objects(gate: str, tiny_server: EmbeddedServer) -> None:
+    def asked(url: str) -> list[Any]:
+        client = ollama.Client(host=url)
+        whole = client.chat(MODEL, messages=MESSAGES)
+        parts = client.chat(MODEL, messages=MESSAGES, stream=True)
+        written = client.generate(MODEL, SORT, options={"num_ctx": 512})
+        return [one.model_dump() for one in (whole, *parts, written)]
+
+    assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
+
+
+def test_the_openai_client_gets_equal_objects(gate: str, tiny_server: EmbeddedServer) -> None:
+    def asked(url: str) -> list[Any]:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
+        whole = client.chat.completions.create(model=MODEL, messages=MESSAGES)
+        parts = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        return [one.model_dump() for one in (whole, *parts)]
+
+    assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
+
+
+def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer) -> None:
+    def asked(url: str) -> list[Any]:
+        model = ChatOllama(model=MODEL, base_url=url)
+        whole, parts = model.invoke(KILL), list(model.stream(KILL))
+        return [(one.content, untimed(one.response_metadata), one.usage_metadata) for one in (whole, *parts)]
+
+    assert asked(gate) == asked(tiny_server.url)
+    seen: list[httpx.Response] = []
+    virtual = ChatOllama(model=VIRTUAL, base_url=gate, client_kwargs={"event_hooks": {"response": [seen.append]}})
+    assert virtual.invoke(KILL).content == STOPPED
+    assert "".join(str(part.content) for part in virtual.stream(KILL)) == STOPPED
+    assert [reply.headers["x-qm-decision"] for reply in seen] == ["rewritten", "rewritten"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
+def test_curl_gets_equal_lines_and_the_headers(gate: str, tiny_server: EmbeddedServer, path: str) -> None:
+    def curl(url: str, model: str) -> tuple[dict[str, str], list[Any]]:
+        body = json.dumps({"model": model, "messages": MESSAGES, "stream": True})
+        command = ["curl", "-sS", "--noproxy", "*", "-i", url + path, "-d", body]
+        said = subprocess.run(command, capture_output=True, check=True, timeout=20).stdout.decode()
+        head, _, content = said.replace("\r\n", "\n").partition("\n\n")
+        headers = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if ": " in line)
+        lines = [line.removeprefix("data: ") for line in content.splitlines()]
+        return headers, [untimed(json.loads(line)) for line in lines if line.startswith("{")]
+
+    (ours, our_lines), (theirs, their_lines) = curl(gate, MODEL), curl(tiny_server.url, MODEL)
+    assert our_lines == their_lines
+    assert ours.keys() - {"connection"} == theirs.keys() - {"connection"}
+    headers, lines = curl(gate, VIRTUAL)
+    assert {line["model"] for line in lines} == {VIRTUAL}
+    assert (headers["x-qm-decision"], headers["x-qm-operators"], headers["x-qm-calls"]) == ("rewritten", "neutral", "3")
+    assert float(headers["x-qm-overhead-ms"]) > 0
+
+
+_LITELLM = """
+import json, sys
+import litellm
+url, provider, model = sys.argv[1:]
+base = url + "/v1" if provider == "openai" else url
+messages = [{"role": "user", "content": %r}]
+settings = dict(model=provider + "/" + model, messages=messages, api_base=base, api_key="x")
+whole = litellm.completion(**settings)
+parts = litellm.completion(stream=True, **settings)
+text = "".join(part.choices[0].delta.content or "" for part in parts)
+headers = (whole._hidden_params or {}).get("additional_headers") or {}
+decision = [value for name, value in headers.items() if name.endswith("x-qm-decision")]
+print(json.dumps([whole.choices[0].message.content, text, whole.usage.completion_tokens, decision]))
+"""
+
+
+@pytest.mark.skipif(not LITELLM_PYTHON, reason="QM_LITELLM_PYTHON names no Python that has LiteLLM")
+@pytest.mark.parametrize("provider", ["openai", "ollama_chat"])
+def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer, provider: str) -> None:
+    def asked(url: str, model: str) -> list[Any]:
+        command = [LITELLM_PYTHON, "-c", _LITELLM % KILL, url, provider, model]
+        settings = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
+        done = subprocess.run(command, capture_output=True, timeout=120, env=settings)
+        assert done.returncode == 0, done.stderr.decode()[-2000:]
+        found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    assert asked(gate, MODEL) == asked(tiny_server.url, MODEL)
+    whole, streamed, _, decision = asked(gate, VIRTUAL)
+    assert whole == streamed == STOPPED
+    if provider == "openai":  # the other provider of LiteLLM drops headers
+        assert decision == ["rewritten"]
