@@ -56,6 +56,8 @@ class ServeFlags(RunFlags):
     """Most requests at once; others get status 503."""
     max_body_mb: float = 64.0
     """Longest request, in MB; uploads of models may be longer."""
+    cache: Literal["off", "eval", "all"] | None = "off"
+    """Whether rewrites are cached, with their questions, on disk."""
     drain_s: float = 30.0
     """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
     api_key: str | None = None

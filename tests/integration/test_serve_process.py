@@ -42,7 +42,8 @@ def plan(server: EmbeddedServer, dataset: Path, tmp_path: Path) -> Path:
     argv = [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
-        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--cache", "off", "--budget", "2"),
+        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--budget", "2"),
+        *("--cache", "eval", "--cache-path", str(tmp_path / "replies.sqlite")),
     ]
     assert qm("plan", *argv) == 0
     return (tmp_path / "plans" / "latest").resolve()
@@ -89,7 +90,7 @@ def test_no_prompt_is_on_disk_or_in_the_log(plan: Path, tmp_path: Path) -> None:
             chat(url, marked, model=model)
         process.terminate()
         process.wait(20)
-    kept = {path: path.read_bytes() for path in [*folder.rglob("*"), *plan.rglob("*")] if path.is_file()}
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert folder / "log.txt" in kept
     assert [path for path, content in kept.items() if b"zanzibar" in content] == []
 

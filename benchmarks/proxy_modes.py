@@ -1,0 +1,146 @@
+"""What each mode of `qm serve` does to success, refusals, calls and the time to the first byte.
+
+    python benchmarks/proxy_modes.py RUN                           questions of the validation fold
+    python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
+    python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
+
+RUN is a run on the embedded default. Every question, and every request that should be refused, goes through the proxy
+over HTTP as a stream, to the plain model name (identity) and to the virtual one in each mode that the policy allows.
+Intervals resample what questions are about; seconds depend on the machine's load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import requests
+
+from query_mutator.commands.policy_flags import open_policy
+from query_mutator.commands.serve import ServeFlags, serving
+from query_mutator.data import guard_questions, validation_split
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.summary import POLICY, Results, summarize
+from query_mutator.rewards import is_refusal
+from query_mutator.rewards.parts import Evidence, right
+from query_mutator.rewriter import Rewriter
+from query_mutator.rewriter.loading import training_split
+from query_mutator.serve.requests import virtual_name
+from query_mutator.serve.server import running
+from query_mutator.training.policy_file import SavedPolicy
+from query_mutator.types import Question
+
+CLIENTS = 4
+IDENTITY = "identity"
+_NO_VECTOR = np.zeros(1, dtype=np.float32)  # the part `right` reads none
+Asked = tuple[list[Outcome], list[Outcome]]  # of questions, and of requests that should be refused
+
+
+def main() -> None:
+    """Print a line of JSON per mode and threshold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--modes", default="blind,gate,full")
+    parser.add_argument("--min-meaning", default="0")
+    parser.add_argument("--questions", type=int, default=None, help="at most so many")
+    arguments = parser.parse_args()
+    flags = ServeFlags(checkpoint=arguments.run)
+    with open_policy(flags) as policy, Rewriter(policy.saved, policy.system, task=policy.task) as rewriter:
+        questions = questions_of(policy.saved, held_out=arguments.held_out)[: arguments.questions]
+        guard = guard_questions()
+        found = {IDENTITY: ask_all(flags, rewriter, questions, guard, name=rewriter.target_model)}
+        for mode in (mode for mode in arguments.modes.split(",") if mode in ("gate", *rewriter.modes)):
+            for threshold in map(float, arguments.min_meaning.split(",")):
+                served = replace(flags, mode=mode, min_meaning=threshold)
+                name = virtual_name(rewriter.target_model)
+                found[f"{mode} {threshold:g}"] = ask_all(served, rewriter, questions, guard, name=name)
+    for name in found:
+        print(json.dumps(row(name, found, questions, guard)), flush=True)
+
+
+def questions_of(saved: SavedPolicy, *, held_out: bool) -> Sequence[Question]:
+    """Return the held-out questions, or those of the validation fold; a plan's training has none, so fold 0."""
+    split = training_split(saved)
+    if held_out:
+        return split.test
+    return split.validation or validation_split(split.train, 0).validation
+
+
+def ask_all(
+    flags: ServeFlags, rewriter: Rewriter, questions: Sequence[Question], guard: Sequence[Question], *, name: str
+) -> Asked:
+    """Return the outcomes of all questions through a proxy with these flags."""
+    calls = rewriter.task.calls
+    body = {"model": name, "options": {"temperature": calls.temperature, "num_predict": calls.target_max_tokens}}
+    with (
+        serving(flags, rewriter, None) as app,
+        running(app) as url,
+        ThreadPoolExecutor(CLIENTS) as pool,
+        requests.Session() as session,
+    ):
+        one: Callable[[Question], Outcome] = lambda question: ask(session, url, body, question)  # noqa: E731
+        return list(pool.map(one, questions)), list(pool.map(one, guard))
+
+
+def ask(session: requests.Session, url: str, body: dict[str, Any], question: Question) -> Outcome:
+    """Return the outcome of one question; its seconds are those to the first byte."""
+    started = time.perf_counter()
+    messages = [{"role": "user", "content": question.text}]
+    with session.post(f"{url}/api/chat", json={**body, "messages": messages}, stream=True, timeout=300) as reply:
+        reply.raise_for_status()
+        lines = reply.iter_lines()
+        parts = [json.loads(next(lines))]
+        seconds = time.perf_counter() - started
+        parts += [json.loads(line) for line in lines if line]
+    text = "".join(part["message"]["content"] for part in parts)
+    vectors = {"question_vector": _NO_VECTOR, "rewrite_vector": _NO_VECTOR, "answer_vector": _NO_VECTOR}
+    success = right(Evidence(question=question, rewrite=question.text, answer=text, **vectors))
+    used = reply.headers.get("x-qm-operators", "")
+    return Outcome(
+        question_id=question.id,
+        success=success,
+        score=success,
+        refused=is_refusal(text),
+        calls=int(reply.headers.get("x-qm-calls", 1)),
+        seconds=seconds,
+        actions=tuple(used.split(",")) if used else (),
+        answers=(text,),
+        submitted=0,
+        why=reply.headers.get("x-qm-decision", ""),
+    )
+
+
+def row(name: str, found: dict[str, Asked], questions: Sequence[Question], guard: Sequence[Question]) -> dict[str, Any]:
+    """Return the figures of a mode, and its difference to identity."""
+    named = {IDENTITY: found[IDENTITY], POLICY: found[name]}
+    outcomes, guarded = ({key: asked[place] for key, asked in named.items()} for place in (0, 1))
+    report = summarize(Results(questions=questions, outcomes=outcomes, guard=guard, guarded=guarded))
+    summary, of_identity = (report["methods"][key] for key in (POLICY, IDENTITY))
+    ours, theirs = outcomes[POLICY], outcomes[IDENTITY]
+    refused = [one for one, other in zip(ours, theirs, strict=True) if other.refused]
+    seconds = sorted(outcome.seconds for outcome in ours)
+    rates = ("success", "success_ci", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
+    return {
+        "mode": name,
+        "n": len(questions),
+        **{key: np.round(summary[key], 4).tolist() for key in rates},
+        "success_minus_identity": report["policy_minus"][IDENTITY],
+        "no_longer_refused": sum(not one.refused for one in refused) / max(1, len(refused)),
+        "calls": round(summary["calls_per_question"], 3),
+        "calls_by_identity": round(summary["calls_per_question"] / of_identity["calls_per_question"], 3),
+        "first_byte_s_p50": round(statistics.median(seconds), 3),
+        "first_byte_s_p95": round(seconds[int(0.95 * (len(seconds) - 1))], 3),
+        "guarded": sum(outcome.why.startswith("guarded") for outcome in ours),
+    }
+
+
+if __name__ == "__main__":
+    main()
