@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from query_mutator.commands.main import main as qm_main
 from query_mutator.page.build import write_page
 from tests.browser.conftest import OpenPage
 from tests.browser.page_runs import HOSTILE, METHODS, QUESTIONS, is_right, write_run
@@ -50,6 +51,20 @@ def test_the_numbers_are_those_of_the_summary(page: Page, run_folder: Path) -> N
         assert shown_rate(page, "source", rival, "difference") == report["policy_minus"][rival]["success"]
     gained = sum(is_right(n, "policy", 0) and not is_right(n, "identity", 0) for n in range(QUESTIONS))
     assert shown_rate(page, "source", "identity", "gained") == gained
+
+
+def test_the_curves_are_those_that_analyze_reads(page: Page, run_folder: Path, tmp_path: Path) -> None:
+    assert qm_main(["analyze", str(run_folder), "--json", str(tmp_path / "analysis.json")]) == 0
+    found = {metric["name"]: metric for metric in json.loads((tmp_path / "analysis.json").read_text())["metrics"]}
+    for title, name, window in (("Return", "return", 5), ("Entropy", "entropy", 1)):  # the mean of the last 5; the last
+        chart = page.locator("figure.chart").filter(has=page.get_by_text(title, exact=True))
+        with page.expect_download() as saved:
+            chart.get_by_role("button", name="CSV").click()
+        points = [[float(cell) for cell in line.split(",")[-2:]] for line in saved.value.path().read_text().split()[1:]]
+        (read,) = found[name]["groups"][0]["values"]
+        last = [value for _, value in points[-window:]]
+        assert points[-1][0] == read["x"]
+        assert sum(last) / len(last) == pytest.approx(read["value"], rel=1e-6)
 
 
 def test_each_chart_shows_its_numbers_and_saves_them(page: Page) -> None:
