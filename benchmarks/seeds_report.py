@@ -18,6 +18,7 @@ from query_mutator.evaluation.methods import Found
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.plan_search import PlanSearch
 from query_mutator.stats.intervals import Floats
+from query_mutator.stats.paired import difference_interval
 from query_mutator.stats.resampling import crossed_intervals
 from query_mutator.training.plans import Plan
 from query_mutator.types import Question
@@ -39,6 +40,11 @@ class Results:
     seeds: Sequence[int]
     sets: Sets
     found: Found  # "NAME", "NAME, guard", "NAME, training"
+
+    @property
+    def keys(self) -> list[str]:
+        """Return what each question [n] is about."""
+        return [target_key(question) for questions in self.sets.values() for question in questions]
 
     def of(self, name: str, part: str = "") -> list[list[Outcome]]:
         """Return the outcomes [S][n] of a method; those of one without a seed count for each."""
@@ -117,15 +123,21 @@ def differences(results: Results, rivals: Mapping[str, str]) -> dict[str, Any]:
     right, found = results.column("policy", "is_right"), {}
     for row, name in rivals.items():
         columns = [(right - results.column(name, "is_right")) * mask for mask in results.inside().values()]
-        pairs = zip(results.inside(), columns, crossed(results, columns), strict=True)
-        found[row] = {label: {"success": float(np.nanmean(column)), "ci": ci} for label, column, ci in pairs}
+        found[row] = {
+            label: {"success": float(np.nanmean(column)), "ci": ci if ci[0] < ci[1] else agreeing(results, column)}
+            for label, column, ci in zip(results.inside(), columns, crossed(results, columns), strict=True)
+        }
     return found
 
 
 def crossed(results: Results, columns: Sequence[Floats]) -> list[list[float]]:
     """Return the intervals of the means of columns [S, n]; the same draws in every call."""
-    keys = [target_key(question) for questions in results.sets.values() for question in questions]
-    return [list(interval) for interval in crossed_intervals(np.stack(columns, axis=2), keys).tolist()]
+    return [list(interval) for interval in crossed_intervals(np.stack(columns, axis=2), results.keys).tolist()]
+
+
+def agreeing(results: Results, differences: Floats) -> list[float]:
+    """Return the interval of differences [S, n] that are all equal, which resampling takes for certain."""
+    return list(difference_interval(differences[0], results.keys))
 
 
 def by_seed(results: Results, costs: Mapping[int, Mapping[str, int]]) -> list[dict[str, Any]]:

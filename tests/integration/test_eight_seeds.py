@@ -11,7 +11,7 @@ import pytest
 from benchmarks.eight_seeds import arguments_of, flags_of, question_sets, run
 from benchmarks.front_picture import draw_front
 from benchmarks.learning import World, task_settings
-from benchmarks.seeds_report import POOLED, Results, figures, in_words
+from benchmarks.seeds_report import POOLED, Results, differences, figures, in_words
 from query_mutator.data.split import in_test
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.training.config import parse_config
@@ -74,3 +74,12 @@ def test_sets_are_pooled_and_apart() -> None:
     row = figures(Results(seeds=(1, 2), sets=sets, found=found), "policy")
     assert {label: row[label]["success"] for label in (POOLED, "a", "b")} == {POOLED: 0.5, "a": 1.0, "b": 1 / 3}
     assert row["guard_refusals"] == [1, 0]
+
+
+def test_methods_that_never_differ_leave_room_for_what_was_not_asked() -> None:
+    questions = [Question(id=str(place), text=str(place)) for place in range(28)]
+    outcomes = {place: Outcome(question_id=str(place), success=1.0, score=1.0) for place in range(28)}
+    found = {"policy@1": outcomes, "policy@2": outcomes, "plan": outcomes}
+    lead = differences(Results(seeds=(1, 2), sets={"a": questions}, found=found), {"best_plan": "plan"})["best_plan"]
+    assert lead["a"]["success"] == 0.0
+    assert lead["a"]["ci"] == pytest.approx([-0.121, 0.121], abs=0.001)
