@@ -46,7 +46,7 @@ class ServeFlags(RunFlags):
     """Seconds after which the best answer so far is sent, or the original question asked."""
     gate_not_sure: bool = False
     """Gate mode: also rewrite what is answered with "I'm not sure"."""
-    min_meaning: float = 0.0
+    min_meaning: float = 0.1
     """Lowest cosine of a rewrite with its question; a rewrite below it is not asked."""
     max_question_tokens: int = 200
     """Longer questions pass untouched; estimated from characters."""
