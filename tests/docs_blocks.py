@@ -177,7 +177,8 @@ def check_command(words: Sequence[str], block: Block) -> None:
         parse_flags(BenchmarkConfig, argv, prog=program)
     elif words[0] == "python":
         known = set(re.findall(r"--[\w-]+", help_text(*program.split()[1:])))
-        missing = {word.partition("=")[0] for word in argv if word.startswith("--")} - known
+        flags = {word for word in argv if word.startswith("--") and " " not in word}  # else a quoted value
+        missing = {word.partition("=")[0] for word in flags} - known
         assert not missing, f"{block.where}: {program} has no {missing}"
     else:
         assert words[0] in FOREIGN, f"{block.where}: {words[0]} is not a known program"

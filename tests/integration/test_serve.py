@@ -89,10 +89,13 @@ def raw_server(parts: Sequence[bytes], *, pause_s: float, ends: bool = False) ->
                 time.sleep(pause_s)
             except OSError:
                 closed.set()
-        connection.settimeout(0 if ends else 5)
+        connection.settimeout(5)
         try:
-            if connection.recv(1) == b"":
-                closed.set()
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # what is unread when a socket closes would reset the connection
+                pass
+            closed.set()
         except OSError:
             closed.set()
         connection.close()

@@ -49,7 +49,7 @@ def test_run_leaves_everything_behind(
     assert run.name.endswith("-demo")
     assert {path.name for path in run.iterdir()} == {
         "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "checkpoints", "summary.json",
-        "evaluation.jsonl", "learning_curve.png", "journal", "report.html",
+        "evaluation.jsonl", "learning_curve.png", "journal", "report.html", "policy.qm",
     }  # fmt: skip
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
     out = capsys.readouterr().out
