@@ -35,7 +35,8 @@ class Lines:
         self._path, self._run, self._done = folder / "config.json", run, 0
 
     def poll(self) -> list[dict[str, Any]]:
-        lines = self._path.read_text(encoding="utf-8").splitlines()
+        text = self._path.read_text(encoding="utf-8")
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a line may be read while it is being written
         new, self._done = lines[self._done :], len(lines)
         if "damaged" in new:
             raise DatasetError("config.json: damaged")
