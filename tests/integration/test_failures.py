@@ -59,9 +59,10 @@ def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str]
     invalid = [row for row in rows if not row["valid"]]
     assert all(row["error"] is not None and row["reward"] == 0 for row in invalid)
     assert all(row["error"] is None for row in rows if row["valid"])
-    metrics = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))
-    assert metrics[-1]["llm/invalid_steps"] == len(invalid)
-    assert 0 < metrics[-1]["llm/retries"] <= metrics[-1]["llm/failed_calls"]
+    last = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))[-1]
+    assert last["llm/invalid_steps"] == len(invalid)
+    # A failure that several requests share may be retried by each of them.
+    assert 0 < last["llm/retries"] <= last["llm/failed_calls"] + last["llm/shared_calls"]
 
 
 def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: Serve, tmp_path: Path) -> None:
