@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from query_mutator.answering.journal import FileJournal
 from query_mutator.answering.lines import Ask, parse_line, read_lines
 from query_mutator.answering.rows import answer_row, bad_line_row, error_row
-from query_mutator.env.flow import Call, CallSite, Flow
+from query_mutator.env.flow import Call, CallSite, Flow, Need, through
 from query_mutator.env.scheduling import Scheduler
 from query_mutator.training.failure_rate import FailureWindow
 from query_mutator.types import ChatRequest, Completion
@@ -51,15 +51,14 @@ def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = No
 
 def metered(flow: Flow, tokens: Counter[str]) -> Flow:
     """Yield the needs of a flow and return its result; count the tokens of its calls."""
-    result: Any = None
-    while True:
-        try:
-            need = flow.send(result)
-        except StopIteration as stop:
-            return stop.value
+
+    def count(need: Need) -> Flow:
         result = yield need
         if isinstance(need, Call):
             tokens.update(prompt_tokens=result.prompt_tokens, completion_tokens=result.completion_tokens)
+        return result
+
+    return through(flow, count)
 
 
 def answer_file(

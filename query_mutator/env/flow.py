@@ -6,13 +6,13 @@ advances it; the same flow runs in one thread or among hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Call", "CallJournal", "CallOutcome", "CallSite", "Encode", "Flow", "Need", "Prepare"]
+__all__ = ["Call", "CallJournal", "CallOutcome", "CallSite", "Encode", "Flow", "Need", "Prepare", "through"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,17 @@ class Prepare:
 
 Need = Call | Encode | Prepare
 Flow = Generator[Need, Any, Any]
+
+
+def through(flow: Flow, meet: Callable[[Need], Flow]) -> Flow:
+    """Yield what `meet(need)` yields for each need of `flow`, send `flow` what it returns; return the flow's result."""
+    result: Any = None
+    while True:
+        try:
+            need = flow.send(result)
+        except StopIteration as stop:
+            return stop.value
+        result = yield from meet(need)
 
 
 class CallJournal(Protocol):

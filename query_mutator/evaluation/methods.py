@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.episode import Episode, why_submitted
-from query_mutator.env.flow import Call, Flow
+from query_mutator.env.flow import Call, Flow, Need, through
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, TooManyFailuresError
@@ -267,20 +267,17 @@ def _model_of(request: ChatRequest) -> str:
 def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
     """Yield the needs of an episode; return its outcome with what it cost."""
     bill = _Bill()
-    result: Any = None
-    while True:
-        try:
-            need = flow.send(result)
-        except StopIteration as stop:
-            outcome: Outcome = stop.value
-            calls = bill.calls if outcome.error else outcome.calls
-            return replace(
-                outcome, calls=calls, tokens=bill.tokens, reply_tokens=bill.reply_tokens, seconds=bill.seconds
-            )
+
+    def add(need: Need) -> Flow:
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
             known = None if result.attempts else memory.get(request_key(need.request, identity=_model_of(need.request)))
             bill.add(known or result)
+        return result
+
+    outcome: Outcome = yield from through(flow, add)
+    calls = bill.calls if outcome.error else outcome.calls
+    return replace(outcome, calls=calls, tokens=bill.tokens, reply_tokens=bill.reply_tokens, seconds=bill.seconds)
 
 
 def episode_flow(env: EpisodeEnv, index: int, job: Job) -> Flow:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any, Literal
+from typing import Literal
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Attempt, why_submitted
-from query_mutator.env.flow import Call, Flow
+from query_mutator.env.flow import Call, Flow, Need, through
 from query_mutator.env.task import Task
 from query_mutator.operators import local_rewrite
 from query_mutator.rewriter.records import Rewrite, Step, Stopped
@@ -159,19 +159,16 @@ class _Decisions:
 
     def _in_time(self, flow: Flow, ends_at: Callable[[], float | None]) -> Flow:
         """Yield the needs of `flow` with a deadline on its calls; return its result."""
-        result: Any = None
-        while True:
-            try:
-                need = flow.send(result)
-            except StopIteration as stop:
-                return stop.value
+
+        def bounded(need: Need) -> Flow:
             deadline = ends_at()
             if isinstance(need, Call) and deadline is not None:
                 if time.monotonic() >= deadline:
-                    result = Completion.failed("timeout", "the deadline was reached")
-                    continue
+                    return Completion.failed("timeout", "the deadline was reached")
                 need = replace(need, request=replace(need.request, deadline=deadline))
-            result = yield need
+            return (yield need)
+
+        return through(flow, bounded)
 
     def _is_late(self, error: ErrorInfo) -> bool:
         """Return whether a call failed because of the deadline."""
