@@ -89,6 +89,14 @@ def plan_ids_row(count: int) -> Callable[[], dict[str, float]]:
     return run
 
 
+def iterate_row(count: int) -> Callable[[], dict[str, float]]:
+    from query_mutator.batching import BatchingConfig, BatchPlanBuilder
+
+    config = BatchingConfig(token_budget=2048, bucket_edges=(128, 256, 512, 1024), overflow_max=2048)
+    epoch = BatchPlanBuilder(make_lengths(count, longest=2048), config).build_sync(1).get_epoch(0)
+    return lambda: {"samples": sum(len(microbatch.samples) for microbatch in epoch), "microbatches": len(epoch)}
+
+
 def blocks_row(count: int) -> Callable[[], dict[str, float]]:
     from query_mutator.batching import BatchingConfig, build_blocked_plan
 
@@ -152,6 +160,7 @@ def shard_row(count: int) -> Callable[[], dict[str, float]]:
 ROWS: dict[str, tuple[Callable[[], Callable[[], dict[str, float]]], str, str]] = {
     "plan 1M": (lambda: plan_row(MILLION), "0.3 s, 5 MB, 0.95, |r| < 0.1", "3.39 s, 14.3 MB, 0.685"),
     "plan 1M, ids": (lambda: plan_ids_row(MILLION), "5 MB", "3.39 s, 14.3 MB"),
+    "iterate 100k": (lambda: iterate_row(MILLION // 10), "0.1 s", "-"),
     "plan 10M": (lambda: plan_row(10 * MILLION), "4 s, 1500 MB", "-"),
     "plan 20M in blocks": (lambda: blocks_row(20 * MILLION), "memory of a block", "-"),
     "pack greedy 100k": (lambda: pack_row("greedy", MILLION // 10), "0.1 s", "173.2 s, 0.99990"),

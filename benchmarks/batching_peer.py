@@ -13,6 +13,7 @@ import asyncio
 import importlib.util
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 Run = Callable[[], dict[str, float]]
@@ -46,6 +47,15 @@ def _plan(lengths: dict[str, int], edges: tuple[int, ...], budget: int) -> Run:
     return run
 
 
+def _iterate(lengths: dict[str, int], edges: tuple[int, ...], budget: int) -> Run:
+    from chuk_lazarus.data.batching import BatchingConfig, BatchPlanBuilder
+
+    shortened = {name: min(length, 2048) for name, length in islice(lengths.items(), 100_000)}
+    config = BatchingConfig(token_budget=2048, bucket_edges=(128, 256, 512, 1024), overflow_max=2048)
+    epoch = asyncio.run(BatchPlanBuilder(shortened, config, "data", "tokenizer").build(1)).get_epoch(0)
+    return lambda: {"samples": sum(batch.batch_size for batch in epoch), "microbatches": epoch.num_microbatches}
+
+
 def _report(lengths: dict[str, int], edges: tuple[int, ...], budget: int) -> Run:
     from chuk_lazarus.data.batching import BucketSpec, create_efficiency_report
 
@@ -62,6 +72,7 @@ def _suggest(lengths: dict[str, int], edges: tuple[int, ...], budget: int) -> Ru
 
 PEER_ROWS: dict[str, Callable[[dict[str, int], tuple[int, ...], int], Run]] = {
     "plan 1M": _plan,
+    "iterate 100k": _iterate,
     "report 1M": _report,
     "suggest waste 1M": _suggest,
 }

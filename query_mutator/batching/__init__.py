@@ -47,7 +47,7 @@ from query_mutator.batching.lengths import LengthTable, as_lengths
 from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
 from query_mutator.batching.planning.blocks import BlockedPlan, build_blocked_plan
 from query_mutator.batching.planning.builder import BatchPlanBuilder, verify_batch_plan
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.planning.fingerprint import (
     BatchFingerprint,
     compute_batch_fingerprint,
@@ -58,6 +58,8 @@ from query_mutator.batching.planning.fingerprint import (
     save_fingerprint_async,
     verify_batch_fingerprint,
 )
+from query_mutator.batching.planning.layout import create_segment_attention_mask
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.mixture import Mixture, mix_datasets
 from query_mutator.batching.planning.packing import (
     PackedSequence,
@@ -66,7 +68,6 @@ from query_mutator.batching.planning.packing import (
     PackingMode,
     SequenceToPack,
     compute_packing_metrics,
-    create_segment_attention_mask,
     pack_sequences,
 )
 from query_mutator.batching.planning.plan_files import (
@@ -106,7 +107,6 @@ from query_mutator.batching.streaming.gym_types import (
     GymTransport,
     PuzzleCompletion,
     PuzzleDifficulty,
-    PuzzleEpisode,
     PuzzleGame,
     PuzzleObservation,
     PuzzleResult,
@@ -124,6 +124,7 @@ from query_mutator.batching.streaming.replay_types import (
     ReplayDraw,
 )
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig, WindowState
+from query_mutator.batching.streaming.telnet_client import PuzzleEpisode
 from query_mutator.batching.streaming.types import (
     EpisodeStatus,
     SampleSource,

@@ -17,7 +17,7 @@ from query_mutator.batching.distributed.checkpoint import CheckpointPosition
 from query_mutator.batching.generation.collate import default_collate
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import EpochPlan
-from query_mutator.batching.planning.packing import (
+from query_mutator.batching.planning.layout import (
     IGNORE_LABEL,
     PADDING_SEGMENT,
     labels_of,

@@ -112,6 +112,9 @@ class EventWriter:
 
 
 def _later_than_all(folder: Path) -> int:
-    """Return the time in ns since 1970, or one just after the newest event file's name where the clock was set back."""
-    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
-    return max([time.time_ns(), *(int(stamp) + 1_000_000 for stamp in stamps if stamp.isdecimal())])
+    """Return the time in ns since 1970, or one just after all event files where the clock was set back."""
+    paths = list(folder.glob("events.out.tfevents.*"))
+    stamps = [int(stamp) for path in paths if (stamp := path.name.split(".")[3]).isdecimal()]
+    written = [path.stat().st_mtime_ns for path in paths]
+    # File systems round times of writing down to a tick of the kernel, at most 10 ms.
+    return max([time.time_ns(), *(then + 10_000_000 for then in (*stamps, *written))])

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from query_mutator.batching.generation.collate import CollatedBatch
-from query_mutator.batching.planning.packing import IGNORE_LABEL
+from query_mutator.batching.planning.layout import IGNORE_LABEL
 from query_mutator.batching.torch_data import flex_block_mask, sdpa_block_mask
 from query_mutator.errors import UsageError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from query_mutator.batching.generation.collate import CollatedBatch, collate_microbatch
 from query_mutator.batching.generation.rows import TokenRow
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
 
 __all__ = ["Microbatch"]

@@ -18,6 +18,7 @@ class PadPolicy(StrEnum):
 
     PAD_TO_BUCKET = "pad_to_bucket"
     PAD_TO_MAX = "pad_to_max"
+    PAD_TO_MAX_IN_BATCH = "pad_to_max"  # the same under its longer name
 
 
 class BatchingMode(StrEnum):

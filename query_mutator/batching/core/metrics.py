@@ -33,8 +33,8 @@ class BatchShapeHistogram(Record):
         return sum(self.bucket_samples.values())
 
     def bucket_fraction(self, bucket_id: BucketId) -> float:
-        """Return the fraction of batches in a bucket, 0 when empty."""
-        return self.bucket_counts.get(bucket_id, 0) / self.total_batches if self.total_batches else 0.0
+        """Return the fraction of samples in a bucket, 0 when empty."""
+        return self.bucket_samples.get(bucket_id, 0) / self.total_samples if self.total_samples else 0.0
 
 
 class BatchMetrics(Record):
@@ -69,8 +69,16 @@ class BatchMetrics(Record):
         """Samples in batches and skipped ones."""
         return self.total_samples + self.skipped_samples
 
-    def record_batch(self, batch: BatchSpec, *, loss_tokens: int = 0) -> Self:
-        """Return the counts with one more batch."""
+    def record_batch(self, batch: BatchSpec | BucketId, batch_size: int | None = None, *, loss_tokens: int = 0) -> Self:
+        """Return the counts with one more batch; of a bucket's number and a size only batches and shapes are counted.
+
+        Use the second form for batches whose samples were counted by `record_sample`.
+        """
+        if not isinstance(batch, BatchSpec):
+            if batch_size is None:
+                raise TypeError("record_batch needs a BatchSpec, or a bucket's number and batch_size")
+            shapes = self.shape_histogram.record_batch(batch, batch_size)
+            return self.plus(total_batches=1).model_copy(update={"shape_histogram": shapes})
         bucket = self.bucket_stats.get(batch.bucket_id)
         if bucket is None or bucket.bucket_max_length < batch.max_length:
             fields = {"bucket_id": batch.bucket_id, "bucket_max_length": batch.max_length}

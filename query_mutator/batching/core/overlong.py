@@ -72,6 +72,11 @@ class Cuts:
         return samples, starts, stops
 
 
+def is_cut(starts: NDArray[Any], stops: NDArray[Any]) -> bool:
+    """Return whether one of these ranges of tokens is less than a whole sample."""
+    return bool(starts.any() or (stops != -1).any())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
     """Units of a batch: unit i < n is sample i, whole or cut; later ones are further pieces of samples."""

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.files import BatchFileError, read_checked_json, write_checked_json
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.sharding import RankPart, Segment, ShardSpec
 from query_mutator.errors import CheckpointError
 

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.sharding import ShardReport, ShardSettings, ShardSpec, report_epoch
 from query_mutator.batching.records import Record
 
@@ -31,7 +31,10 @@ def interleave_microbatches(microbatches: Sequence[MicrobatchSpec]) -> list[Micr
 
 
 class ShardStats(Record):
-    """Totals of one rank over all epochs; fillers count as microbatches, not as samples or tokens."""
+    """Totals of one rank over all epochs, also by name, as `stats["num_batches"]`.
+
+    Fillers count as microbatches, not as samples or tokens.
+    """
 
     rank: int
     num_microbatches: int
@@ -40,6 +43,17 @@ class ShardStats(Record):
     total_tokens: int
     total_loss_tokens: int
     padded_tokens: int
+
+    @property
+    def num_batches(self) -> int:
+        """Number of microbatches."""
+        return self.num_microbatches
+
+    def __getitem__(self, name: str) -> int:
+        if name != "num_batches" and name not in type(self).model_fields:
+            raise KeyError(name)
+        value: int = getattr(self, name)
+        return value
 
 
 def compute_shard_stats(plan: BatchPlan, world_size: int, **settings: Unpack[ShardSettings]) -> dict[int, ShardStats]:

@@ -11,19 +11,19 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from query_mutator.batching.arrays import offsets_of
 from query_mutator.batching.generation.rows import TokenRow
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
-from query_mutator.batching.planning.packing import (
+from query_mutator.batching.planning.layout import (
     PADDING_SEGMENT,
-    PackingConfig,
     labels_of,
     lay_out,
     segment_begins,
     segment_positions,
 )
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
+from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix
 from query_mutator.errors import UsageError
 
@@ -36,7 +36,8 @@ class CollatedBatch(Record):
     """A batch ready for training; its arrays are also available by name, as `batch["labels"]`.
 
     All matrices are [R, L]. Packs have `segment_ids` (−1 in padding); `sample_ids` lists their samples row by row. A
-    filler microbatch has `is_padding`: give it loss weight 0.
+    filler microbatch has `is_padding`: give it loss weight 0. Made without `attention_mask` and `position_ids`, all
+    tokens are attended to, at their places in the row.
     """
 
     input_ids: Int32Matrix
@@ -51,6 +52,15 @@ class CollatedBatch(Record):
     epoch: int = Field(default=0, ge=0)
     is_padding: bool = False
     extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a user's collate function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_masks(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "input_ids" not in data:
+            return data
+        shape = np.shape(data["input_ids"])
+        positions = np.broadcast_to(np.arange(shape[-1] if shape else 0, dtype=np.int32), shape)
+        return {"attention_mask": np.ones(shape, np.uint8), "position_ids": positions, **data}
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -85,9 +95,12 @@ class CollatedBatch(Record):
     def __getitem__(self, name: str) -> Any:
         if name in self.extra:
             return self.extra[name]
-        if name not in (*type(self).model_fields, "labels", "cu_seqlens", "max_seqlen"):
+        if name not in self:
             raise KeyError(name)
         return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in (*self.extra, *type(self).model_fields, "labels", "cu_seqlens", "max_seqlen")
 
     def keys(self) -> Iterator[str]:
         """Yield the names of the arrays."""

@@ -34,7 +34,8 @@ from query_mutator.batching.generation.token_store import (
     token_arrays,
 )
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.epoch_plan import EpochPlan
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan, save_batch_plan
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from query_mutator.batching.files import BatchFileError, read_arrays, read_checked_json
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.records import Record
 from query_mutator.errors import UsageError
 

@@ -5,6 +5,6 @@ the files of a plan. Imports `core`.
 """
 
 __all__ = [
-    "batch_plan", "binpacking", "blocks", "builder", "epoch_plan", "fingerprint", "groups", "mixture", "packing",
-    "plan_files", "sampler", "sharding",
+    "batch_plan", "binpacking", "blocks", "builder", "epoch_plan", "fingerprint", "groups", "layout", "microbatch",
+    "mixture", "packing", "plan_files", "sampler", "sharding",
 ]  # fmt: skip

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
-from typing import Unpack
+from typing import Any, Self, Unpack
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from query_mutator.batching.core.config import BatchingConfig
-from query_mutator.batching.core.overlong import OverlongReport
+from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
+from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
 from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.ids import IdTable
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.epoch_plan import EpochPlan, PlanContext
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.sharding import (
     ShardReport,
@@ -54,6 +55,51 @@ class BatchPlanMeta(Record):
     pad_policy = property(attrgetter("config.pad_policy"))
     base_seed = property(attrgetter("config.seed"))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_settings(cls, data: Any) -> Any:
+        """Collect settings given one by one in `config`."""
+        if not isinstance(data, dict) or "config" in data or "token_budget" not in data:
+            return data
+        settings = {key: data[name] for name, key in _SETTINGS.items() if name in data}
+        predictable = settings.get("pad_policy") == PadPolicy.PAD_TO_BUCKET
+        mode = BatchingMode.PREDICTABLE if predictable else BatchingMode.THROUGHPUT
+        rest = {name: value for name, value in data.items() if name not in _SETTINGS}
+        return {**_no_samples(settings["token_budget"]), **rest, "config": BatchingConfig(mode=mode, **settings)}
+
+    @classmethod
+    def create(
+        cls,
+        dataset_hash: str,
+        tokenizer_hash: str,
+        batching_config: BatchingConfig,
+        num_epochs: int,
+        pack_config: PackingConfig | None = None,
+    ) -> Self:
+        """Return the description of a plan that is made by hand."""
+        return cls(
+            dataset_hash=dataset_hash,
+            tokenizer_hash=tokenizer_hash,
+            config=batching_config,
+            pack_config=pack_config,
+            num_epochs=num_epochs,
+            **_no_samples(batching_config.limit),
+        )
+
+
+#: Fields that may be given in place of `config`, and their names there.
+_SETTINGS = {name: name for name in ("bucket_edges", "overflow_max", "token_budget", "pad_policy")} | {
+    "base_seed": "seed"
+}
+
+
+def _no_samples(limit: int) -> dict[str, Any]:
+    return {
+        "num_samples": 0,
+        "lengths_hash": "",
+        "overlong": OverlongReport(policy=OverlongPolicy.ERROR, limit=limit),
+    }
+
 
 class LazyEpochs(Mapping[int, EpochPlan]):
     """Epochs that are built or loaded on access; the last two stay in memory."""
@@ -78,7 +124,7 @@ class LazyEpochs(Mapping[int, EpochPlan]):
 
 
 class BatchPlan:
-    """Epochs of microbatches over the samples of `ids`.
+    """Epochs of microbatches over the samples of `ids`; without `ids`, those of the epochs, which can be made by hand.
 
     `epochs` maps numbers to epochs, which may be loaded on demand; `digests` are their known checksums; `whole` is the
     plan that this one is a shard of.
@@ -87,17 +133,20 @@ class BatchPlan:
     def __init__(
         self,
         meta: BatchPlanMeta,
-        epochs: Mapping[int, EpochPlan],
-        ids: IdTable,
+        epochs: Mapping[int, EpochPlan] | None = None,
+        ids: IdTable | None = None,
         *,
         digests: Mapping[int, str] | None = None,
         whole: BatchPlan | None = None,
     ) -> None:
         self.meta = meta
-        self.epochs = epochs
-        self.ids = ids
+        self.epochs: Mapping[int, EpochPlan] = {} if epochs is None or ids is None else epochs
+        self.ids = IdTable.from_list([]) if ids is None else ids
         self.whole = whole or self
         self._digests = dict(digests or {})
+        if ids is None:
+            for epoch in (epochs or {}).values():
+                self.add_epoch(epoch)
 
     def __repr__(self) -> str:
         return f"BatchPlan({self.num_epochs} epochs, {self.meta.num_samples} samples, {self.fingerprint[:16]})"
@@ -132,12 +181,23 @@ class BatchPlan:
             raise KeyError(f"the plan has no epoch {epoch}, it has {list(self.epochs)}")
         return self.epochs[epoch]
 
-    def add_epoch(self, epoch: EpochPlan) -> None:
-        """Add an epoch under its number; raise UsageError if the plan has one."""
-        if epoch.epoch in self.epochs:
-            raise UsageError(f"the plan already has an epoch {epoch.epoch}; give the epoch another number")
-        self.epochs = dict(sorted({**self.epochs, epoch.epoch: epoch}.items()))
-        self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs)})
+    def add_epoch(self, epoch_plan: EpochPlan) -> None:
+        """Add an epoch under its number, and its samples; raise UsageError if the plan has one."""
+        number = epoch_plan.epoch
+        if number in self.epochs:
+            raise UsageError(f"the plan already has an epoch {number}; give the epoch another number")
+        self._add_ids(epoch_plan.context)
+        epoch_plan = epoch_plan.over(self.ids)
+        self.epochs = dict(sorted({**self.epochs, number: epoch_plan}.items()))
+        self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs), "num_samples": len(self.ids)})
+
+    def _add_ids(self, context: PlanContext) -> None:
+        known = set() if context.ids is self.ids else set(self.ids.to_list())
+        new = [] if context.ids is self.ids else [name for name in context.ids.to_list() if name not in known]
+        if new:
+            # New ids follow the known ones, so the epochs that the plan has keep their numbers.
+            self.ids = IdTable.from_list([*self.ids.to_list(), *new])
+            self.epochs = {number: epoch.over(self.ids) for number, epoch in self.epochs.items()}
 
     def iter_epoch(self, epoch: int) -> Iterator[MicrobatchSpec]:
         """Yield the microbatches of an epoch."""

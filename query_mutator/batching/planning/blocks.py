@@ -18,7 +18,7 @@ from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.plan_files import load_batch_plan, save_batch_plan
 from query_mutator.errors import UsageError

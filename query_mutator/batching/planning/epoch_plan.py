@@ -8,57 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count, islice, pairwise, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from query_mutator.batching.arrays import IndexArray, offsets_of, ranges_of, sums_of
-from query_mutator.batching.core.overlong import Cuts
+from query_mutator.batching.core.overlong import Cuts, is_cut
 from query_mutator.batching.files import arrays_checksum
 from query_mutator.batching.ids import IdTable
-from query_mutator.batching.records import Int32Array, Int64Array, Record, UInt8Array
+from query_mutator.batching.planning.microbatch import MicrobatchSpec, columns_of
+from query_mutator.batching.records import Int32Array, Int64Array, Record, UInt8Array, readonly
+from query_mutator.errors import UsageError
 
 EPOCH_KIND = "batch plan epoch"
-
-
-class MicrobatchSpec(Record):
-    """What one rank runs at once; `indices` are positions in the data set, `index` the position in the whole epoch.
-
-    `packs` groups the ids into rows if the plan is packed. `starts` and `stops` are the range of tokens of each sample
-    (stop −1: to its end), None for whole samples. `loss_tokens` counts tokens with a loss here, `step_loss_tokens`
-    on all ranks at this step; divide a summed loss by the latter for token-correct gradients. A microbatch with
-    `is_padding` is a filler: run it with loss weight 0.
-    """
-
-    samples: tuple[str, ...]
-    packs: tuple[tuple[str, ...], ...] | None = None
-    bucket_id: int = Field(ge=0)
-    max_len: int = Field(ge=1)
-    index: int = Field(ge=0)
-    indices: Int64Array = Field(default_factory=lambda: np.empty(0, np.int64))
-    starts: Int32Array | None = None
-    stops: Int32Array | None = None
-    total_tokens: int = Field(default=0, ge=0)
-    loss_tokens: int = Field(default=0, ge=0)
-    step_loss_tokens: int = Field(default=0, ge=0)
-    is_padding: bool = False
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples."""
-        return len(self.samples)
-
-    @property
-    def num_packs(self) -> int:
-        """Number of packs, 0 if the plan is not packed."""
-        return len(self.packs) if self.packs is not None else 0
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of the batch: packs, or samples."""
-        return len(self.packs) if self.packs is not None else len(self.samples)
+_CHUNK = 1024  # microbatches whose records are made at once
 
 
 class SourceCount(Record):
@@ -83,7 +49,7 @@ class EpochPlan(Record):
     `order` [U] lists units; microbatch b has units offsets[b]:offsets[b+1] ([B+1]). In a packed plan it has these
     packs, and pack p has units pack_offsets[p]:pack_offsets[p+1] ([P+1]). `tokens`, `loss_tokens`, in packs
     `segment_squares` (sum of squared segment lengths), and in shards `shared_loss_tokens` (on all ranks at the step)
-    are [B].
+    are [B]. An epoch can also be made from `microbatches`, with `total_samples` and `total_tokens`.
     """
 
     epoch: int = Field(ge=0)
@@ -102,6 +68,17 @@ class EpochPlan(Record):
     num_dropped: int = 0
     sources: dict[str, SourceCount] = Field(default_factory=dict)
     context: PlanContext = Field(exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_microbatches(cls, data: Any) -> Any:
+        """Turn `microbatches`, with `total_samples` and `total_tokens`, into arrays."""
+        if not isinstance(data, dict) or "microbatches" not in data:
+            return data
+        data = dict(data)
+        columns = columns_of(data.pop("microbatches"), data.pop("total_samples", None), data.pop("total_tokens", None))
+        ids = columns.pop("ids")
+        return {**columns, "context": PlanContext(ids=ids), **data}
 
     @property
     def num_microbatches(self) -> int:
@@ -207,28 +184,63 @@ class EpochPlan(Record):
         return self.num_microbatches
 
     def __iter__(self) -> Iterator[MicrobatchSpec]:  # type: ignore[override]
-        return (self[number] for number in range(self.num_microbatches))
+        for begin in range(0, self.num_microbatches, _CHUNK):
+            yield from self._records(begin, min(begin + _CHUNK, self.num_microbatches))
 
-    def __getitem__(self, number: int) -> MicrobatchSpec:
-        if not 0 <= number < self.num_microbatches:
-            raise IndexError(f"microbatch {number} is outside 0..{self.num_microbatches - 1} of epoch {self.epoch}")
-        samples, starts, stops = self.context.cuts.resolve(self.units_of(number))
+    def __getitem__(self, idx: int) -> MicrobatchSpec:
+        if not 0 <= idx < self.num_microbatches:
+            raise IndexError(f"microbatch {idx} is outside 0..{self.num_microbatches - 1} of epoch {self.epoch}")
+        return next(self._records(idx, idx + 1))
+
+    def _records(self, begin: int, end: int) -> Iterator[MicrobatchSpec]:
+        """Yield the microbatches begin..end-1; their ids and numbers are looked up at once."""
+        limits = self.unit_offsets[begin : end + 1]
+        samples, starts, stops = self.context.cuts.resolve(self.order[limits[0] : limits[-1]])
+        for array in (starts, stops):
+            if array is not None:
+                readonly(array)
         ids = self.context.ids.take(samples)
-        padding, shared = self.is_padding(number), self.shared_loss_tokens
-        return MicrobatchSpec(
-            samples=tuple(ids),
-            packs=_grouped(ids, self.pack_sizes_of(number)),
-            bucket_id=int(self.bucket[number]),
-            max_len=int(self.max_len[number]),
-            index=number if self.index is None else int(self.index[number]),
-            indices=samples.astype(np.int64) + self.context.ids.first,
-            starts=starts,
-            stops=stops,
-            total_tokens=int(self.tokens[number]),
-            loss_tokens=0 if padding else int(self.loss_tokens[number]),
-            step_loss_tokens=int((self.loss_tokens if shared is None else shared)[number]),
-            is_padding=padding,
-        )
+        indices = readonly(samples.astype(np.int64) + self.context.ids.first)
+        columns = (self.bucket, self.max_len, self._indices, self.tokens, self._own_loss_tokens, self.step_loss_tokens)
+        rows = zip(*(column[begin:end].tolist() for column in columns), strict=True)
+        padding = repeat(False) if self.padding is None else (self.padding[begin:end] == 1).tolist()
+        spans = pairwise((limits - limits[0]).tolist())
+        for place, (first, last), row, is_padding in zip(count(begin), spans, rows, padding, strict=False):
+            bucket, max_len, index, tokens, loss_tokens, step_loss_tokens = row
+            here = slice(first, last)
+            cut = None if starts is None or stops is None else (starts[here], stops[here])
+            own_starts, own_stops = cut if cut is not None and is_cut(*cut) else (None, None)
+            yield MicrobatchSpec.unchecked(
+                {
+                    "samples": tuple(ids[here]),
+                    "packs": self._packs(place, ids[here]),
+                    "bucket_id": bucket,
+                    "max_len": max_len,
+                    "index": index,
+                    "indices": indices[here],
+                    "starts": own_starts,
+                    "stops": own_stops,
+                    "total_tokens": tokens,
+                    "loss_tokens": loss_tokens,
+                    "step_loss_tokens": step_loss_tokens,
+                    "is_padding": is_padding,
+                }
+            )
+
+    @property
+    def _indices(self) -> NDArray[Any]:
+        return np.arange(self.num_microbatches) if self.index is None else self.index
+
+    @property
+    def _own_loss_tokens(self) -> NDArray[Any]:
+        return self.loss_tokens if self.padding is None else np.where(self._counted, self.loss_tokens, 0)
+
+    def _packs(self, number: int, ids: list[str]) -> tuple[tuple[str, ...], ...] | None:
+        sizes = self.pack_sizes_of(number)
+        if sizes is None:
+            return None
+        places = iter(ids)
+        return tuple(tuple(islice(places, size)) for size in sizes.tolist())
 
     def take(self, numbers: NDArray[Any], *, padding: NDArray[Any], step_loss_tokens: NDArray[Any]) -> EpochPlan:
         """Return an epoch of these microbatches, which keep their position in the whole epoch as `index`."""
@@ -256,6 +268,16 @@ class EpochPlan(Record):
             context=self.context,
         )
 
+    def over(self, ids: IdTable) -> EpochPlan:
+        """Return the epoch with its samples looked up in another table, which has them all."""
+        if self.context.ids is ids:
+            return self
+        if len(self.context.cuts):
+            raise UsageError("the epoch has parts of samples; only its own plan can have it")
+        places = ids.positions(self.context.ids.to_list()).astype(np.int32)
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return EpochPlan(**{**fields, "order": places[self.order], "context": PlanContext(ids=ids)})
+
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays of the epoch by name, as stored in its file."""
@@ -272,10 +294,3 @@ class EpochPlan(Record):
     def digest(self) -> str:
         """Hexadecimal sha256 of arrays and head: the checksum of the epoch's file."""
         return arrays_checksum(self.head, self.arrays)
-
-
-def _grouped(ids: list[str], sizes: NDArray[Any] | None) -> tuple[tuple[str, ...], ...] | None:
-    if sizes is None:
-        return None
-    ends = np.cumsum(sizes).tolist()
-    return tuple(tuple(ids[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterable, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -55,21 +56,21 @@ def compute_batch_fingerprint(
 
 def verify_batch_fingerprint(
     batches: Iterable[BatchSpec], expected: BatchFingerprint | str, config: BatchingConfig | None = None
-) -> tuple[bool, str]:
-    """Compare all batches with a fingerprint (a record, or its 16 or 64 digits); return the result and what differs."""
+) -> tuple[bool, str | None]:
+    """Return whether all batches have a fingerprint (a record, or its 16 or 64 digits), and what differs or None."""
     found = compute_batch_fingerprint(batches, config)
     if isinstance(expected, str):
         known = {16: found.fingerprint, 64: found.full_hash}.get(len(expected))
         if known is None:
             return False, f"a fingerprint has 16 or 64 digits, not {len(expected)}"
-        return (True, "the batches match") if known == expected else (False, f"expected {expected}, found {known}")
+        return (True, None) if known == expected else (False, f"expected {expected}, found {known}")
     if found.config_hash != expected.config_hash:
         return False, "the batches were made with other settings"
     if found.num_batches != expected.num_batches:
         return False, f"{found.num_batches} batches where {expected.num_batches} were fingerprinted"
     if not found.matches(expected):
         return False, f"the batches differ: expected {expected.fingerprint}, found {found.fingerprint}"
-    return True, "the batches match"
+    return True, None
 
 
 def save_fingerprint(fingerprint: BatchFingerprint, path: str | Path) -> None:
@@ -82,6 +83,21 @@ def load_fingerprint(path: str | Path) -> BatchFingerprint:
     return BatchFingerprint.model_validate(read_checked_json(path))
 
 
-compute_batch_fingerprint_async = to_async(compute_batch_fingerprint)
+async def compute_batch_fingerprint_async(
+    batches: Iterable[BatchSpec] | AsyncIterable[BatchSpec],
+    config: BatchingConfig | None = None,
+    n_batches: int | None = None,
+) -> BatchFingerprint:
+    """Return `compute_batch_fingerprint` of batches that may come from an async generator."""
+    if isinstance(batches, AsyncIterable):
+        taken: list[BatchSpec] = []
+        async for one in batches:
+            if n_batches is not None and len(taken) >= n_batches:
+                break
+            taken.append(one)
+        batches = taken
+    return await asyncio.to_thread(compute_batch_fingerprint, batches, config, n_batches)
+
+
 save_fingerprint_async = to_async(save_fingerprint)
 load_fingerprint_async = to_async(load_fingerprint)

@@ -1,16 +1,15 @@
-"""Several sequences in one row, kept apart: the packs, their labels, positions and masks."""
+"""Several sequences in one row, kept apart: which share a row, the packs, and how full they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.arrays import IndexArray
 from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, fit_units
 from query_mutator.batching.ids import IdTable
 from query_mutator.batching.lengths import LengthTable
@@ -21,11 +20,14 @@ from query_mutator.batching.planning.binpacking import (
     pack_first_fit,
     pack_in_order,
 )
+from query_mutator.batching.planning.layout import (
+    labels_of,
+    lay_out,
+    packed_length,
+    segment_begins,
+    segment_positions,
+)
 from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
-from query_mutator.errors import UsageError
-
-PADDING_SEGMENT = -1
-IGNORE_LABEL = -100  # ignore_index of torch's cross_entropy
 
 
 class PackingMode(StrEnum):
@@ -177,6 +179,60 @@ def pack_sequences(
     return PackedSequences(packed, units.report)
 
 
+def _packed_by(mode: PackingMode) -> Callable[[Sequence[SequenceToPack], PackingConfig, int], PackedSequences]:
+    def pack(sequences: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int = 0) -> PackedSequences:
+        return pack_sequences(sequences, config.changed(mode=mode), pad_token_id)
+
+    pack.__doc__ = f"Return `pack_sequences` with mode {mode.value}, whatever the mode of `config`."
+    return pack
+
+
+pack_sequences_first_fit = _packed_by(PackingMode.FIRST_FIT)
+pack_sequences_best_fit = _packed_by(PackingMode.BEST_FIT)
+pack_sequences_greedy = _packed_by(PackingMode.GREEDY)
+
+
+class PackingBin:
+    """A pack that is filled by hand: `add` sequences, then `to_packed_sequence`."""
+
+    def __init__(self, max_length: int, pad_token_id: int = 0) -> None:
+        self.max_length = max_length
+        self.pad_token_id = pad_token_id
+        self.sequences: list[SequenceToPack] = []
+        self.current_length = 0
+
+    @property
+    def remaining_space(self) -> int:
+        """Tokens that still fit."""
+        return self.max_length - self.current_length
+
+    def can_fit(self, seq: SequenceToPack, separator_len: int = 0) -> bool:
+        """Return whether a sequence fits with a separator of this many tokens."""
+        return seq.length + separator_len <= self.remaining_space
+
+    def add(self, seq: SequenceToPack, separator_len: int = 0) -> None:
+        """Append a sequence; raise ValueError if it does not fit."""
+        if not self.can_fit(seq, separator_len):
+            raise ValueError(f"{seq.sample_id!r} needs {seq.length + separator_len} tokens, {self.remaining_space} fit")
+        self.sequences.append(seq)
+        self.current_length += seq.length + separator_len
+
+    def to_packed_sequence(self, pad_to_max: bool = True, separator_token_id: int | None = None) -> PackedSequence:
+        """Return the pack; raise ValueError without a sequence, or if separators do not fit."""
+        if not self.sequences:
+            raise ValueError("the bin has no sequence; add one")
+        total = packed_length(self.sequences, separator_token_id)
+        if total > self.max_length:
+            raise ValueError(f"{total} tokens with separators do not fit {self.max_length}; add with separator_len=1")
+        config = PackingConfig(
+            max_length=self.max_length,
+            pad_to_max=pad_to_max,
+            add_separator=separator_token_id is not None,
+            separator_token_id=separator_token_id,
+        )
+        return _packed(self.sequences, config, self.pad_token_id)
+
+
 def _cut(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
     part = slice(start, None if stop == -1 else stop)
     return sequence.model_copy(update={"input_ids": sequence.input_ids[part], "loss_mask": sequence.loss_mask[part]})
@@ -198,89 +254,6 @@ def _packed(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token
     )
 
 
-class Tokens(Protocol):
-    """A token sequence with its loss mask: SequenceToPack, Sample, TokenRow."""
-
-    @property
-    def input_ids(self) -> NDArray[Any]: ...
-
-    @property
-    def loss_mask(self) -> NDArray[Any]: ...
-
-
-class PackedRows(NamedTuple):
-    """Packs as rows of matrices [R, L]; padding has segment −1, the first token of a segment has no loss."""
-
-    input_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.uint8]
-    segment_ids: NDArray[np.int32]
-
-
-def packed_length(segments: Sequence[Tokens], separator: int | None) -> int:
-    """Return the tokens of a pack, with a separator after each segment but the last."""
-    return sum(len(one.input_ids) for one in segments) + (len(segments) - 1) * (separator is not None)
-
-
-def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator: int | None = None) -> PackedRows:
-    """Return packs as rows of `size` tokens: segments one after the other, separators between them, padding."""
-    rows = PackedRows(
-        np.full((len(packs), size), pad_id, np.int32),
-        np.zeros((len(packs), size), np.uint8),
-        np.full((len(packs), size), PADDING_SEGMENT, np.int32),
-    )
-    for pack, input_ids, loss_mask, segment_ids in zip(packs, *rows, strict=True):
-        begin = 0
-        for number, one in enumerate(pack):
-            end = begin + len(one.input_ids)
-            input_ids[begin:end] = one.input_ids
-            loss_mask[begin + 1 : end] = one.loss_mask[1:]  # nothing of the segment predicts its first token
-            if separator is not None and number < len(pack) - 1:
-                input_ids[end] = separator
-                end += 1
-            segment_ids[begin:end] = number
-            begin = end
-    return rows
-
-
-def segment_begins(segment_ids: NDArray[Any]) -> IndexArray:
-    """Return where segments begin, padding too, in the flattened segment ids [..., L]; every row begins one."""
-    return np.flatnonzero(np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1))
-
-
-def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the position of every token within its segment, 0 in padding, for segment ids [..., L]."""
-    here = np.arange(segment_ids.shape[-1])
-    begins = np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1) != 0
-    positions = here - np.maximum.accumulate(np.where(begins, here, 0), axis=-1)
-    return np.where(segment_ids == PADDING_SEGMENT, 0, positions).astype(np.int32)
-
-
-def labels_of(input_ids: NDArray[Any], loss_mask: NDArray[Any]) -> NDArray[np.int64]:
-    """Return `input_ids` where there is a loss, −100 elsewhere, as int64 (a model shifts labels itself)."""
-    return np.where(loss_mask == 1, input_ids, IGNORE_LABEL).astype(np.int64)
-
-
-def create_segment_attention_mask(
-    segment_ids: Sequence[int] | NDArray[Any], use_mlx: bool = False, *, causal: bool = True
-) -> Any:
-    """Return bool [L, L], True where row may attend to column: the same segment, not later, never padding.
-
-    Dense: L*L bytes. For long rows use `cu_seqlens` or the torch helpers instead. With `use_mlx` it is an array of MLX.
-    """
-    segments = np.asarray(segment_ids, np.int32)
-    mask: NDArray[np.bool_] = segments[:, None] == segments[None, :]
-    mask &= (segments != PADDING_SEGMENT)[:, None]
-    if causal:
-        mask &= np.tri(len(segments), dtype=bool)
-    if not use_mlx:
-        return mask
-    try:
-        import mlx.core
-    except ImportError:
-        raise UsageError("use_mlx=True needs MLX: pip install mlx, or leave it out for numpy") from None
-    return mlx.core.array(mask)
-
-
 class PackingMetrics(Record):
     """Fill of a set of packs; every ratio is 0 when there is nothing to divide by."""
 
@@ -295,6 +268,20 @@ class PackingMetrics(Record):
     efficiency: ClassVar = Ratio("total_tokens", "total_padded_length")
     loss_efficiency: ClassVar = Ratio("total_loss_tokens", "total_padded_length")
 
+    def record_packed_sequence(self, packed: PackedSequence) -> Self:
+        """Return the counts with one more pack."""
+        return self.plus(
+            num_original_samples=packed.num_segments,
+            num_packed_sequences=1,
+            total_tokens=packed.total_tokens,
+            total_padded_length=packed.length,
+            total_loss_tokens=packed.num_loss_tokens,
+        )
+
+    def record_skip(self) -> Self:
+        """Return the counts with one more sequence left out."""
+        return self.plus(num_skipped=1)
+
     def saving_over(self, padded_tokens: int) -> float:
         """Return the fraction of tokens saved against the `padded_tokens` of another layout of the same samples."""
         return 1.0 - self.total_padded_length / padded_tokens if padded_tokens else 0.0
@@ -305,15 +292,17 @@ class PackingMetrics(Record):
         return {**self.model_dump(), **rates}
 
 
-def compute_packing_metrics(packed: Sequence[PackedSequence], num_skipped: int | None = None) -> PackingMetrics:
+def compute_packing_metrics(
+    packed_sequences: Sequence[PackedSequence], num_skipped: int | None = None
+) -> PackingMetrics:
     """Return the figures of these packs; sequences dropped by `pack_sequences` are counted as skipped."""
     if num_skipped is None:
-        num_skipped = packed.report.num_dropped if isinstance(packed, PackedSequences) else 0
+        num_skipped = packed_sequences.report.num_dropped if isinstance(packed_sequences, PackedSequences) else 0
     return PackingMetrics(
-        num_original_samples=sum(one.num_segments for one in packed),
-        num_packed_sequences=len(packed),
+        num_original_samples=sum(one.num_segments for one in packed_sequences),
+        num_packed_sequences=len(packed_sequences),
         num_skipped=num_skipped,
-        total_tokens=sum(one.total_tokens for one in packed),
-        total_padded_length=sum(one.length for one in packed),
-        total_loss_tokens=sum(one.num_loss_tokens for one in packed),
+        total_tokens=sum(one.total_tokens for one in packed_sequences),
+        total_padded_length=sum(one.length for one in packed_sequences),
+        total_loss_tokens=sum(one.num_loss_tokens for one in packed_sequences),
     )

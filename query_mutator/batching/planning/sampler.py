@@ -78,15 +78,14 @@ class TokenBudgetBatchSampler:
         """Counts of over-long samples and how they were handled."""
         return self._builder.overlong
 
-    @property
     def bucket_sizes(self) -> dict[BucketId, int]:
-        """Number of samples in every bucket."""
+        """Return the number of samples in every bucket."""
         ids = self.bucket_spec.bucket_ids(self._builder.unit_lengths)
         return dict(enumerate(np.bincount(ids, minlength=self.bucket_spec.num_buckets).tolist()))
 
     def get_bucket_distribution(self) -> dict[BucketId, float]:
         """Return the fraction of samples in every bucket."""
-        return {bucket: size / max(self.num_samples, 1) for bucket, size in self.bucket_sizes.items()}
+        return {bucket: size / max(self.num_samples, 1) for bucket, size in self.bucket_sizes().items()}
 
     def iter_epoch_sync(self, epoch: int = 0, interleave_buckets: bool = True) -> Iterator[BatchSpec]:
         """Yield the batches of an epoch, buckets mixed at random or, without `interleave_buckets`, shortest first."""

@@ -8,5 +8,5 @@ with prioritized draws; RollingBatchPlanWindow, which plans batches over a buffe
 __all__ = [
     "connection", "gym_client", "gym_hints", "gym_replies", "gym_stream", "gym_types", "lowest_first", "mock_stream",
     "offline_stream", "open", "protocols", "replay_buffer", "replay_types", "rolling_window", "sample_columns",
-    "sample_store", "stream_base", "telnet", "types", "wires",
+    "sample_store", "stream_base", "telnet", "telnet_client", "types", "wires",
 ]  # fmt: skip

@@ -215,8 +215,16 @@ class GymEpisodeStream(EpisodeStream):
         await self._client.disconnect()
         self._stop()
 
-    async def __aenter__(self) -> Self:
+    async def connect(self) -> None:
+        """Connect before the first sample is asked for; raise GymConnectionError if nothing answers."""
         await self._client.connect()
+
+    async def disconnect(self) -> None:
+        """Close the connection; the next sample connects again. Idempotent."""
+        await self._client.disconnect()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:

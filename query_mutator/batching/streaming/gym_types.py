@@ -20,7 +20,7 @@ from query_mutator.errors import BackendError, ServerDownError
 
 __all__ = [
     "DifficultyProfile", "GymConfig", "GymConnectionError", "GymEpisode", "GymError", "GymOutputMode",
-    "GymProtocolError", "GymStep", "GymTransport", "PuzzleCompletion", "PuzzleDifficulty", "PuzzleEpisode",
+    "GymProtocolError", "GymStep", "GymTransport", "PuzzleCompletion", "PuzzleDifficulty",
     "PuzzleGame", "PuzzleObservation", "PuzzleResult", "TelnetClientConfig",
 ]  # fmt: skip
 
@@ -247,6 +247,3 @@ class GymEpisode(Record):
     def to_training_text(self) -> str:
         """Return observations and actions in turn, each action after `> `, as one text."""
         return "\n\n".join(f"{step.observation}\n> {step.action or ''}".rstrip() for step in self.steps)
-
-
-PuzzleEpisode = GymEpisode  # the name that clients of puzzles use

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -118,6 +117,8 @@ class OfflineDatasetStream(StreamBase):
         with row_errors(where):
             row = parse_row(line, where)
             tokens = self._rows.tokens(row)
+            meta = row.get("meta")
+            row = {**meta, **row} if isinstance(meta, dict) else row  # where `save_samples` writes the rest
             return StreamSample(
                 input_ids=tokens.input_ids,
                 loss_mask=tokens.loss_mask,
@@ -182,9 +183,9 @@ class OfflineDatasetStream(StreamBase):
         """Return the first samples of the file without moving the stream."""
         return list(islice(self._fresh(), n))
 
-    def get_length_distribution(self) -> dict[int, int]:
-        """Return how many samples have each length, without moving the stream."""
-        return dict(sorted(Counter(sample.length for sample in self._fresh()).items()))
+    def get_length_distribution(self) -> dict[str, int]:
+        """Return the length of each sample by its id, without moving the stream."""
+        return {sample.sample_id: sample.length for sample in self._fresh()}
 
     def _fresh(self) -> Iterator[StreamSample]:
         twin = OfflineDatasetStream(

@@ -20,7 +20,7 @@ from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.files import sha256_of
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.types import StreamSample, utc_now
@@ -49,13 +49,13 @@ class WindowConfig(Record):
         self.to_batching_config(0)
         return self
 
-    def to_batching_config(self, window_id: int) -> BatchingConfig:
+    def to_batching_config(self, window_seed: int) -> BatchingConfig:
         """Return the settings of one window's plan; each window has a different seed."""
         return BatchingConfig.throughput(
             token_budget=self.token_budget,
             bucket_edges=self.bucket_edges,
             overflow_max=self.overflow_max,
-            seed=int(np.random.SeedSequence([self.seed, window_id]).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence([self.seed, window_seed]).generate_state(1)[0]),
             overlong=self.overlong,
         )
 

@@ -12,8 +12,6 @@ from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
 
 __all__ = ["EpisodeStatus", "SampleSource", "StreamConfig", "StreamMetrics", "StreamSample", "StreamState", "utc_now"]
 
-_new, _set = object.__new__, object.__setattr__
-
 
 class SampleSource(StrEnum):
     """Where a sample came from."""
@@ -105,18 +103,13 @@ class StreamSample(Record):
     def with_replay(self, times: int = 1) -> Self:
         """Return a copy marked as replayed `times` more; the arrays are shared.
 
-        A buffer does this for every sample it adds, so the copy bypasses pydantic (3 us instead of 20): the fields
-        were checked when this sample was created.
+        A buffer does this for every sample it adds, so the fields, checked when this sample was created, are not
+        checked again.
         """
         fields = self.__dict__.copy()
         fields["source"] = SampleSource.REPLAY
         fields["replay_count"] += times
-        twin = _new(type(self))
-        _set(twin, "__dict__", fields)
-        _set(twin, "__pydantic_fields_set__", self.__pydantic_fields_set__)
-        _set(twin, "__pydantic_extra__", None)
-        _set(twin, "__pydantic_private__", None)
-        return twin
+        return self.unchecked(fields)
 
 
 class StreamConfig(Record):
