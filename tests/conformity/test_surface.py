@@ -68,7 +68,8 @@ def test_the_wheel_holds_the_tracked_files_and_no_others(built: tuple[list[str],
 def test_the_sdist_holds_code_tests_and_pages(built: tuple[list[str], Path]) -> None:
     tracked, out = built
     (sdist,) = out.glob("*.tar.gz")
-    packed = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("query_mutator/", "ppo/", "tests/", "docs/", "examples/", "scripts/", "benchmarks/")
     wanted = {name for name in tracked if name.startswith(folders) or name in (*SURFACE, "LICENSE", "CHANGELOG.md")}
     assert wanted - packed == set()
