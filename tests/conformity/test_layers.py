@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "iqn": TOOLS | {"env", "ppo"},
     "bandit": TOOLS | {"env", "iqn", "ppo"},
     "batching": VOCABULARY | {"stats"},
+    "adapters": VOCABULARY,
     "analysis": TOOLS,
     "sizing": TOOLS | {"iqn", "ppo", "analysis"},
     "sweep": TOOLS | {"analysis"},
