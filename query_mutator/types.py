@@ -37,6 +37,10 @@ ERROR_KINDS = (
     "not_asked",  # an evaluation with too many failures asks no further question
 )
 
+#: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
+#: and serves the guard metric only.
+NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
+
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators
 CALL_PRICE = 0.005  # of a model call, in units of the score
