@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "gym": VOCABULARY | {"batching", "cli"},
     "rewriter": (LEARNERS | {"embedded", "training"}) - {"__init__"},
     "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
+    "cluster": LEARNERS | {"analysis", "embedded", "evaluation", "sweep", "training"},
 }
 #: Command lines may import every room and the surface.
 COMMANDS = {"commands", "__main__"}
