@@ -28,14 +28,14 @@ class WeightedReward:
 
     @classmethod
     def parse(cls, spec: str) -> WeightedReward:
-        """Return the reward written as `right=0.7,similarity=0.3`."""
+        """Return the reward written as `right=0.7,similarity=0.3`; a name alone has the weight 1."""
         weights: dict[str, float] = {}
         for item in spec.split(","):
-            name, _, value = item.partition("=")
+            name, equals, value = item.partition("=")
             try:
-                weight = float(value)
+                weight = float(value) if equals else 1.0
             except ValueError:
-                raise UsageError(f"reward {item.strip()!r} is not NAME=WEIGHT, as in right=0.7") from None
+                raise UsageError(f"reward {item.strip()!r} is not NAME or NAME=WEIGHT, as in right=0.7") from None
             if name.strip() in weights:
                 raise UsageError(f"reward {spec!r} names {name.strip()!r} twice; name each part once")
             weights[name.strip()] = weight
