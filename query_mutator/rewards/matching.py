@@ -2,8 +2,8 @@
 
 Texts: lower case, without punctuation and the articles a, an, the, one space between words (Rajpurkar et al., 2016,
 arXiv:1606.05250, `normalize_answer` of its evaluation script). Numbers: the convention of GSM8K and its successors, the
-one after `####`, in `\\boxed{}` or after "answer is", else the last in the answer (Cobbe et al., 2021, arXiv:2110.14168;
-Lewkowycz et al., 2022, arXiv:2206.14858, appendix D, which drops units, percent signs and thousands separators).
+one after `####`, in `\\boxed{}` or after "answer is", else the last in the answer (Cobbe et al., 2021,
+arXiv:2110.14168; Lewkowycz et al., 2022, arXiv:2206.14858, appendix D: without units and thousands separators).
 """
 
 from __future__ import annotations

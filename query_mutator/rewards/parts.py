@@ -57,7 +57,7 @@ def right(evidence: Evidence) -> float:
         return 0.0
     tags = evidence.question.tags
     if NUMERIC in tags:
-        return numeric(evidence)
+        return _ends_at_gold(evidence)
     if PLAIN_TEXT not in tags and callable(pynames.resolve(accept[0])):
         named = pynames.first_name(evidence.answer)
         return float(named is not None and any(pynames.same_object(named, name) for name in accept))
@@ -82,6 +82,10 @@ def contains(evidence: Evidence) -> float:
 @PARTS.register("numeric")
 def numeric(evidence: Evidence) -> float:
     """Return 1 when the number that the answer ends at is an accepted one."""
+    return _ends_at_gold(evidence)
+
+
+def _ends_at_gold(evidence: Evidence) -> float:
     found = final_number(evidence.answer)
     if found is None or is_refusal(evidence.answer):
         return 0.0
