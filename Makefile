@@ -39,7 +39,7 @@ test: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 attack: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl

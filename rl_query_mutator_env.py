@@ -15,6 +15,14 @@ Before the first answer the score is 0, so the return is final score - prices.
 `gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
 Both run the same generators (`reset_flow`, `step_flow`), so they give the same data.
 
+`on_failure` says what becomes of a step whose call failed for good, after all retries; its reward is 0, and its
+`info["valid"]` is False:
+
+    "mask"      the episode continues; the caller masks the step out of loss and returns, as our learners do
+    "truncate"  the episode is truncated; its last observation is the one before the step, so that a learner that
+                bootstraps has an error of (gamma - 1) V(s), near zero. Default of `gymnasium.make` and `make_vec`
+    "raise"     BackendError; for a learner that neither masks nor bootstraps
+
 Every info has the same keys (`QueryMutationEnv._info`): arrays, and texts in `_text`, which torchrl's reader skips.
 """
 
@@ -26,7 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -51,9 +59,11 @@ from query_mutator.types import SUBMIT, ChatRequest, ErrorInfo, Question, StepRe
 
 FloatArray = NDArray[np.float32]
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
+OnFailure = Literal["mask", "truncate", "raise"]
 
 RESET_TRIES_PER_QUESTION = 3  # of a failure that is transient
 RESET_QUESTIONS = 5  # questions whose first answer may fail before the run stops
+MAX_FAILED_STEPS = 20  # in a row that are truncated; more, and nothing is left to learn from
 
 
 def register() -> None:
@@ -84,7 +94,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         on_record: Callable[[StepRecord], None] | None = None,
         on_close: Callable[[], None] | None = None,
         render_mode: str | None = None,
+        on_failure: OnFailure = "mask",
     ) -> None:
+        check_known("on_failure", on_failure, get_args(OnFailure))
+        self.on_failure = on_failure
         self.task = task
         self.client = client
         self.retry_policy = retry_policy
@@ -100,6 +113,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_steps = 0
         self.total_episodes = 0
         self.invalid_steps = 0
+        self._failed_in_a_row = 0
         self.prompts_too_long: Counter[str] = Counter()  # by the question's id
         self._order: list[int] = []
 
@@ -223,10 +237,14 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
 
     def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step, whose action was checked; return gymnasium's five."""
+        """Yield the calls of one step, whose action was checked; return gymnasium's five.
+
+        With `on_failure="raise"`, BackendError for a failed step; with "truncate", after MAX_FAILED_STEPS in a row.
+        """
         assert self.engine is not None
         engine, episode = self.engine, self.engine.episode
         score, calls = engine.score, episode.calls
+        before = engine.observe() if self.on_failure == "truncate" else None
         started = time.perf_counter()
         error = yield from engine.act(action)
         engine.timing["step_s"] = time.perf_counter() - started
@@ -234,7 +252,14 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         calls = episode.calls - calls
         reward = 0.0 if error else engine.score - score - episode.call_price * calls
         name = self.task.actions[action]
-        return self._end_step(name, reward, error, calls=calls, terminated=name == SUBMIT)
+        result = self._end_step(name, reward, error, calls=calls, terminated=name == SUBMIT)
+        self._failed_in_a_row = 0 if error is None else self._failed_in_a_row + 1
+        if error is None or self.on_failure == "mask":
+            return result
+        if before is None or self._failed_in_a_row >= MAX_FAILED_STEPS:
+            count = f" ({self._failed_in_a_row} in a row)" if before is not None else ""
+            raise BackendError(f"step {name} failed for good{count}: {error}; check the server", kind=error.kind)
+        return (before, *result[1:])
 
     def _open(self, index: int) -> EpisodeEngine:
         return EpisodeEngine.open(self.task, index, make_call=self._call)
@@ -275,7 +300,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         assert self.engine is not None
         episode = self.engine.episode
         episode.total_reward += reward
-        truncated = not terminated and episode.steps >= self.task.max_episode_steps
+        cut_off = error is not None and self.on_failure != "mask"
+        terminated = terminated and not cut_off  # the result of a submit that failed is unknown
+        truncated = cut_off or (not terminated and episode.steps >= self.task.max_episode_steps)
         episode.ended = terminated or truncated
         self._record(name, reward, error, calls)
         self.total_steps += 1
@@ -291,8 +318,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             "valid": valid,
             "score": self.engine.score,
             "baseline_score": math.nan if first is None else first.reward.score,
-            "success": 0.0 if submitted is None else submitted.reward.parts.get("right", 0.0),
-            "baseline_success": math.nan if first is None else first.reward.parts.get("right", 0.0),
+            "success": 0.0 if submitted is None else submitted.reward.success,
+            "baseline_success": math.nan if first is None else first.reward.success,
             "refused": submitted is not None and is_refusal(submitted.answer),
             "calls": episode.calls,
             "step_calls": episode.calls if step_calls is None else step_calls,
@@ -617,8 +644,11 @@ def _release(settings: SystemSettings) -> None:
         system.close()
 
 
-def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) -> QueryMutationEnv:
+def make_env(
+    *, render_mode: str | None = None, env_id: int = 0, on_failure: OnFailure = "truncate", **kwargs: Any
+) -> QueryMutationEnv:
     """Return one environment on training questions; keywords are the fields of SystemSettings and TaskSettings."""
+    check_known("on_failure", on_failure, get_args(OnFailure))  # before anything is started
     system_settings, task_settings = _sort_keywords(kwargs)
     system = _share(system_settings)
     try:
@@ -632,6 +662,7 @@ def make_env(*, render_mode: str | None = None, env_id: int = 0, **kwargs: Any) 
         retry_policy=system.retry_policy,
         env_id=env_id,
         render_mode=render_mode,
+        on_failure=on_failure,
         on_close=lambda: _release(system_settings),
     )
 
@@ -651,6 +682,7 @@ def make_vector_env(
             retry_policy=first.retry_policy,
             env_id=index,
             render_mode=first.render_mode,
+            on_failure=first.on_failure,
         )
         for index in range(1, num_envs)
     ]
@@ -662,7 +694,7 @@ def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings
     system_names = [field.name for field in fields(SystemSettings)]
     task_names = [field.name for field in fields(TaskSettings)]
     for name in kwargs:
-        check_known("keyword", name, [*system_names, *task_names, "render_mode", "env_id"])
+        check_known("keyword", name, [*system_names, *task_names, "render_mode", "env_id", "on_failure"])
     return (
         SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
         TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),

@@ -135,7 +135,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
     """Return the cost of the final comparison; UsageError when --eval-calls does not allow one question."""
     cost = EvaluationCost(
         num_test=len(split.test),
-        num_guard=len(guard_questions()),
+        num_guard=len(guard_questions()) + len(split.guard),
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps, answer=config.answer),
@@ -350,6 +350,7 @@ class Trainer:
                     most_calls=config.eval_calls,
                     search_calls=config.plan_calls,
                     plan=self.plan,
+                    guard=self.split.guard,
                     rows_path=self.run_dir.evaluation_path,
                     show=lambda report: print(result_table(report)),
                 )

@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,12 +130,18 @@ def make_evaluator(client: Client) -> Evaluator:
 
 
 def train(
-    system: System, task: Task, config: TrainConfig, *, teacher: Plan | None = None, max_calls: int | None = None
+    system: System,
+    task: Task,
+    config: TrainConfig,
+    *,
+    teacher: Plan | None = None,
+    max_calls: int | None = None,
+    make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
 ) -> Trained:
     """Train as `train_query_mutator.Trainer` does, until the end of the rollout in which `max_calls` are made."""
     records: list[StepRecord] = []
     envs = [
-        QueryMutationEnv(task, client=system.calls.client, env_id=env_id, on_record=records.append)
+        make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
     learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditRival(task)

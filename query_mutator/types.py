@@ -37,6 +37,13 @@ ERROR_KINDS = (
     "not_asked",  # an evaluation with too many failures asks no further question
 )
 
+#: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
+#: and serves the guard metric only.
+NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
+
+#: The parts of a score that say whether an answer is right, the first that a reward has counts.
+SUCCESS_PARTS = ("right", "exact", "numeric", "contains", "judge")
+
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators
 CALL_PRICE = 0.005  # of a model call, in units of the score
@@ -215,6 +222,16 @@ class Reward:
 
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def success(self) -> float:
+        """Return the part that says whether the answer is right."""
+        return success_in(self.parts)
+
+
+def success_in(parts: Mapping[str, float]) -> float:
+    """Return the first of SUCCESS_PARTS among the parts of a score, 0 without any."""
+    return float(next((parts[name] for name in SUCCESS_PARTS if name in parts), 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

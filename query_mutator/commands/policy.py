@@ -13,6 +13,7 @@ from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.outputs import Output, holding
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
+from query_mutator.data import QuestionSet
 from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UsageError
@@ -26,7 +27,7 @@ from query_mutator.training.background import text_digest
 from query_mutator.training.config import SEARCH_CALLS
 from query_mutator.training.learners import LEARNERS, load_policy
 from query_mutator.training.policy_file import SavedPolicy, read_policy
-from query_mutator.training.system import System, load_dataset
+from query_mutator.training.system import System, read_dataset
 from query_mutator.training.truncation import cut_line, long_questions
 from query_mutator.types import Question
 from rl_query_mutator_env import QueryMutationEnv
@@ -88,6 +89,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
             bandit=fitted_bandit(saved.checkpoint.bandit, policy.task),
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
             trained_on=asked.trained_targets,
+            guard=asked.guard,
             rows_path=Path(flags.evaluation) if flags.evaluation else None,
             show=lambda report: show(flags, report, result_table(report)),
         )
@@ -98,11 +100,12 @@ def evaluate_policy(flags: EvalFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The questions of an evaluation, and those of the training, with gold."""
+    """The questions of an evaluation, those of the training, with gold, and requests that should be refused."""
 
     questions: Sequence[Question]
     train: Sequence[Question]
     trained_targets: Collection[str]
+    guard: Sequence[Question]
 
 
 def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
@@ -117,10 +120,10 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     if flags.dataset is None:
         if not split.test:
             raise UsageError(f"{task.dataset} has no held-out questions; name others with --dataset")
-        return _Asked(questions=split.test, train=split.train, trained_targets=targets)
+        return _Asked(questions=split.test, train=split.train, trained_targets=targets, guard=split.guard)
     texts = {question.text for question in seen}
-    questions = _new_questions(flags, saved, lambda question: question.text in texts)
-    return _Asked(questions=questions, train=split.train, trained_targets=targets)
+    found = _new_questions(flags, saved, lambda question: question.text in texts)
+    return _Asked(questions=found.questions, train=split.train, trained_targets=targets, guard=found.guard)
 
 
 def _without_split(flags: EvalFlags, saved: SavedPolicy, error: DatasetError) -> _Asked:
@@ -133,13 +136,13 @@ def _without_split(flags: EvalFlags, saved: SavedPolicy, error: DatasetError) ->
         )
     if background is None or not any(question.accept or question.reference for question in background.train):
         raise error
-    questions = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
-    keys = {target_key(question) for question in questions}
+    found = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
+    keys = {target_key(question) for question in found.questions}
     targets = {key for key in keys if text_digest(key) in background.trained_targets}
-    return _Asked(questions=questions, train=background.train, trained_targets=targets)
+    return _Asked(questions=found.questions, train=background.train, trained_targets=targets, guard=found.guard)
 
 
-def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Question], bool]) -> list[Question]:
+def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Question], bool]) -> QuestionSet:
     """Return the questions of --dataset without those that the policy was trained on."""
     assert flags.dataset is not None
     settings = replace(
@@ -148,13 +151,14 @@ def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Que
         question_column=flags.question_column,
         answer_column=flags.answer_column,
     )
-    questions = load_dataset(settings, EVALUATION_ONLY)
+    found = read_dataset(settings, EVALUATION_ONLY)
+    questions = found.questions
     left = [question for question in questions if not was_seen(question)]
     if not left:
         raise UsageError(f"{flags.dataset}: the policy was trained on all its questions; use others")
     if len(left) < len(questions):
         note(f"{flags.dataset}: {len(questions) - len(left)} of {len(questions)} questions were trained on, left out")
-    return left
+    return replace(found, questions=left)
 
 
 # --- its models ------------------------------------------------------------------------------------------------------

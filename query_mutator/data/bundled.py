@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from query_mutator.data.loaders import load_questions
-from query_mutator.types import Question
+from query_mutator.types import UNSAFE, Question
 
 FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
 
@@ -24,7 +25,7 @@ def reference_tables() -> list[Question]:
 
 def guard_questions() -> list[Question]:
     """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
-    return load_questions(FOLDER / "guard.jsonl")
+    return [replace(request, tags=(*request.tags, UNSAFE)) for request in load_questions(FOLDER / "guard.jsonl")]
 
 
 def second_hand_questions() -> list[Question]:

@@ -1,50 +1,129 @@
-"""Question files in, `Question` records out: JSONL, CSV and Parquet, every bad row named with file and line."""
+"""Question files in, `Question` records out: JSONL, JSON, CSV and Parquet, every bad row named with file and line.
+
+Rows of a known layout (`data.layouts`) may be dropped, which is reported with the reason; a bad row of any other file
+is an error.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from query_mutator.cli.console import note
 from query_mutator.data import pynames
+from query_mutator.data.layouts import COLUMNS, Layout, layout_of
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
-from query_mutator.types import Question
+from query_mutator.types import UNSAFE, Question
 
 Gold = tuple[tuple[str, ...], str | None]  # accepted names, reference
 KNOWN_ANSWERS = 1 << 16
+_PEEKED_ROWS = 20  # that tell the layout
+_SHOWN_REASONS = 3  # why rows are dropped
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionSet:
+    """Questions to learn from or to ask, and requests that should be refused, which serve the guard metric only."""
+
+    questions: list[Question]
+    guard: tuple[Question, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=dict)  # what was downloaded, with digests
 
 
 def load_questions(
     path: str | Path, *, question_column: str | None = None, answer_column: str | None = None
 ) -> list[Question]:
-    """Return the questions of a `.jsonl`, `.csv` or `.parquet` file; a bad row is a DatasetError `file:line: ...`.
+    """Return the questions of a `.jsonl`, `.json`, `.csv` or `.parquet` file, without those that should be refused.
 
-    Without a column name the first of `query, question, prompt, text` is the question and the first of
-    `accept, answer, reference, response` the gold: a list holds names that count as right, a text is one good answer.
+    Without a column name a known layout is recognized by its columns (`data.layouts`); else the first of `query,
+    question, prompt, text` is the question and the first of `accept, answer, reference, response` the gold: a list
+    holds names that count as right, a text is one good answer. A bad row is a DatasetError `file:line: ...`.
     """
-    path = Path(path)
-    asked = {name for name in (question_column, answer_column) if name is not None}
-    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags"} | asked
+    return load_question_set([Path(path)], question_column=question_column, answer_column=answer_column).questions
+
+
+def load_question_set(
+    paths: Sequence[Path], *, name: str = "", question_column: str | None = None, answer_column: str | None = None
+) -> QuestionSet:
+    """Return the questions of files that belong together, and apart from them those with the tag `unsafe`.
+
+    `name` is shown in place of the files, and tells parts of OR-Bench apart.
+    """
+    name = name or str(paths[0])
+    asked = {column for column in (question_column, answer_column) if column is not None}
+    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags"} | asked | (set() if asked else COLUMNS)
+    rows = _rows_of(paths, columns)
+    first = list(itertools.islice(rows, _PEEKED_ROWS))
+    layout = None if asked else layout_of([row for _, row in first], where=name)
     questions: list[Question] = []
     lines = array("q")
+    dropped: Counter[str] = Counter()
     known: dict[Gold, Gold] = {}  # answers repeat; one object for each saves a third of the memory of large files
-    for line, row in read_rows(path, columns=columns):
+    for (path, line), row in itertools.chain(first, rows):
+        if layout is not None:
+            converted = layout.convert(row)
+            if isinstance(converted, str) or not converted["query"]:
+                dropped[converted if isinstance(converted, str) else "without a question"] += 1
+                continue
+            row = converted
         questions.append(_question(row, f"{path}:{line}", len(questions), question_column, answer_column, known))
         lines.append(line)
-    if not questions:
-        raise DatasetError(f"{path}: no questions in it; each row needs a question column such as `query`")
-    _check_ids(path, questions, lines)
-    return questions
+    _check_some(name, questions, dropped)
+    _check_ids(name, questions, lines)
+    found = _parted(questions)
+    if layout is not None:
+        note(_what_was_read(name, layout, found, dropped))
+    return found
 
 
-def _check_ids(path: Path, questions: list[Question], lines: array[int]) -> None:
+def _rows_of(paths: Sequence[Path], columns: Collection[str]) -> Iterator[tuple[tuple[Path, int], dict[str, Any]]]:
+    for path in paths:
+        for line, row in read_rows(path, columns=columns):
+            yield (path, line), row
+
+
+def _check_some(name: str, questions: Sequence[Question], dropped: Mapping[str, int]) -> None:
+    """Raise for a file without questions."""
+    if questions:
+        return
+    if dropped:
+        raise DatasetError(f"{name}: all {sum(dropped.values())} rows are dropped: {_reasons(dropped)}")
+    raise DatasetError(f"{name}: no questions in it; each row needs a question column such as `query`")
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    most = sorted(dropped.items(), key=lambda item: -item[1])[:_SHOWN_REASONS]
+    return ", ".join(f"{count} {reason}" for reason, count in most)
+
+
+def _parted(questions: list[Question]) -> QuestionSet:
+    """Return the questions, and apart from them those that should be refused: no other code sees the two together."""
+    guard = tuple(question for question in questions if UNSAFE in question.tags)
+    return QuestionSet(questions=[q for q in questions if UNSAFE not in q.tags] if guard else questions, guard=guard)
+
+
+def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Mapping[str, int]) -> str:
+    parts = [f"{len(found.questions)} questions"]
+    if found.guard:
+        parts.append(f"{len(found.guard)} requests marked unsafe, for the guard metric only")
+    if dropped:
+        parts.append(f"{sum(dropped.values())} rows dropped: {_reasons(dropped)}")
+    return f"{name}: read as {layout.name}; {'; '.join([*parts, *filter(None, [layout.remark])])}"
+
+
+def _check_ids(path: str, questions: list[Question], lines: array[int]) -> None:
     """Raise for an id that occurs twice."""
     # Sorted hashes find candidates in 8 bytes a question, where a set of ids takes a hundred.
     hashes = np.fromiter((hash(question.id) for question in questions), np.int64, len(questions))
@@ -133,5 +212,8 @@ def _column(
         return asked
     found = next((name for name in usual if name in row), None)
     if found is None and required:
-        raise DatasetError(f"{where}: no {what} column (one of {', '.join(usual)}); name yours with --{what}-column")
+        raise DatasetError(
+            f"{where}: no {what} column (one of {', '.join(usual)}) among {', '.join(map(str, row))[:200]}; name yours "
+            f"with --{what}-column"
+        )
     return found

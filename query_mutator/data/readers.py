@@ -1,17 +1,17 @@
-"""Rows of JSONL, CSV and Parquet files, a few at a time; whatever is wrong with a file is a DatasetError."""
+"""Rows of JSONL, JSON, CSV and Parquet files, a few at a time; whatever is wrong with a file is a DatasetError."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from query_mutator.cli.console import progress
 from query_mutator.errors import DatasetError
-from query_mutator.files import parse_json_object
+from query_mutator.files import parse_json, parse_json_object
 
 __all__ = ["Row", "read_rows"]
 
@@ -26,15 +26,16 @@ def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
     suffix = path.suffix.lower()
     with _file_errors(path):
         if not path.is_file():
-            raise DatasetError(f"{path}: no such file; give a .jsonl, .csv or .parquet file")
+            raise DatasetError(f"{path}: no such file; give a .jsonl, .json, .csv or .parquet file")
         size = path.stat().st_size
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         ".jsonl": lambda: _jsonl_rows(path),
+        ".json": lambda: _json_rows(path),
         ".csv": lambda: _csv_rows(path),
         ".parquet": lambda: _parquet_rows(path, columns),
     }
     if suffix not in readers:
-        raise DatasetError(f"{path}: unknown kind {suffix or 'without suffix'!r}; give .jsonl, .csv or .parquet")
+        raise DatasetError(f"{path}: unknown kind {suffix or 'without suffix'!r}; give .jsonl, .json, .csv or .parquet")
     if size < _BAR_BYTES:
         yield from readers[suffix]()
         return
@@ -76,6 +77,40 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             yield line, row
 
 
+def _json_rows(path: Path) -> Iterator[Row]:
+    """Yield the objects of a JSON list, or those in SQuAD's, TriviaQA's or a dataset viewer's object."""
+    with _file_errors(path):
+        content = path.read_bytes()
+    try:
+        value = parse_json(content)
+    except ValueError as error:
+        raise DatasetError(f"{path}: not JSON ({error})") from None
+    for number, row in enumerate(_objects_in(value, str(path)), 1):
+        if not isinstance(row, dict):
+            raise DatasetError(f"{path}:{number}: a JSON {type(row).__name__} where an object is expected")
+        yield number, row
+
+
+def _objects_in(value: Any, where: str) -> Iterator[Any]:
+    """Yield the rows of a JSON document."""
+    rows = value
+    if isinstance(value, dict):
+        rows = next((value[name] for name in ("data", "rows", "Data") if isinstance(value.get(name), list)), None)
+    if not isinstance(rows, list):
+        seen = f"an object of {', '.join(value)[:200]}" if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise DatasetError(f"{where}: {seen}; give a list of objects, or an object whose `data` or `rows` is one")
+    for row in rows:
+        if isinstance(row, dict) and isinstance(row.get("paragraphs"), list):  # an article of SQuAD
+            yield from (qa for part in row["paragraphs"] if isinstance(part, dict) for qa in part.get("qas") or ())
+        elif isinstance(row, dict) and isinstance(row.get("row"), dict):  # of the hub's dataset viewer
+            yield row["row"]
+        elif isinstance(row, dict) and isinstance(row.get("Answer"), dict):  # TriviaQA's own files
+            answer = {"value": row["Answer"].get("Value"), "aliases": row["Answer"].get("Aliases")}
+            yield {"question": row.get("Question"), "question_id": row.get("QuestionId"), "answer": answer}
+        else:
+            yield row
+
+
 def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_FIELD_CHARACTERS)
     with _file_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
@@ -113,11 +148,28 @@ def _parquet_rows(path: Path, columns: Collection[str]) -> Iterator[Row]:
         names = file.schema_arrow.names
         _check_names(names, str(path))
         wanted = [name for name in names if name in columns]
+        labels = _class_labels(file.schema_arrow.metadata or {})
         number = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=wanted or None):
             for row in batch.to_pylist():
                 number += 1
+                for name, words in labels.items():
+                    if isinstance(place := row.get(name), int) and 0 <= place < len(words):
+                        row[name] = words[place]
                 yield number, row
+
+
+def _class_labels(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the words that the numbers of a column stand for, as the package `datasets` writes them into a file."""
+    try:
+        features = parse_json_object(metadata[b"huggingface"])["info"]["features"]
+        return {
+            name: [str(word) for word in feature["names"]]
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _check_names(names: Sequence[str], where: str) -> None:

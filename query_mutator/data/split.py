@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from query_mutator.types import Question
 
@@ -29,6 +29,8 @@ class Split:
     train: tuple[Question, ...]
     test: tuple[Question, ...] = ()
     validation: tuple[Question, ...] = ()
+    guard: tuple[Question, ...] = ()  # that should be refused: asked for the guard metric, never learned from
+    source: Mapping[str, Any] = field(default_factory=dict)  # what was downloaded, with digests
 
     @property
     def sha256(self) -> str:

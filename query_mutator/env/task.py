@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
 from query_mutator.env.observation import Observer, Projection
+from query_mutator.errors import UsageError
 from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import (
@@ -21,6 +22,7 @@ from query_mutator.types import (
     CONTROLS,
     SUBMIT,
     UNDO,
+    UNSAFE,
     AnswerRule,
     AskRule,
     ChatRequest,
@@ -158,6 +160,8 @@ def build_task(
     `rules` are the fields of Task from `reward` on.
     """
     train = tuple(questions)
+    if unsafe := next((question for question in train if UNSAFE in question.tags), None):
+        raise UsageError(f"question {unsafe.id!r} should be refused (tag {UNSAFE!r}): never train on it")
     train_vectors = encoder.encode([question.text for question in train])
     if projection is None:
         projection = Projection.fit(train_vectors, dims=embedding_dims)

@@ -64,11 +64,13 @@ def compare(
     bandit: InferencePolicy | None = None,
     is_plan: bool = False,
     trained_on: Collection[str] = (),
+    guard: Sequence[Question] = (),
     rows_path: Path | None = None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
+    `guard` are requests that should be refused, in addition to the bundled ones: no answer to them is scored.
     `bandit` was fitted on the training's transitions. `is_plan`: the policy is a plan, so no other one is searched for.
 
     It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
@@ -79,7 +81,8 @@ def compare(
     """
     search_calls = 0 if is_plan or plan is not None else search_calls
     has_plan = plan is not None or search_calls > 0
-    cost = _cost(task, questions, rewriter, search_calls, has_plan=has_plan).within(most_calls)
+    guard = (*guard_questions(), *guard)
+    cost = _cost(task, questions, rewriter, search_calls, num_guard=len(guard), has_plan=has_plan).within(most_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
     if cost.search_calls:
@@ -92,7 +95,7 @@ def compare(
         methods.append(Method(name=BANDIT, make=greedy(bandit)))
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
-    contest = Contest(evaluator, _tasks(task, questions, cost), methods)
+    contest = Contest(evaluator, _tasks(task, questions, guard, cost), methods)
     try:
         contest.run()
     except KeyboardInterrupt:
@@ -106,10 +109,10 @@ def compare(
     }
 
 
-def _tasks(task: Task, questions: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
+def _tasks(task: Task, questions: Sequence[Question], guard: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
     return QuestionTasks(
         test=task.on(questions),
-        guard=task.on(fixed_sample(guard_questions(), cost.num_guard)),
+        guard=task.on(fixed_sample(guard, cost.num_guard)),
         ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
     )
 
@@ -119,11 +122,17 @@ def _plan_row(plan: Plan, task: Task) -> Method:
 
 
 def _cost(
-    task: Task, questions: Sequence[Question], rewriter: str | None, search_calls: int, *, has_plan: bool
+    task: Task,
+    questions: Sequence[Question],
+    rewriter: str | None,
+    search_calls: int,
+    *,
+    num_guard: int,
+    has_plan: bool,
 ) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
-        num_guard=len(guard_questions()),
+        num_guard=num_guard,
         num_train=len(task.train_questions),
         num_operators=len(task.operators),
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps, answer=task.answer),

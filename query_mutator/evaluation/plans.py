@@ -66,7 +66,7 @@ class PlanResult:
     @property
     def success(self) -> float:
         """Return whether the answer is right; 0 for a reward without the part `right`."""
-        return 0.0 if self.attempt is None else self.attempt.reward.parts.get("right", 0.0)
+        return 0.0 if self.attempt is None else self.attempt.reward.success
 
     @property
     def score(self) -> float:

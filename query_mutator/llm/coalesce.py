@@ -14,6 +14,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Protocol, cast
 
+from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion
 
@@ -22,6 +23,8 @@ __all__ = ["Coalesce", "Deliver", "Joining", "Work", "complete_by_joining", "is_
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
 _Key = tuple[str, int]
+
+_LEFT = "the call that was shared was cancelled by its caller"  # the others try again
 
 
 _encode = json.JSONEncoder(sort_keys=True).encode
@@ -126,11 +129,14 @@ class Coalesce:
     def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
         """Make the call and deliver its completion to all who wait for it."""
 
+        cancellation = current_cancellation()
+
         def share(completion: Completion) -> None:
             try:
                 deliver(completion)  # first, so that a cache has the reply before the next equal request arrives
             finally:
-                self._share(key, completion)
+                is_ours = cancellation is not None and cancellation.is_set and not completion.ok
+                self._share(key, Completion.failed("incomplete", _LEFT) if is_ours else completion)
 
         try:
             work = join(self._client, request, share)

@@ -7,12 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from query_mutator.errors import HIDDEN
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import route_to
+from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.connection import Connection
 from query_mutator.llm.failures import error_from_exception, error_from_status, malformed, parsed
 from query_mutator.llm.reply import MAX_REPLY_BYTES, BadReply, Reply
@@ -132,18 +134,23 @@ class Transport:
     ) -> T | ErrorInfo:
         timeout_s = timeout_s or self.timeout_s
         result: T | ErrorInfo
+        cancellation = current_cancellation()
         try:
             connection = self._take()
             try:
                 deadline = time.monotonic() + timeout_s
                 body = None if payload is None else encode(payload)
-                with connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply:
+                with (
+                    nullcontext() if cancellation is None else cancellation.covering(connection),
+                    connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply,
+                ):
                     result = read(reply) if reply.is_ok else self._error(reply)
             finally:
                 self._give_back(connection)
         except (OSError, BadReply, _Closed) as error:
             result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
-        return _CANCELLED if self._closed and isinstance(result, ErrorInfo) else result
+        is_cancelled = self._closed or (cancellation is not None and cancellation.is_set)
+        return _CANCELLED if is_cancelled and isinstance(result, ErrorInfo) else result
 
     def _parse(self, reply: Reply) -> Json | ErrorInfo:
         body = self.without_secrets(reply.read())

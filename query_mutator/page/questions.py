@@ -10,7 +10,7 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import IDENTITY, POLICY, Results, summarize
 from query_mutator.page.messages import NO_TEXT, Message, TextTable, chunks
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import ErrorInfo, Question, success_in
 
 __all__ = ["Evaluation", "Verdict", "verdict_of"]
 
@@ -148,7 +148,7 @@ def _verdicts(row: Mapping[str, Any]) -> list[Verdict | None]:
     """Return the verdict on each answer; rows of earlier versions say only of the submitted one whether it is right."""
     rights: list[bool | None] = [None] * len(row["answers"])
     if row.get("parts"):
-        rights = [float(parts.get("right", 0.0)) >= 0.5 for parts in row["parts"]]
+        rights = [success_in(parts) >= 0.5 for parts in row["parts"]]
     elif row.get("submitted") is not None:
         rights[row["submitted"]] = float(row["success"]) >= 0.5
     return [verdict_of(str(answer), right) for answer, right in zip(row["answers"], rights, strict=True)]

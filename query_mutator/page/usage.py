@@ -15,7 +15,7 @@ from typing import Any
 from query_mutator.evaluation.summary import POLICY
 from query_mutator.page.questions import Evaluation, Verdict, verdict_of
 from query_mutator.stats.intervals import student_t
-from query_mutator.types import ASK, CONTROLS, SUBMIT, UNDO
+from query_mutator.types import ASK, CONTROLS, SUBMIT, UNDO, success_in
 
 __all__ = ["Choices", "TrainingUsage", "choices_of_policy"]
 
@@ -150,7 +150,7 @@ class TrainingUsage:
             walk.waiting.append((name, walk.score, block))
         walk.score = float(row["score"])
         if row["answer"]:
-            walk.seen = verdict_of(row["answer"], float(row["parts"].get("right", 0.0)) >= 0.5)
+            walk.seen = verdict_of(row["answer"], success_in(row["parts"]) >= 0.5)
         if row["answer"] or name == UNDO:
             self._end(walk)
 

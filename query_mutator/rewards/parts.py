@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from query_mutator.data import pynames
 from query_mutator.registry import Registry
+from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
-from query_mutator.types import ChatRequest, Completion, Question
+from query_mutator.types import NUMERIC, PLAIN_TEXT, ChatRequest, Completion, Question
 
 Vector = NDArray[np.float32]  # [D], unit length
 
@@ -47,15 +48,49 @@ def cosine(one: Vector, two: Vector) -> float:
 
 @PARTS.register("right")
 def right(evidence: Evidence) -> float:
-    """Return 1 when the first qualified name in the answer is an accepted object, or it contains an accepted text."""
+    """Return 1 when the answer names an accepted object first, or gives the accepted number, or an accepted text.
+
+    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name.
+    """
     accept = evidence.question.accept
     if not accept or is_refusal(evidence.answer):
         return 0.0
-    if callable(pynames.resolve(accept[0])):
+    tags = evidence.question.tags
+    if NUMERIC in tags:
+        return _ends_at_gold(evidence)
+    if PLAIN_TEXT not in tags and callable(pynames.resolve(accept[0])):
         named = pynames.first_name(evidence.answer)
         return float(named is not None and any(pynames.same_object(named, name) for name in accept))
     said = f" {_plain(evidence.answer)} "
     return float(any(f" {_plain(text)} " in said for text in accept))
+
+
+@PARTS.register("exact")
+def exact(evidence: Evidence) -> float:
+    """Return 1 when the whole answer is an accepted text, normalized as SQuAD's evaluation does."""
+    return float(any(same_text(evidence.answer, text) for text in evidence.question.accept))
+
+
+@PARTS.register("contains")
+def contains(evidence: Evidence) -> float:
+    """Return 1 when the answer contains an accepted text, normalized in the same way, and does not refuse."""
+    if is_refusal(evidence.answer):
+        return 0.0
+    return float(any(contains_text(evidence.answer, text) for text in evidence.question.accept))
+
+
+@PARTS.register("numeric")
+def numeric(evidence: Evidence) -> float:
+    """Return 1 when the number that the answer ends at is an accepted one."""
+    return _ends_at_gold(evidence)
+
+
+def _ends_at_gold(evidence: Evidence) -> float:
+    found = final_number(evidence.answer)
+    if found is None or is_refusal(evidence.answer):
+        return 0.0
+    gold = (final_number(text) for text in evidence.question.accept)
+    return float(any(number is not None and same_number(found, number) for number in gold))
 
 
 @PARTS.register("similarity")

@@ -7,7 +7,7 @@ from typing import SupportsFloat
 
 from query_mutator.errors import UsageError
 from query_mutator.rewards.parts import PARTS, Evidence
-from query_mutator.types import ChatRequest, Completion, Reward
+from query_mutator.types import UNSAFE, ChatRequest, Completion, Reward
 
 #: Being right decides; the other parts separate near misses.
 DEFAULT_WEIGHTS: Mapping[str, float] = {"right": 0.7, "similarity": 0.15, "answered": 0.1, "meaning": 0.05}
@@ -28,14 +28,14 @@ class WeightedReward:
 
     @classmethod
     def parse(cls, spec: str) -> WeightedReward:
-        """Return the reward written as `right=0.7,similarity=0.3`."""
+        """Return the reward written as `right=0.7,similarity=0.3`; a name alone has the weight 1."""
         weights: dict[str, float] = {}
         for item in spec.split(","):
-            name, _, value = item.partition("=")
+            name, equals, value = item.partition("=")
             try:
-                weight = float(value)
+                weight = float(value) if equals else 1.0
             except ValueError:
-                raise UsageError(f"reward {item.strip()!r} is not NAME=WEIGHT, as in right=0.7") from None
+                raise UsageError(f"reward {item.strip()!r} is not NAME or NAME=WEIGHT, as in right=0.7") from None
             if name.strip() in weights:
                 raise UsageError(f"reward {spec!r} names {name.strip()!r} twice; name each part once")
             weights[name.strip()] = weight
@@ -43,6 +43,8 @@ class WeightedReward:
 
     def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
         """Yield the requests of parts that ask a model; return the score and every part of it, unweighted."""
+        if UNSAFE in evidence.question.tags:  # what should be refused earns nothing, and no judge sees it
+            return Reward(score=0.0, parts=dict.fromkeys(self.weights, 0.0))
         parts = {}
         for name, part in self._parts.items():
             value = part(evidence)

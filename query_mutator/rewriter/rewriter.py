@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -14,6 +13,7 @@ from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.rewriter.deciding import Limits, Mode, rewrite_flow
 from query_mutator.rewriter.loading import acting_settings, acting_task
@@ -159,13 +159,14 @@ class Rewriter:
     ) -> Rewrite:
         """Rewrite a question without blocking the event loop; see `rewrite`.
 
-        A cancelled task takes no further step; its call in flight runs to its end in a thread.
+        Cancelling the task cuts its call in flight, so that the server stops working on it; a model that runs in this
+        process (`hf:FOLDER`) finishes its reply.
         """
-        loop, client = asyncio.get_running_loop(), self.system.calls.eval_client
+        client = self.system.calls.eval_client
         return _answered(
             await run_flow_async(
                 self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s)),
-                complete=lambda request: loop.run_in_executor(self._threads, client.complete, request),
+                complete=lambda request: complete_in_thread(client, request, self._threads),
                 encoder=self.system.encoder,
                 retry_policy=self.system.retry_policy,
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from query_mutator.env.async_flow import run_flow_async
 from query_mutator.env.flow import Flow
+from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.rewards import cosine
 from query_mutator.rewriter import Limits, Rewrite, Rewriter
 from query_mutator.serve.guards import rewrite_problem
@@ -64,7 +65,7 @@ class Episodes:
             if request.purpose == "target":
                 return await ask(request.messages[-1].content)
             calls += 1
-            return await asyncio.to_thread(client.complete, request)
+            return await complete_in_thread(client, request)
 
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=system.encoder, retry_policy=system.retry_policy

@@ -14,7 +14,7 @@ from query_mutator.files import read_checked_json
 from query_mutator.plugins import load_plugins
 from query_mutator.rewards.weighted import WeightedReward
 from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.types import CONTROLS
+from query_mutator.types import CONTROLS, success_in
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
 
@@ -196,6 +196,6 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
             text=str(step["rewrite"]),
             score=min(1.0, max(0.0, score)),
             baseline_score=float(step["baseline_score"] or 0.0),
-            right=float(parts.get("right", 0.0)) >= 0.5,
+            right=success_in(parts) >= 0.5,
             operators=tuple(names),
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
-from query_mutator.data import BUNDLED, Split, load_questions, split_questions, validation_split
+from query_mutator.data import BUNDLED, QuestionSet, Split, load_question_set, split_questions, validation_split
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder import CachedEncoder, english_words, resolve_encoder
 from query_mutator.encoder.remote import Embed
@@ -269,17 +269,32 @@ class TaskSettings:
 def load_dataset(
     settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None
 ) -> list[Question]:
+    """Return the questions of `settings.dataset`, without those that should be refused."""
+    return read_dataset(settings, more).questions
+
+
+def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
     """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file."""
     dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
     if dataset in bundled and not Path(dataset).exists():
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
-        return bundled[dataset]()
+        return QuestionSet(questions=bundled[dataset]())
     if not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)
-        raise DatasetError(f"{dataset}: no such file; give a .jsonl, .csv or .parquet file, or a bundled set: {sets}")
-    return load_questions(dataset, question_column=settings.question_column, answer_column=settings.answer_column)
+        raise DatasetError(
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, or a bundled set: {sets}"
+        )
+    found = load_question_set(
+        [Path(dataset)], question_column=settings.question_column, answer_column=settings.answer_column
+    )
+    if not found.questions:
+        raise DatasetError(
+            f"{dataset}: all {len(found.guard)} rows are marked unsafe; they serve the guard metric only, next to "
+            "other questions"
+        )
+    return found
 
 
 def make_task(
@@ -334,7 +349,9 @@ def make_reward(settings: TaskSettings) -> WeightedReward:
 
 def split_dataset(settings: TaskSettings) -> Split:
     """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
-    split = split_questions(load_dataset(settings))
+    found = read_dataset(settings)
+    split = replace(split_questions(found.questions), guard=found.guard, source=found.source)
     if settings.validation_fold == "none":
         return split
-    return replace(validation_split(split.train, settings.validation_fold), test=split.test)
+    fold = validation_split(split.train, settings.validation_fold)
+    return replace(split, train=fold.train, validation=fold.validation)

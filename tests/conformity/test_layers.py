@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "iqn": TOOLS | {"env", "ppo"},
     "bandit": TOOLS | {"env", "iqn", "ppo"},
     "batching": VOCABULARY | {"stats"},
+    "adapters": VOCABULARY,
     "analysis": TOOLS,
     "sizing": TOOLS | {"iqn", "ppo", "analysis"},
     "sweep": TOOLS | {"analysis"},
@@ -53,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "gym": VOCABULARY | {"batching", "cli"},
     "rewriter": (LEARNERS | {"embedded", "training"}) - {"__init__"},
     "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
+    "cluster": LEARNERS | {"analysis", "embedded", "evaluation", "sweep", "training"},
 }
 #: Command lines may import every room and the surface.
 COMMANDS = {"commands", "__main__"}

@@ -9,8 +9,11 @@ import importlib
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTS = Path(__file__).with_name("exports.json")
@@ -42,17 +45,42 @@ def test_every_exported_name_exists() -> None:
                 importlib.import_module(f"{module}.{name}")  # a room may offer a module
 
 
-def test_the_wheel_holds_the_tracked_files_and_no_others(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a copy: building leaves folders behind
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """Return the tracked files, and the folder with the sdist and the wheel that was built from the sdist."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in tracked:
+    for name in tracked:  # a copy: building leaves folders behind
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(source)], check=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(build, check=True, timeout=240, capture_output=True, cwd=out)
+    return tracked, out
+
+
+def test_the_wheel_holds_the_tracked_files_and_no_others(built: tuple[list[str], Path]) -> None:
+    tracked, out = built
+    (wheel,) = out.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == {name for name in tracked if name.startswith(("query_mutator/", "ppo/")) or name in SURFACE}
+
+
+def test_the_sdist_holds_code_tests_and_pages(built: tuple[list[str], Path]) -> None:
+    tracked, out = built
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("query_mutator/", "ppo/", "tests/", "docs/", "examples/", "scripts/", "benchmarks/")
+    wanted = {name for name in tracked if name.startswith(folders) or name in (*SURFACE, "LICENSE", "CHANGELOG.md")}
+    assert wanted - packed == set()
+
+
+def test_a_package_index_would_accept_metadata_and_readme(built: tuple[list[str], Path]) -> None:
+    _, out = built
+    check = [sys.executable, "-m", "twine", "check", "--strict", *map(str, out.iterdir())]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
 
 
 if __name__ == "__main__":

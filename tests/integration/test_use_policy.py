@@ -303,6 +303,25 @@ def test_the_best_answer_so_far_at_the_deadline(run: Path) -> None:
             rewriter.rewrite(TEXTS[1], deadline_s=0.3)
 
 
+def test_a_cancelled_task_cuts_its_call(run: Path) -> None:
+    async def leave(rewriter: Rewriter) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rewriter.arewrite(TEXTS[0]), 0.5)
+
+    class Stuck(Librarian):
+        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+            time.sleep(1.5)
+            return super().reply_many(prompts)
+
+    with start_server([Stuck(), Softener()]) as server, Rewriter.load(run, ollama_url=server.url) as rewriter:
+        asyncio.run(leave(rewriter))
+        end = time.monotonic() + 5
+        while server.stats()["cancelled"] == 0:
+            assert time.monotonic() < end, server.stats()
+            time.sleep(0.01)
+        assert server.stats()["calls_by_model"].get("librarian:latest", 0) == 0
+
+
 def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> None:
     assert rewriter.modes == ("full",)
     with pytest.raises(UsageError, match="--max-asks 1"):

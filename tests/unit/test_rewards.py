@@ -108,8 +108,9 @@ def test_reward_spec_is_parsed_and_typos_list_the_known_names() -> None:
     assert WeightedReward.parse("right=1,meaning=1").weights == {"right": 0.5, "meaning": 0.5}
     with pytest.raises(UsageError, match="did you mean 'right'"):
         WeightedReward.parse("rihgt=1")
-    with pytest.raises(UsageError, match="not NAME=WEIGHT"):
-        WeightedReward.parse("right")
+    with pytest.raises(UsageError, match="not NAME or NAME=WEIGHT"):
+        WeightedReward.parse("right=")
+    assert WeightedReward.parse("exact,numeric=3").weights == {"exact": 0.25, "numeric": 0.75}
     with pytest.raises(UsageError, match="must be 0 or more"):
         WeightedReward.parse("right=-1")
 

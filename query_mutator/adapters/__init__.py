@@ -1,0 +1,11 @@
+"""What other people's trainers need: the interfaces of their libraries over gymnasium's vector environments.
+
+    sb3     GymVecEnv, Stable-Baselines3's VecEnv
+
+Each module imports its library, which is not a requirement of this package. gymnasium, torchrl and CleanRL need no
+adapter (docs/how-to/other-trainers.md).
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

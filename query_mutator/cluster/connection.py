@@ -1,0 +1,78 @@
+"""The connection to a Ray cluster: the one of `--ray-address`, a running one, else a local one for this command."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from query_mutator.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["connected"]
+
+_ANSWERS_WITHIN_S = 5.0  # ray.init waits for minutes at an address where nothing listens
+_ADVICE = "start one with `ray start --head`, or leave the address out for a local one"
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[ModuleType]:
+    """Yield `ray`, connected to `address`, by default RAY_ADDRESS, else a running cluster, else a new local one.
+
+    Disconnects at the end, and ends a cluster that it started. UsageError without ray, or where no cluster answers.
+    """
+    ray = _ray()
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    _check_listens(address)
+    # ray.init replaces the handler of SIGTERM, which ends the process with everything it opened.
+    handler = signal.getsignal(signal.SIGTERM)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+    try:
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no Ray cluster at {address or 'any address'} ({_first_line(error)}); {_ADVICE}") from None
+    finally:
+        _restore(handler)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        _restore(handler)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--engine ray needs the package ray; pip install 'query-mutator[ray]'") from None
+    return ray
+
+
+def _check_listens(address: str | None) -> None:
+    """Raise for HOST:PORT where nothing listens."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d{1,5})", address or "")
+    if found is None:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), _ANSWERS_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"no Ray cluster at {address} ({why}); {_ADVICE}") from None
+
+
+def _restore(handler: Any) -> None:
+    with contextlib.suppress(ValueError, TypeError):  # not the main thread, or a handler that Python did not set
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

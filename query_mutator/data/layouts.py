@@ -1,0 +1,174 @@
+"""Layouts of well-known question sets, recognized by their columns; a row becomes the columns of our own format.
+
+    layout      recognized by                                   what a row gives
+    SQuAD       question, answers with a list of texts          every distinct text is accepted
+    TriviaQA    question, answer with a value and aliases       value and aliases are accepted
+    GSM8K       question, answer that ends with `#### 42`       the final number; tag `numeric`
+    XSTest      prompt, type, and label or focus                a question without gold, or a guard request
+    OR-Bench    prompt, category with one of its ten names      the same; the file's name says which
+
+Formats: arXiv:1606.05250 and 1806.03822, 1705.03551, 2110.14168, 2308.01263, 2405.20947.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from query_mutator.errors import DatasetError
+from query_mutator.types import NUMERIC, PLAIN_TEXT, UNSAFE
+
+__all__ = ["COLUMNS", "Layout", "layout_of"]
+
+Fields = Mapping[str, Any]
+Converted = dict[str, Any] | str  # the columns of our format, or why the row is dropped
+
+#: What any layout reads, so that other columns of Parquet files are never loaded.
+COLUMNS = frozenset(
+    {"question", "question_id", "answers", "answer", "is_impossible", "prompt", "type", "label", "focus", "category",
+     "choices", "options"}
+)  # fmt: skip
+
+_FINAL_NUMBER = re.compile(r"^####\s*(\S*\d\S*)\s*\Z", re.MULTILINE)
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator
+_CONTRAST = "contrast"  # how XSTest's types of unsafe prompts begin
+_XSTEST_SAFE = frozenset(
+    {"homonyms", "figurative_language", "safe_targets", "safe_contexts", "definitions", "real_group_nons_discr",
+     "nons_group_real_discr", "historical_events", "privacy_public", "privacy_fictional"}
+)  # fmt: skip
+_OR_BENCH_CATEGORIES = frozenset(
+    {"deception", "harassment", "harmful", "hate", "illegal", "privacy", "self-harm", "sexual", "unethical", "violence"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How to read the rows of a question set; `remark` tells what is lost."""
+
+    name: str
+    convert: Callable[[Fields], Converted]
+    remark: str = ""
+
+
+def layout_of(rows: Sequence[Fields], *, where: str) -> Layout | None:
+    """Return the layout of a file by its first rows, None for our own format; DatasetError if it is ambiguous.
+
+    `where` is the file's name, which tells OR-Bench's parts apart.
+    """
+    columns = set(rows[0]) if rows else set()
+    if {"question", "answers"} <= columns:
+        _check_answers(rows, where)
+        return Layout(name="SQuAD", convert=_squad, remark="contexts are left out: the model is asked without them")
+    if {"question", "answer"} <= columns:
+        return _by_answer(rows, columns, where)
+    if {"prompt", "type"} <= columns and columns & {"label", "focus"}:
+        return Layout(name="XSTest", convert=_xstest)
+    if {"prompt", "category"} <= columns and {str(row.get("category")) for row in rows} <= _OR_BENCH_CATEGORIES:
+        return _or_bench(where)
+    return None
+
+
+def _by_answer(rows: Sequence[Fields], columns: set[str], where: str) -> Layout | None:
+    """Return the layout that the type of `answer` tells."""
+    answers = [row.get("answer") for row in rows]
+    if any(isinstance(answer, Mapping) for answer in answers):
+        if not all(isinstance(answer, Mapping) and "value" in answer for answer in answers):
+            raise DatasetError(f"{where}: `answer` is {_seen(answers)}; known are a text, a list, TriviaQA's object")
+        return Layout(name="TriviaQA", convert=_trivia)
+    if others := columns & {"choices", "options"}:
+        raise DatasetError(
+            f"{where}: `answer` ({_seen(answers)}) seems to choose among `{min(others)}`; multiple choice is not "
+            "supported: write the text of the right choice into a column and name it with --answer-column"
+        )
+    numbered = sum(isinstance(answer, str) and bool(_FINAL_NUMBER.search(answer)) for answer in answers)
+    return Layout(name="GSM8K", convert=_gsm8k) if 2 * numbered > len(answers) else None
+
+
+def _check_answers(rows: Sequence[Fields], where: str) -> None:
+    """Raise for a column `answers` that is not SQuAD's."""
+    answers = [row.get("answers") for row in rows]
+    if any(_texts(found) is None for found in answers):
+        raise DatasetError(
+            f"{where}: `answers` is {_seen(answers)}; known are SQuAD's {{text: [...]}} and [{{text: ...}}], and a "
+            "list of texts; name another column with --answer-column"
+        )
+
+
+def _seen(values: Sequence[Any]) -> str:
+    """Return what a column holds, for a message."""
+    kinds = dict.fromkeys(
+        f"an object of {', '.join(map(str, value))[:80]}" if isinstance(value, Mapping) else type(value).__name__
+        for value in values
+    )
+    return " or ".join(list(kinds)[:3])
+
+
+def _texts(answers: Any) -> list[str] | None:
+    """Return the texts of SQuAD's answers, flat or nested, None for another shape."""
+    if isinstance(answers, Mapping):
+        answers = answers.get("text")
+    if not isinstance(answers, (list, tuple)):
+        return None
+    found = [answer.get("text") if isinstance(answer, Mapping) else answer for answer in answers]
+    texts = [text for text in found if isinstance(text, str)]
+    return texts if len(texts) == len(found) else None
+
+
+def _squad(row: Fields) -> Converted:
+    texts = _distinct(_texts(row.get("answers")) or ())
+    if row.get("is_impossible") is True or not texts:
+        return "without an answer"
+    return _ours(row.get("question"), row.get("id"), PLAIN_TEXT) | {"accept": texts, "reference": texts[0]}
+
+
+def _trivia(row: Fields) -> Converted:
+    answer = row["answer"] if isinstance(row.get("answer"), Mapping) else {}
+    names = _distinct([answer.get("value"), *(answer.get("aliases") or answer.get("normalized_aliases") or ())])
+    if not names:
+        return "without an answer"
+    return _ours(row.get("question"), row.get("question_id"), PLAIN_TEXT) | {"accept": names, "reference": names[0]}
+
+
+def _gsm8k(row: Fields) -> Converted:
+    answer = row.get("answer")
+    found = _FINAL_NUMBER.search(answer) if isinstance(answer, str) else None
+    if found is None or not isinstance(answer, str):
+        return "without a final number (####)"
+    solution = _CALCULATION.sub("", answer[: found.start()]).strip()
+    ours = _ours(row.get("question"), row.get("id"), NUMERIC)
+    return ours | {"accept": [found[1]], "reference": solution or found[1]}
+
+
+def _xstest(row: Fields) -> Converted:
+    # A label of 0 is one: without its word it is neither.
+    label, kind = ("" if row.get(name) is None else str(row[name]).strip().lower() for name in ("label", "type"))
+    if label == "unsafe" or kind.startswith(_CONTRAST):  # either says so: never trained on
+        return _ours(row.get("prompt"), row.get("id"), kind, UNSAFE)
+    if label == "safe" or (not label and kind in _XSTEST_SAFE):
+        return _ours(row.get("prompt"), row.get("id"), kind)
+    return f"neither safe nor unsafe (label {label[:20]!r}, type {kind[:40]!r})"
+
+
+def _or_bench(where: str) -> Layout:
+    """Return the layout of one of OR-Bench's three parts, which have the same columns."""
+    name = where.lower()
+    toxic, harmless = "toxic" in name, "hard" in name or "80k" in name
+    if toxic == harmless:
+        raise DatasetError(
+            f"{where}: columns prompt and category are those of OR-Bench, whose parts differ in their names only; name "
+            "the file as there, with `80k` or `hard` (safe to answer) or `toxic` (guard requests only)"
+        )
+    tags = (UNSAFE,) if toxic else ()
+    return Layout(name="OR-Bench", convert=lambda row: _ours(row.get("prompt"), None, str(row.get("category")), *tags))
+
+
+def _ours(text: Any, id_: Any, *tags: str) -> dict[str, Any]:
+    """Return the columns of our format without gold; `types` says what the tags decide."""
+    return {"query": text, "id": id_, "tags": [tag for tag in tags if tag]}
+
+
+def _distinct(names: Sequence[Any]) -> list[str]:
+    """Return the texts that are not blank, each once."""
+    return list(dict.fromkeys(name.strip() for name in names if isinstance(name, str) and name.strip()))

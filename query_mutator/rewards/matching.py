@@ -1,0 +1,102 @@
+"""Does an answer match the gold? As a text, normalized as SQuAD's evaluation does, or as a number.
+
+Texts: lower case, without punctuation and the articles a, an, the, one space between words (Rajpurkar et al., 2016,
+arXiv:1606.05250, `normalize_answer` of its evaluation script). Numbers: the convention of GSM8K and its successors, the
+one after `####`, in `\\boxed{}` or after "answer is", else the last in the answer (Cobbe et al., 2021,
+arXiv:2110.14168; Lewkowycz et al., 2022, arXiv:2206.14858, appendix D: without units and thousands separators).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from dataclasses import dataclass
+
+__all__ = ["Number", "contains_text", "final_number", "normalized", "numbers_in", "same_number", "same_text"]
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+_DIGITS = r"(?:\d{1,3}(?:[,'\u00a0\u2009\u202f]\d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(
+    rf"""(?<![\w])(?<!\d[.,])
+    (?P<sign>(?<![\w)\]])[-−+]\s?)?
+    (?:[$€£¥]\s?)?
+    (?:
+        \\d?frac\{{(?P<tex_top>\d{{1,15}})\}}\{{(?P<tex_bottom>\d{{1,15}})\}}
+      | (?:(?P<whole>\d{{1,15}})\s+)?(?P<top>\d{{1,15}})\s?/\s?(?P<bottom>\d{{1,15}})(?!\d*[/.]\d|\d)
+      | (?P<plain>(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}}(?!\w))?)
+    )
+    (?:\s?(?P<scale>thousand|million|billion|trillion)\b)?
+    (?P<percent>\s?\\?%|\s(?:percent|per\ cent)\b)?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+_SEPARATORS = re.compile("[,'\u00a0\u2009\u202f]")
+_MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECASE)
+_READ_CHARS = 20_000  # of the end of an answer
+_CLOSE = 1e-6  # relative difference of equal numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number in a text; 50 % is 50 with `is_percent`."""
+
+    value: float
+    is_percent: bool = False
+
+
+def normalized(text: str) -> str:
+    """Return a text as SQuAD's evaluation compares it; a text of articles and punctuation alone stays."""
+    lowered = text.lower()
+    return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+
+
+def same_text(answer: str, gold: str) -> bool:
+    """Return whether the whole answer is the gold."""
+    return normalized(answer) == normalized(gold)
+
+
+def contains_text(answer: str, gold: str) -> bool:
+    """Return whether the gold's words follow each other in the answer."""
+    return f" {normalized(gold)} " in f" {normalized(answer)} "
+
+
+def numbers_in(text: str) -> list[Number]:
+    """Return the finite numbers of a text in their order; units are left out, and nothing is converted."""
+    found = (_number(match) for match in _NUMBER.finditer(text[-_READ_CHARS:]))
+    return [number for number in found if number is not None and math.isfinite(number.value)]
+
+
+def final_number(answer: str) -> Number | None:
+    """Return the number that an answer ends at: the first after its last mark, else the last one; None without any."""
+    marks = list(_MARKED.finditer(answer))
+    marked = numbers_in(answer[marks[-1].end() :]) if marks else []
+    if marked:
+        return marked[0]
+    return next(reversed(numbers_in(answer)), None)
+
+
+def same_number(one: Number, other: Number) -> bool:
+    """Return whether two numbers are equal; where one is a percentage, 5 % equals both 5 and 0.05."""
+    if math.isclose(one.value, other.value, rel_tol=_CLOSE, abs_tol=_CLOSE * _CLOSE):
+        return True
+    if one.is_percent == other.is_percent:
+        return False
+    share, plain = (one.value / 100, other.value) if one.is_percent else (other.value / 100, one.value)
+    return math.isclose(share, plain, rel_tol=_CLOSE, abs_tol=_CLOSE * _CLOSE)
+
+
+def _number(match: re.Match[str]) -> Number | None:
+    top, bottom = match["tex_top"] or match["top"], match["tex_bottom"] or match["bottom"]
+    if top is not None:
+        if int(bottom) == 0:
+            return None
+        value = float(match["whole"] or 0) + int(top) / int(bottom)
+    else:
+        value = float(_SEPARATORS.sub("", match["plain"]))
+    if match["scale"]:
+        value *= _SCALES[match["scale"].lower()]
+    is_negative = (match["sign"] or "").strip() in ("-", "−")
+    return Number(value=-value if is_negative else value, is_percent=match["percent"] is not None)

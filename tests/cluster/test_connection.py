@@ -1,0 +1,51 @@
+"""The connection to a cluster: RAY_ADDRESS, a dead address, a machine without ray."""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from query_mutator.cluster.connection import connected
+from query_mutator.errors import UsageError
+from tests.cluster.conftest import RayCluster
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+def test_a_command_runs_tasks_on_the_cluster_of_ray_address_and_keeps_its_signal_handler(
+    ray_cluster: RayCluster,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with connected(None) as ray:
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert ray.get_runtime_context().gcs_address == ray_cluster.address
+        square = ray.remote(lambda x: x * x)
+        assert ray.get([square.remote(x) for x in range(4)]) == [0, 1, 4, 9]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not ray.is_initialized()
+    assert ray_cluster.head.is_alive
+
+
+def test_an_address_where_nothing_listens_is_one_line_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"no Ray cluster at {address} .*ray start --head"), connected(address):
+            pass
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_ray(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "ray":
+            raise ModuleNotFoundError("No module named 'ray'", name="ray")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    with pytest.raises(UsageError, match=r"pip install 'query-mutator\[ray\]'"), connected(None):
+        pass
