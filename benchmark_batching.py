@@ -158,7 +158,7 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
 
 def main(argv: Sequence[str]) -> int:
     """Plan, measure within the budget, print table and recommendation, write the requested files; return 0."""
-    config = parse_flags(BenchmarkConfig, argv, prog=PROG)
+    config = parse_flags(BenchmarkConfig, argv, prog=PROG, table="benchmark")
     with connect(config) as system:
         note(system.about)
         results, plan = prepare(system, config)

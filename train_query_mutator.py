@@ -77,10 +77,10 @@ ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
 _OF_ONE_COMMAND = ("resume", "break_lock", "config", "dry_run")  # flags that a checkpoint does not keep
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train with the flags of `argv`; return the exit code."""
+def main(argv: Sequence[str], *, prog: str = PROG) -> int:
+    """Train with the flags of `argv`; return the exit code. `prog` is the name of the command in its help."""
     with ExitStack() as stack:
-        config, checkpoint = parse(argv, stack)
+        config, checkpoint = parse(argv, stack, prog=prog)
         if config.dry_run:
             print(estimate(config, checkpoint))
             return 0
@@ -101,9 +101,9 @@ def main(argv: Sequence[str]) -> int:
 # --- parse -----------------------------------------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str], stack: ExitStack) -> tuple[TrainConfig, Checkpoint | None]:
+def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[TrainConfig, Checkpoint | None]:
     """Return the flags, and with --resume the checkpoint whose flags are the defaults; `stack` locks its folder."""
-    config = parse_config(argv)
+    config = parse_config(argv, prog=prog)
     if config.resume is None:
         return config, None
 

@@ -27,7 +27,7 @@ QM_PAGES = {
 }
 #: Page -> its title, and the programs on it with the modules of their `main`.
 OTHER_PAGES = {
-    "train.md": ("train_query_mutator.py", {"python train_query_mutator.py": "train_query_mutator"}),
+    "train.md": ("qm train", {"qm train, python train_query_mutator.py": "train_query_mutator"}),
     "benchmark.md": ("benchmark_batching.py", {"python benchmark_batching.py": "benchmark_batching"}),
     "modules.md": (
         "modules that run by themselves",
@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
 
     found = {}
     for page, (title, groups) in QM_PAGES.items():
-        names = [name for name in COMMANDS if _group(name, COMMANDS) in groups]
+        names = [name for name in COMMANDS if _group(name, COMMANDS) in groups and not COMMANDS[name].takes_words]
         found[page] = _page(title, {f"qm {name}": _help(qm_main, name.split()) for name in names})
     for page, (title, programs) in OTHER_PAGES.items():
         helps = {program: _help(import_module(module).main, []) for program, module in programs.items()}

@@ -7,7 +7,7 @@
     JsonTo        --json [FILE]       standard output without FILE
     Positional    no flag             takes what no flag takes; a tuple also everything after a bare --
 
-Values come from the command line, else from a base (a JSON file, a checkpoint), else from the dataclass. With
+Values come from the command line, else from files (`cli/settings.py`), else from the dataclass. With
 `FIRST: ClassVar[tuple[str, ...]]` --help shows those fields alone, and --help-all the others too, in one group for each
 class that declares fields.
 
@@ -25,7 +25,6 @@ import itertools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -36,13 +35,23 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from query_mutator import __version__
 from query_mutator.cli.bounds import check_bounds
+from query_mutator.cli.console import note
 from query_mutator.cli.outputs import REPORT, Output, check_outputs
 from query_mutator.cli.plain import styled_output
+from query_mutator.cli.settings import (
+    PROJECT,
+    Setting,
+    merged,
+    read_base,
+    read_project,
+    remember,
+    spelled,
+    table_values,
+)
 from query_mutator.errors import UsageError
-from query_mutator.files import parse_json, verified
 from query_mutator.registry import nearest
 
-__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "read_base", "written"]
+__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "written"]
 
 C = TypeVar("C")
 
@@ -98,26 +107,27 @@ def parse_flags(
     prog: str,
     base: Mapping[str, Any] | None = None,
     base_name: str = "",
+    table: str = "",
 ) -> C:
-    """Return `cls` made of `argv` over the file of its --config, if it has one, over `base`.
+    """Return `cls` made of `argv` over the file of its --config, if it has one, over `base`, over ./qm.toml.
 
+    `table` is the command's name in qm.toml; with "" or --resume the file is not read.
     Raises UsageError for invalid input and for outputs that may not be written, SystemExit(0) after --help.
     """
     flags = flags_of(cls)
-    given = {_name(word) for word in _before_dashes(argv)}
+    given = {spelled(word) for word in _before_dashes(argv)}
     if given & HELP:
         _print_help(cls, flags, prog=prog, everything="--help-all" in given)
     if "--version" in given:
         print(__version__)
         raise SystemExit(0)
-    if "config" in flags and (path := "".join(written(flags["config"], argv)[1])):
-        base, base_name = {**(base or {}), **read_base(path)}, path
-    words = _arrange([*_base_words(base or {}, base_name, flags, given), *argv], flags)
+    settings = _settings(flags, argv, given, base=(base or {}, base_name), table=table)
+    words = _arrange([*itertools.chain(*(_setting_words(*one, flags) for one in settings.items())), *argv], flags)
 
     def fail(event: events.ParseErrorEvent) -> None:  # called before tyro prints its box
         flag, message = _explain(event, flags, words)
-        is_from_base = flag is not None and base and not given & set(flag.spellings)
-        raise UsageError(f"{base_name}: {message}" if is_from_base else message)
+        setting = settings.get(flag.field) if flag is not None else None
+        raise UsageError(f"{setting.source}: {message}" if setting else message)
 
     with events.on_parse_error(fail):
         values = vars(tyro.cli(_unchecked(cls), args=words, prog=prog))
@@ -140,23 +150,6 @@ def _unchecked(cls: type[Any]) -> type[Any]:
     return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True)
 
 
-def read_base(path: str | Path) -> dict[str, Any]:
-    """Return the flags in a JSON file: an object of them, or a run's config.json with them under `flags`."""
-    try:
-        data = parse_json(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; --config takes a JSON file of flags") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); --config takes a JSON object of flags") from None
-    if Path(path).name == "config.json":  # a copy under another name may have been edited
-        data = verified(path, data)
-    if isinstance(data, dict) and isinstance(data.get("flags"), dict):
-        data = data["flags"]
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: a JSON {type(data).__name__}; --config takes a JSON object of flags")
-    return data
-
-
 def _flag(name: str, hint: Any) -> Flag:
     plain, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     named = [item for item in metadata if getattr(item, "aliases", None) or getattr(item, "name", None)]
@@ -170,11 +163,6 @@ def _flag(name: str, hint: Any) -> Flag:
         takes_file=any(isinstance(item, PrimitiveConstructorSpec) for item in metadata),
         output=next((item for item in reversed(metadata) if isinstance(item, Output)), None),
     )
-
-
-def _name(word: str) -> str:
-    """Return the flag that a word names, spelled with `-`."""
-    return word.partition("=")[0].replace("_", "-")
 
 
 def _before_dashes(argv: Sequence[str]) -> list[str]:
@@ -192,12 +180,12 @@ def _arrange(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     gathered: dict[str, list[str]] = {}
     into, room = others, 0  # where the next values belong, and how many of them
     for word in (words := _before_dashes(argv)):
-        flag, (_, equals, value) = by_name.get(_name(word)), word.partition("=")
+        flag, (_, equals, value) = by_name.get(spelled(word)), word.partition("=")
         if flag is None and room and not word.startswith("--"):
             into.append(word)
             room -= 1
         elif flag is not None and flag.type is bool and equals:
-            raise UsageError(f"{_name(word)} takes no value; write {_name(word)} alone")
+            raise UsageError(f"{spelled(word)} takes no value; write {spelled(word)} alone")
         elif flag is not None and (flag.is_tuple or flag.takes_file):
             # From here on words belong to this flag: all of them, or the one FILE.
             into = gathered.setdefault(flag.names[0], [])
@@ -210,26 +198,43 @@ def _arrange(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     return [*others, *(word for name, values in gathered.items() for word in (name, *values)), *argv[len(words) :]]
 
 
-def _base_words(base: Mapping[str, Any], base_name: str, flags: Mapping[str, Flag], given: set[str]) -> Iterator[str]:
-    """Yield the words that stand for the base, but for flags that are given on the command line."""
-    by_key = {_name(name).lstrip("-"): flag for flag in flags.values() for name in flag.names}
-    for key, value in base.items():
-        flag = by_key.get(_name(key).lstrip("-"))
-        if flag is None:
-            near = nearest(_name(key), by_key)
-            hint = f"did you mean {near.replace('-', '_')!r}?" if near else "see --help"
-            raise UsageError(f"{base_name}: unknown key {key!r}; {hint}")
-        if given & set(flag.spellings):
+def _settings(
+    flags: Mapping[str, Flag], argv: Sequence[str], given: set[str], *, base: tuple[Mapping[str, Any], str], table: str
+) -> dict[str, Setting]:
+    """Return what files set, by field, but for flags that are given on the command line; say so of qm.toml."""
+    fields = {spelled(name).lstrip("-"): field for field, flag in flags.items() for name in flag.names}
+    typed = {field: " ".join(written(flag, argv)[1]) for field, flag in flags.items() if given & set(flag.spellings)}
+    layers = [base]
+    if path := typed.get("config"):
+        data = read_base(path)
+        is_project = table and any(isinstance(value, dict) for value in data.values())
+        plain = {key: value for key, value in data.items() if not (is_project and isinstance(value, dict))}
+        layers.append(({**plain, **table_values(data, table, path)} if is_project else data, path))
+        remember(path)
+    settings = merged(layers, fields)
+    if table and "resume" not in typed:
+        elsewhere = {field: setting.value for field, setting in settings.items()} | typed
+        project = merged([(read_project(table, fields, elsewhere), PROJECT)], fields)
+        settings = project | settings
+    settings = {field: setting for field, setting in settings.items() if field not in typed}
+    keys = [setting.key for setting in settings.values() if setting.source == PROJECT]
+    if keys and remember(PROJECT):
+        note(f"settings: {PROJECT} ({', '.join(keys)})")
+    return settings
+
+
+def _setting_words(field: str, setting: Setting, flags: Mapping[str, Flag]) -> Iterator[str]:
+    """Yield the words that stand for a setting of a file."""
+    flag, value = flags[field], setting.value
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if flag.takes_file and not item:  # False in files written before --json took a FILE
             continue
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if flag.takes_file and not item:  # False in files written before --json took a FILE
-                continue
-            if flag.type is bool and not isinstance(item, bool):
-                raise UsageError(f"{base_name}: {key} must be {_wanted(bool)}, not {item!r}")
-            if flag.type is bool:
-                yield flag.names[0] if item else f"--no-{flag.names[0][2:]}"
-            elif item is not None or not flag.is_tuple:
-                yield f"{flag.names[0]}={item}"
+        if isinstance(item, dict) or (flag.type is bool and not isinstance(item, bool)):
+            raise UsageError(f"{setting.source}: {setting.key} must be {_wanted(flag.type)}, not {item!r}")
+        if flag.type is bool:
+            yield flag.names[0] if item else f"--no-{flag.names[0][2:]}"
+        elif item is not None or not flag.is_tuple:
+            yield f"{flag.names[0]}={item}"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -255,18 +260,18 @@ def _explain(event: events.ParseErrorEvent, flags: Mapping[str, Flag], words: Se
 def _unknown(word: str, known: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r}; flags begin with --"
-    near = nearest(_name(word), known)
+    near = nearest(spelled(word), known)
     return f"unknown flag {word.partition('=')[0]}; " + (f"did you mean {near}?" if near else "see --help")
 
 
 def written(flag: Flag, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the last spelling of a flag in `words`, and the values that follow it."""
-    place = max((i for i, word in enumerate(words) if _name(word) in flag.names), default=None)
+    place = max((i for i, word in enumerate(words) if spelled(word) in flag.names), default=None)
     if place is None:
         return flag.field, []
     _, equals, value = words[place].partition("=")
     following = list(itertools.takewhile(lambda word: not word.startswith("--"), words[place + 1 :]))
-    return _name(words[place]), [value] if equals else following if flag.is_tuple else following[:1]
+    return spelled(words[place]), [value] if equals else following if flag.is_tuple else following[:1]
 
 
 def _wanted(hint: Any) -> str:

@@ -21,6 +21,7 @@ class Command:
 
     summary: str
     target: str  # "module:FlagsClass:function", the module relative to this package
+    takes_words: bool = False  # whether the function reads the flags itself, from the words after the command
 
     @property
     def flags(self) -> type[Any]:
@@ -40,6 +41,8 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command("write settings and example questions for a new project", "init:InitFlags:init"),
+    "train": Command("learn which rewrite makes a question get a better answer", "train:TrainConfig:train", True),
     "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:PlanFlags:plan"),
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),

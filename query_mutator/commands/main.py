@@ -1,5 +1,7 @@
 """`qm`: evaluate and use trained policies, compare the runs that made them, check and size servers and machines.
 
+    qm init                                               write settings and example questions for a project
+    qm train                                              learn which rewrite makes a question get a better answer
     qm eval --checkpoint runs/latest                      compare with the baselines on held-out questions
     qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
     qm doctor --target-model llama3.2                     check a model server, and how to make it faster
@@ -19,7 +21,8 @@ from typing import Any
 
 from query_mutator import __version__
 from query_mutator.cli.console import run_cli
-from query_mutator.cli.flags import HELP, flags_of, parse_flags, read_base, written
+from query_mutator.cli.flags import HELP, flags_of, parse_flags, written
+from query_mutator.cli.settings import read_base
 from query_mutator.commands import COMMANDS
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import check_addresses
@@ -48,8 +51,10 @@ def main(argv: Sequence[str]) -> int:
         print(_usage(words))
         return 0
     command = COMMANDS[name]
+    if command.takes_words:
+        return command.run(words) or 0
     base, base_name = _resumed(command.flags, words)
-    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, base_name=base_name)
+    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, base_name=base_name, table=name)
     check_addresses(**{key: value for key, value in vars(flags).items() if key.endswith("_url")})
     return command.run(flags) or 0
 

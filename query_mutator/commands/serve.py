@@ -5,19 +5,26 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from query_mutator.cli.console import note
+from query_mutator.cli.outputs import Output, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
 from query_mutator.llm.client import ModelServer
 from query_mutator.rewriter import Limits, Rewriter
+from query_mutator.runs.json_lines import JsonLines
+from query_mutator.runs.lock import locked_file
+from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 
 if TYPE_CHECKING:
     from query_mutator.serve.app import ProxyApp
+    from query_mutator.serve.shadow import OtherWay, Shadow
+    from query_mutator.serve.status import Status
 
 __all__ = ["ServeFlags", "serve", "serving"]
 
@@ -60,8 +67,22 @@ class ServeFlags(RunFlags):
     """Whether rewrites are cached, with their questions, on disk."""
     drain_s: float = 30.0
     """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
+    shadow: float = 0.0
+    """Share of the questions that are answered both ways and kept with both answers, from 0 to 1."""
+    shadow_file: Annotated[str | None, Output(holding(MARK), resumes=True)] = None
+    """File of --shadow, which grows; by default shadow.jsonl in the run folder."""
+    judge_model: str | None = None
+    """Model that compares the two answers of --shadow, at two calls for a question."""
     api_key: str | None = None
     """Key that clients must send as `Authorization: Bearer KEY`; QM_API_KEY sets the default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.shadow <= 1:
+            raise ValueError(f"--shadow {self.shadow} must be a share from 0 to 1, as 0.01")
+        for flag, value in (("--shadow-file", self.shadow_file), ("--judge-model", self.judge_model)):
+            if value is not None and not self.shadow:
+                raise ValueError(f"{flag} {value} needs --shadow, the share of the questions; try --shadow 0.01")
 
 
 def serve(flags: ServeFlags) -> None:
@@ -92,7 +113,9 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     from query_mutator.serve.answers import PolicyAnswerer, Rules
     from query_mutator.serve.app import ClientLimits, ProxyApp
     from query_mutator.serve.episodes import Episodes
-    from query_mutator.serve.status import Queue, Status
+    from query_mutator.serve.queue import Queue
+    from query_mutator.serve.shadow import OtherWay
+    from query_mutator.serve.status import Status
     from query_mutator.serve.upstream import Upstream
 
     if flags.mode not in ("gate", *rewriter.modes):
@@ -113,16 +136,54 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         note(f"answers come from {rewriter.system.url}; all {1 + len(others)} servers share the rewrites")
     address = rewriter.system.url.rstrip("/").removesuffix("/v1")  # what clients ask for begins with it
     upstream = Upstream(address, timeout_s=flags.timeout_s or 600.0, headers=_key_of(server))
-    yield ProxyApp(
-        upstream,
-        PolicyAnswerer(upstream, episodes, status, rules),
-        status,
-        access=Access(bound=[flags.host if _is_address(flags.host) else "127.0.0.1"]),
-        api_key=key,
-        limits=ClientLimits(
-            body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
-        ),
-    )
+    with _shadow(flags, rewriter, OtherWay(upstream, episodes, status, rules.limits), status) as shadow:
+        yield ProxyApp(
+            upstream,
+            PolicyAnswerer(upstream, episodes, status, rules, shadow=shadow),
+            status,
+            access=Access(bound=[flags.host if _is_address(flags.host) else "127.0.0.1"]),
+            api_key=key,
+            limits=ClientLimits(
+                body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
+            ),
+        )
+
+
+@contextmanager
+def _shadow(flags: ServeFlags, rewriter: Rewriter, other: OtherWay, status: Status) -> Iterator[Shadow | None]:
+    """Yield what answers questions both ways, None without --shadow."""
+    from query_mutator.serve.judge import Judge
+    from query_mutator.serve.shadow import Shadow
+
+    if not flags.shadow:
+        yield None
+        return
+    path, calls, judge = _shadow_file(flags), rewriter.system.calls, None
+    if flags.judge_model is not None:
+        judge = Judge(calls.eval_client, calls.servers[0].require_text_model(flags.judge_model))
+    with locked_file(path):
+        if path.exists() and path.stat().st_size:
+            read_shadow(path)  # or rows would be added to a file of another kind
+        with closing(JsonLines(path, mode=0o600)) as file:
+            path.chmod(0o600)
+            encoder = rewriter.system.encoder
+            shadow = Shadow(share=flags.shadow, file=file, other=other, encoder=encoder, status=status, judge=judge)
+            note(f"{100 * flags.shadow:g} % of the questions are kept in {path}, with the answers both ways")
+            try:
+                yield shadow
+            finally:
+                note(f"{path}: {dict(shadow.outcomes) or 'no question'}; see qm compare {path}")
+
+
+def _shadow_file(flags: ServeFlags) -> Path:
+    """Return --shadow-file, by default that of the run folder; UsageError without one."""
+    if flags.shadow_file is not None:
+        return Path(flags.shadow_file)
+    path = Path(flags.checkpoint).resolve()
+    folder = next((each for each in (path, path.parent, path.parent.parent) if (each / "config.json").exists()), None)
+    if folder is None or path.suffix == ".qm":
+        raise UsageError(f"--shadow with {flags.checkpoint}, which is not a run folder: give --shadow-file FILE")
+    return folder / SHADOW
 
 
 def _key_of(server: ModelServer) -> dict[str, str]:

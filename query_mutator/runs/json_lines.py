@@ -21,6 +21,7 @@ __all__ = ["JsonLines", "JsonRow", "check_json_lines", "read_json_lines", "scan_
 
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 #: Checksums of their rows start with the name: no two can be exchanged.
 _NAMED = ("metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl")
 
@@ -33,7 +34,8 @@ class JsonLines:
     line that was cut off. Thread-safe. Raises DiskError when the file cannot be written, UsageError for damaged rows.
     """
 
-    def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
+    def __init__(self, path: Path, *, cut_at: int | None = None, mode: int = 0o666) -> None:
+        """Open a file, which is made with the permissions `mode`."""
         self.path = path
         self._lock = threading.Lock()  # guards the checksum and the order of rows
         self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows
@@ -41,7 +43,7 @@ class JsonLines:
             for row in scan_json_lines(path, end=cut_at):
                 self.crc, end = row.crc, row.end
         with disk_errors(path):
-            self._file = path.open("ab", buffering=0)
+            self._file = os.fdopen(os.open(path, _APPEND, mode), "ab", buffering=0)
             self._file.truncate(end)
             if end and not _ends_a_line(path):
                 self._file.write(b"\n")

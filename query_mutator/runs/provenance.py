@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator import __version__
+from query_mutator.cli.settings import files_read
 from query_mutator.errors import hide_credentials
 
 PACKAGES = ("torch", "numpy", "gymnasium", "sentence-transformers", "transformers", "tokenizers")
@@ -24,6 +25,7 @@ def describe_run(flags: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
     return {
         "flags": dict(flags),
         "command_line": command_line(),
+        "settings_files": files_read(),
         **parts,
         "versions": versions(),
         "commit": commit(),

@@ -27,6 +27,7 @@ from query_mutator.serve.eligibility import MAX_QUESTION_TOKENS, skip_reason
 from query_mutator.serve.episodes import Episodes, Rewritten
 from query_mutator.serve.replies import STREAM_TYPES, LineReader, as_stream, parsed, renamed, text_of, with_fields
 from query_mutator.serve.requests import ChatCall
+from query_mutator.serve.shadow import Sent, Shadow
 from query_mutator.serve.status import Status
 from query_mutator.serve.upstream import Header, Upstream, UpstreamGone, end_to_end
 from query_mutator.types import Completion
@@ -68,6 +69,23 @@ class _Request:
     question: str = ""
     overhead_s: float | None = None  # until the request that answers was sent
     wants_field: bool = False
+    acted: bool = False  # whether the policy acted on the question
+
+    def sent(self, question: str) -> Sent:
+        """Return what the client asked and gets, for the shadow."""
+        return Sent(
+            call=self.call,
+            headers=self.headers,
+            path=self.path,
+            mode=self.rules.mode,
+            question=question,
+            asked=self.question,
+            decision=self.decision,
+            operators=tuple(self.operators),
+            calls=self.calls,
+            started=self.started,
+            acted=self.acted,
+        )
 
     def facts(self) -> Json:
         """Return what the headers say, and the question that was asked."""
@@ -94,8 +112,11 @@ class _Request:
 class PolicyAnswerer:
     """Answers requests to virtual models with a policy."""
 
-    def __init__(self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules) -> None:
+    def __init__(
+        self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
+    ) -> None:
         self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
+        self._shadow = shadow
 
     async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
         """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
@@ -117,7 +138,15 @@ class PolicyAnswerer:
         for operator in request.operators:
             self._status.count("qm_rewrites_total", operator=operator)
         self._status.observe("qm_first_byte_seconds", time.perf_counter() - request.started, mode=mode)
-        return Reply(status=reply.status, headers=reply.headers, body=self._timed(reply.body, request.started, mode))
+        body = self._timed(reply.body, request.started, mode)
+        if self._shadow is not None and call.question is not None and reason is None and self._shadow.draws():
+            body = self._shadow.listen(body, request.sent(call.question))
+        return Reply(status=reply.status, headers=reply.headers, body=body)
+
+    async def close(self) -> None:
+        """Stop what is asked in the background."""
+        if self._shadow is not None:
+            await self._shadow.close()
 
     async def rewrite(self, call: ChatCall, headers: list[Header]) -> Json:
         """Return what would be asked in the place of a question, the operators used, and why it stays as it is."""
@@ -127,7 +156,7 @@ class PolicyAnswerer:
             return {"question": question, "operators": [], "calls": 0, "problem": reason}
         if not self._episodes.can_be_blind:
             return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
-        found = await self._episodes.rewrite(question, self._rules.limits)
+        found = await self._episodes.rewrite(question, self._rules.limits, place=self._status.queue.place)
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
         operators = list(found.operators)
         return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
@@ -141,7 +170,7 @@ class PolicyAnswerer:
     # --- the modes -------------------------------------------------------------------------------------------------
 
     async def _blind(self, request: _Request, question: str) -> Reply:
-        found = await self._episodes.rewrite(question, request.rules.limits)
+        found = await self._episodes.rewrite(question, request.rules.limits, place=self._status.queue.place)
         self._decide(request, question, found)
         return await self._ask(request, request.call.asking(found.text), found.text)
 
@@ -173,7 +202,10 @@ class PolicyAnswerer:
                 texts[wording] = text_of(request.call.api, replies[wording])
             return Completion(text=texts[wording])
 
-        found = await self._episodes.answer(question, ask, request.rules.limits, first_answer=texts.get(question))
+        first = texts.get(question)
+        found = await self._episodes.answer(
+            question, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
+        )
         self._decide(request, question, found)
         if found.text not in replies:
             return await self._ask(request, request.call.asking(found.text), found.text)
@@ -181,7 +213,7 @@ class PolicyAnswerer:
         return self._finished(request, replies[found.text])
 
     def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
-        request.operators = found.operators
+        request.operators, request.acted = found.operators, True
         request.calls += found.calls
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
         if found.problem is not None:

@@ -65,6 +65,9 @@ class Answerer(Protocol):
     async def rewrite(self, call: ChatCall, headers: list[Header]) -> dict[str, Any]:
         """Return what would be asked in the place of the call's question, without asking it."""
 
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+
 
 class _TooLarge(Exception):
     """The body of a request is larger than it may be."""
@@ -101,6 +104,7 @@ class ProxyApp:
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
+                await self.answerer.close()
                 await self.upstream.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

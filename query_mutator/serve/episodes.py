@@ -12,6 +12,7 @@ from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.rewards import cosine
 from query_mutator.rewriter import Limits, Rewrite, Rewriter
 from query_mutator.serve.guards import rewrite_problem
+from query_mutator.serve.queue import Place
 from query_mutator.types import CONTROLS, ChatRequest, Completion
 
 __all__ = ["Ask", "Episodes", "Rewritten"]
@@ -41,12 +42,17 @@ class Episodes:
         """Return whether the policy rewrites without looking at an answer."""
         return "blind" in self._rewriter.modes
 
-    async def rewrite(self, question: str, limits: Limits) -> Rewritten:
-        """Return the wording that a blind policy would ask, or the question if it must not be asked."""
-        flow = await asyncio.to_thread(self._rewriter.flow, question, mode="blind", limits=limits, asks_at_end=False)
-        return await self._run(question, flow, _never)
+    async def rewrite(self, question: str, limits: Limits, *, place: Place) -> Rewritten:
+        """Return the wording that a blind policy would ask, or the question if it must not be asked.
 
-    async def answer(self, question: str, ask: Ask, limits: Limits, *, first_answer: str | None = None) -> Rewritten:
+        `place` holds a slot for each call to the mutator.
+        """
+        flow = await asyncio.to_thread(self._rewriter.flow, question, mode="blind", limits=limits, asks_at_end=False)
+        return await self._run(question, flow, _never, place)
+
+    async def answer(
+        self, question: str, ask: Ask, limits: Limits, *, place: Place, first_answer: str | None = None
+    ) -> Rewritten:
         """Return the wording whose answer the policy submits.
 
         `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
@@ -55,9 +61,9 @@ class Episodes:
         if self._rewriter.task.ask == "policy":
             first_answer = None
         flow = await asyncio.to_thread(self._rewriter.flow, question, limits=limits, first_answer=first_answer)
-        return await self._run(question, flow, ask)
+        return await self._run(question, flow, ask, place)
 
-    async def _run(self, question: str, flow: Flow, ask: Ask) -> Rewritten:
+    async def _run(self, question: str, flow: Flow, ask: Ask, place: Place) -> Rewritten:
         calls, client, system = 0, self._rewriter.system.calls.eval_client, self._rewriter.system
 
         async def complete(request: ChatRequest) -> Completion:
@@ -65,7 +71,8 @@ class Episodes:
             if request.purpose == "target":
                 return await ask(request.messages[-1].content)
             calls += 1
-            return await complete_in_thread(client, request)
+            async with place(request.model):
+                return await complete_in_thread(client, request)
 
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=system.encoder, retry_policy=system.retry_policy

@@ -9,7 +9,7 @@ import orjson
 
 from query_mutator.serve.requests import Api, ChatCall
 
-__all__ = ["STREAM_TYPES", "LineReader", "as_stream", "renamed", "text_of", "with_fields"]
+__all__ = ["STREAM_TYPES", "LineReader", "as_stream", "renamed", "text_of", "tokens_of", "with_fields"]
 
 Json = dict[str, Any]
 
@@ -31,6 +31,13 @@ def text_of(api: Api, reply: Json) -> str:
         choice: Json = next(iter(reply.get("choices") or [{}]), {})
         found = (choice.get("message") or choice.get("delta") or {}).get("content")
     return found if isinstance(found, str) else ""
+
+
+def tokens_of(reply: Json) -> int | None:
+    """Return the tokens of a reply's text as its server counted them, None where it does not say."""
+    usage = reply.get("usage")
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else reply.get("eval_count")
+    return found if isinstance(found, int) else None
 
 
 class LineReader:

@@ -1,15 +1,15 @@
-"""What the proxy counts: requests, rewrites, calls and latency for Prometheus, and the calls in flight by model."""
+"""What the proxy counts for Prometheus: requests, rewrites, calls, latency, and pairs of the shadow."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Queue", "Status"]
+from query_mutator.serve.queue import Queue
+
+__all__ = ["Status"]
 
 #: Upper bounds of the histogram of seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -18,6 +18,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "qm_decisions_total": ("counter", "Requests to virtual models by decision and reason."),
     "qm_calls_total": ("counter", "Calls to models by purpose."),
     "qm_rewrites_total": ("counter", "Rewrites asked in the place of the question, by operator."),
+    "qm_shadow_total": ("counter", "Questions that were to be answered both ways, by what became of them."),
     "qm_in_flight": ("gauge", "Calls at the upstream, by model."),
     "qm_waiting": ("gauge", "Calls waiting for a slot, by model."),
     "qm_request_seconds": ("histogram", "Seconds until the reply of a virtual model is complete, by mode."),
@@ -25,39 +26,6 @@ _HELP: Mapping[str, tuple[str, str]] = {
 }
 
 Labels = tuple[tuple[str, str], ...]
-
-
-class Queue:
-    """Calls at the upstream and waiting, by model; with `slots`, no more than that many are at the upstream at once."""
-
-    def __init__(self, slots: int = 0) -> None:
-        self._slots = slots
-        self._limits: dict[str, asyncio.Semaphore] = {}
-        self.in_flight: Counter[str] = Counter()
-        self.waiting: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def place(self, model: str) -> AsyncIterator[None]:
-        """Hold a slot of a model."""
-        limit = self._limits.setdefault(model, asyncio.Semaphore(self._slots)) if self._slots else None
-        if limit is not None:
-            self.waiting[model] += 1
-            try:
-                await limit.acquire()
-            finally:
-                self.waiting[model] -= 1
-        self.in_flight[model] += 1
-        try:
-            yield
-        finally:
-            self.in_flight[model] -= 1
-            if limit is not None:
-                limit.release()
-
-    def to_json(self) -> dict[str, dict[str, int]]:
-        """Return the counts of every model that has been called."""
-        models = sorted({*self.in_flight, *self.waiting})
-        return {model: {"in_flight": self.in_flight[model], "waiting": self.waiting[model]} for model in models}
 
 
 @dataclass

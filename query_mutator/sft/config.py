@@ -132,7 +132,7 @@ class SftFlags(JsonFlags, TrackFlags):
     break_lock: bool = False
     """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     config: str | None = None
-    """JSON file of flags; the command line wins."""
+    """JSON or TOML file of flags; the command line wins."""
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))

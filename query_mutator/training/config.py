@@ -73,7 +73,7 @@ class RunFlags:
     break_lock: bool = False
     """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     config: str | None = None
-    """JSON file of flags; the command line takes precedence."""
+    """JSON or TOML file of flags; the command line takes precedence."""
     dry_run: bool = False
     """Print an estimate (updates, steps, model calls, time) and stop."""
 
@@ -266,9 +266,11 @@ class TrainConfig(
         return max(1, round(self.num_updates / EVAL_POINTS))
 
 
-def parse_config(argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "") -> TrainConfig:
-    """Return the trainer's flags: the command line over its --config file over `base` over the defaults."""
-    return parse_flags(TrainConfig, argv, prog=PROG, base=base, base_name=base_name)
+def parse_config(
+    argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "", prog: str = PROG
+) -> TrainConfig:
+    """Return the trainer's flags: the command line over --config over `base` or ./qm.toml over the defaults."""
+    return parse_flags(TrainConfig, argv, prog=prog, base=base, base_name=base_name, table="train")
 
 
 def remarks(config: TrainConfig) -> list[str]:

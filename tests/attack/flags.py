@@ -147,7 +147,11 @@ def programs() -> tuple[Program, ...]:
         ("python -m ppo", ppo_main, (), ppo.Args),
         ("python -m query_mutator.iqn", iqn.main, (), iqn.Args),
         ("python -m query_mutator.embedded", embedded.main, (), embedded.EmbeddedFlags),
-        *((f"qm {name}", qm, tuple(name.split()), command.flags) for name, command in COMMANDS.items()),
+        *(
+            (f"qm {name}", qm, tuple(name.split()), command.flags)
+            for name, command in COMMANDS.items()
+            if not command.takes_words  # `qm train` is the trainer above
+        ),
     ]
     return tuple(_program(*main) for main in mains)
 

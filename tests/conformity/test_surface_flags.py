@@ -30,7 +30,7 @@ def surface() -> str:
         "python -m ppo": PPOArgs,
         "python -m query_mutator.iqn": IQNArgs,
         "python -m query_mutator.embedded": EmbeddedFlags,
-        **{f"qm {name}": command.flags for name, command in COMMANDS.items()},
+        **{f"qm {name}": command.flags for name, command in COMMANDS.items() if not command.takes_words},
     }
     lines = [
         f"{program}: {' '.join(flag.spellings) or flag.field}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,15 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.rewriter import Limits as RewriteLimits
 from query_mutator.rewriter import rewrite_flow
+from query_mutator.runs.json_lines import JsonLines
 from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
 from query_mutator.serve.app import ClientLimits, ProxyApp
 from query_mutator.serve.episodes import Episodes
+from query_mutator.serve.judge import Judge
+from query_mutator.serve.queue import Queue
 from query_mutator.serve.server import running
-from query_mutator.serve.status import Queue, Status
+from query_mutator.serve.shadow import OtherWay, Shadow
+from query_mutator.serve.status import Status
 from query_mutator.serve.upstream import Upstream
 from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.types import Question
@@ -64,15 +69,23 @@ def proxy(
     slots: int = 0,
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
+    shadow: Path | None = None,
+    judge: str | None = None,
 ) -> Iterator[str]:
-    """Serve a plan in front of an upstream and yield the proxy's address."""
+    """Serve a plan in front of an upstream and yield the proxy's address; every question is kept in a file `shadow`."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     upstream = Upstream(upstream_url, timeout_s=30, headers=upstream_headers)
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
-    answerer = PolicyAnswerer(upstream, episodes, status, rules)
+    kept = None
+    if shadow is not None:
+        other = OtherWay(upstream, episodes, status, rules.limits)
+        of_judge = None if judge is None else Judge(client, judge)
+        file = JsonLines(shadow, mode=0o600)
+        kept = Shadow(share=1.0, file=file, other=other, encoder=encoder, status=status, judge=of_judge)
+    answerer = PolicyAnswerer(upstream, episodes, status, rules, shadow=kept)
     access = Access(bound=["127.0.0.1"])
     app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or ClientLimits())
     with running(app) as url:

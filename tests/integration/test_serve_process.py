@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 import requests
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.runs.shadow import read_shadow
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, SORT, VIRTUAL, chat
 from tests.qm_command import qm
@@ -93,6 +96,41 @@ def test_no_prompt_is_on_disk_or_in_the_log(plan: Path, tmp_path: Path) -> None:
     kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert folder / "log.txt" in kept
     assert [path for path, content in kept.items() if b"zanzibar" in content] == []
+
+
+def test_shadow_keeps_pairs_in_the_run_folder(plan: Path, tmp_path: Path) -> None:
+    with serving(plan, tmp_path, "--shadow", "1", "--slots", "4", "--judge-model", "librarian") as (process, url):
+        chat(url, KILL)
+        file = plan / "shadow.jsonl"
+        end = time.monotonic() + 20
+        while KILL.encode() not in file.read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert qm("serve", str(plan), "--port", "0", "--shadow", "1") == 2  # one process writes a file
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert len(read_shadow(file)) == 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "{'kept': 1}" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert not (plan / "shadow.jsonl.lock").exists()
+
+
+def test_a_shadow_that_cannot_be_kept_is_refused(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "notes.jsonl"
+    other.write_bytes(b'{"mine": 1}\nno end of line')
+    shutil.copy(plan / "policy.qm", tmp_path / "policy.qm")
+    for flags, message in (
+        ((str(plan), "--shadow", "1.5"), "share from 0 to 1"),
+        ((str(plan), "--judge-model", "librarian"), "needs --shadow"),
+        ((str(plan), "--shadow", "1", "--shadow-file", str(other)), "notes.jsonl"),
+        ((str(plan), "--shadow", "1", "--judge-model", "nobody"), "nobody"),
+        ((str(tmp_path / "policy.qm"), "--shadow", "1"), "--shadow-file FILE"),
+    ):
+        assert qm("serve", *flags, "--port", "0") == 2
+        assert message in capsys.readouterr().err
+    assert other.read_bytes() == b'{"mine": 1}\nno end of line'
 
 
 def test_two_policies_are_one_too_many(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,10 @@ def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
         (["--timeout", "0"], "timeout_s=0.0 must be above 0; the default is 120.0"),
         (["--latency-ms", "5", "--running-speed", "2"], "latency_ms and running_speed both set the time of a call"),
         (["--name", "../up"], "name='../up' must be usable in a folder's name"),
-        (["--config", "nowhere.json"], "nowhere.json: No such file or directory; --config takes a JSON file of flags"),
+        (
+            ["--config", "nowhere.json"],
+            "nowhere.json: No such file or directory; --config takes a JSON or TOML file of flags",
+        ),
     ],
 )
 def test_mistake_says_what_to_do(argv: list[str], message: str) -> None:

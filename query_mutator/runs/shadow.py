@@ -1,0 +1,189 @@
+"""Questions of real traffic answered both ways, as `qm serve --shadow` keeps them, and what they show.
+
+    {"kind": "shadow", "version": 1}                            the first row of a file
+    {"time", "model", "mode", "decision", "sent", "operators", "question", "rewrite", "original", "rewritten", "judge"}
+
+`original` and `rewritten` are the two ways, `sent` names the one whose answer the client got. Each has "answer",
+"refused", "not_sure", "fit", "chars", "tokens", "calls" and "seconds".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.errors import UsageError
+from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.stats.intervals import mean_interval
+from query_mutator.stats.paired import compare_pairs, difference_interval, mcnemar_p
+
+__all__ = ["HEADER", "MARK", "ORIGINAL", "REWRITTEN", "SHADOW", "check_pair", "read_shadow", "shadow_result"]
+
+Row = Mapping[str, Any]
+
+SHADOW = "shadow.jsonl"  # of a run folder
+HEADER: Row = {"kind": "shadow", "version": 1}
+MARK = b'"kind":"shadow"'  # by which a file is recognized
+ORIGINAL, REWRITTEN, SENT = "original", "rewritten", "sent"
+
+RATES = ("refused", "not_sure")
+MEANS = ("fit", "chars", "tokens", "calls", "seconds")
+_WAY = (*RATES, *MEANS, "answer")
+
+
+def read_shadow(path: Path) -> list[Row]:
+    """Return the pairs of a file; UsageError for one that is not of `qm serve --shadow`, or is damaged."""
+    rows = read_json_lines(path)
+    first = next(rows, None)
+    if first is None or first.get("kind") != HEADER["kind"]:
+        raise UsageError(f"{path} has no pairs of real traffic; give a file that qm serve --shadow wrote")
+    if first["version"] != HEADER["version"]:
+        raise UsageError(f"{path} is of version {first['version']}; read it with the query-mutator that wrote it")
+    return [check_pair(row, path) for row in rows]
+
+
+def check_pair(row: Row, path: Path) -> Row:
+    """Return a row of a file; UsageError if it lacks what every pair has."""
+    ways = [row.get(name) for name in (ORIGINAL, REWRITTEN)]
+    whole = all(isinstance(way, Mapping) and not {*_WAY} - {*way} for way in ways)
+    if not (whole and isinstance(row.get("question"), str) and row.get(SENT) in (ORIGINAL, REWRITTEN)):
+        raise UsageError(f"{path}: a row is not a pair of answers; give a file that qm serve --shadow wrote")
+    return row
+
+
+def shadow_result(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what the pairs show: the rewritten way, and what was sent, each minus the original way."""
+    ways: list[tuple[str, str]] = [(REWRITTEN, ORIGINAL)]
+    if any(row[SENT] == ORIGINAL and row["rewrite"] != row["question"] for row in rows):
+        ways.append((SENT, ORIGINAL))
+    comparisons = [_comparison(rows, ours) for ours, _ in ways]
+    return {
+        "pairs": len(rows),
+        "questions": len(set(map(_cluster, rows))),
+        "first": rows[0]["time"] if rows else None,
+        "last": rows[-1]["time"] if rows else None,
+        "models": dict(Counter(row["model"] for row in rows).most_common()),
+        "modes": dict(Counter(row["mode"] for row in rows).most_common()),
+        "decisions": dict(Counter(row["decision"] for row in rows).most_common()),
+        "unchanged": sum(row["rewrite"] == row["question"] for row in rows),
+        "comparisons": comparisons,
+        "sentence": _sentence(rows, comparisons[0]),
+    }
+
+
+def _cluster(row: Row) -> str:
+    """Return what makes two questions one: people ask the same thing again, and get the same answers."""
+    return " ".join(str(row["question"]).casefold().split())
+
+
+def _way(row: Row, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row[row[SENT] if name == SENT else name]
+    return found
+
+
+def _comparison(rows: Sequence[Row], ours: str) -> dict[str, Any]:
+    rates = [_rate(rows, ours, name) for name in RATES]
+    means = [found for name in MEANS if (found := _mean(rows, ours, name)) is not None]
+    return {"ours": ours, "theirs": ORIGINAL, "rows": [*rates, *means], "judge": _judged(rows, ours)}
+
+
+def _rate(rows: Sequence[Row], ours: str, name: str) -> dict[str, Any]:
+    a, b = ([float(_way(row, way)[name]) for row in rows] for way in (ours, ORIGINAL))
+    found = compare_pairs(a, b, [_cluster(row) for row in rows])
+    return {
+        "metric": name,
+        "pairs": found.questions,
+        "ours": sum(a) / len(a) if a else None,
+        "theirs": sum(b) / len(b) if b else None,
+        "difference": found.difference,
+        "ci": list(found.interval),
+        "more": found.gained,
+        "less": found.lost,
+        "p": found.p,
+        "verdict": _verdict(found.interval),
+    }
+
+
+def _mean(rows: Sequence[Row], ours: str, name: str) -> dict[str, Any] | None:
+    """Return a mean and its difference, over the pairs that have it both ways; None without any."""
+    known = [row for row in rows if None not in (_way(row, ours)[name], row[ORIGINAL][name])]
+    if not known:
+        return None
+    by_question = defaultdict(list)
+    for row in known:
+        by_question[_cluster(row)].append(_way(row, ours)[name] - row[ORIGINAL][name])
+    differences = [float(np.mean(found)) for found in by_question.values()]
+    interval = mean_interval(differences)
+    return {
+        "metric": name,
+        "pairs": len(known),
+        "ours": float(np.mean([_way(row, ours)[name] for row in known])),
+        "theirs": float(np.mean([row[ORIGINAL][name] for row in known])),
+        "difference": float(np.mean(differences)),
+        "ci": list(interval),
+        "more": sum(value > 0 for value in differences),
+        "less": sum(value < 0 for value in differences),
+        "p": None,
+        "verdict": _verdict(interval),
+    }
+
+
+def _judged(rows: Sequence[Row], ours: str) -> dict[str, Any] | None:
+    """Return wins, losses and ties by the judge's choice; an exact sign test of wins against losses."""
+    known = [row for row in rows if row.get("judge")]
+    if not known:
+        return None
+    scores = [_score(row, ours) for row in known]
+    wins, losses = scores.count(1.0), scores.count(-1.0)
+    interval = difference_interval(np.array(scores), [_cluster(row) for row in known])
+    return {
+        "models": sorted({row["judge"]["model"] for row in known}),
+        "pairs": len(known),
+        "wins": wins,
+        "losses": losses,
+        "ties": len(known) - wins - losses,
+        "difference": float(np.mean(scores)),
+        "ci": list(interval),
+        "p": mcnemar_p(wins, losses),  # the exact sign test: wins and losses are equally likely
+        "verdict": _verdict(interval),
+    }
+
+
+def _score(row: Row, ours: str) -> float:
+    if ours == SENT and row[SENT] == ORIGINAL:
+        return 0.0
+    return {REWRITTEN: 1.0, ORIGINAL: -1.0}.get(row["judge"]["choice"], 0.0)
+
+
+def _verdict(interval: Sequence[float]) -> str:
+    low, high = interval
+    return "more" if low > 0 else "less" if high < 0 else "inconclusive"
+
+
+def _sentence(rows: Sequence[Row], found: Mapping[str, Any]) -> str:
+    """Return in one sentence what rewriting changes on this traffic."""
+    if not rows:
+        return "No question was answered both ways yet."
+    parts = [_rate_clause(row) for row in found["rows"] if row["metric"] in RATES]
+    if judge := found["judge"]:
+        said = {"more": "the judge prefers the rewritten way", "less": "the judge prefers the original way"}
+        numbers = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied, p {_p(judge['p'])}"
+        parts.append(f"{said.get(judge['verdict'], 'the judge is inconclusive')} ({numbers})")
+    return f"With rewriting, on {len(rows)} questions of real traffic: {'; '.join(parts)}."
+
+
+def _rate_clause(row: Mapping[str, Any]) -> str:
+    name = {"refused": "refused", "not_sure": '"not sure"'}[row["metric"]]
+    low, high = row["ci"]
+    numbers = f"({100 * row['difference']:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+    words = {"more": f"{name} more often", "less": f"{name} less often", "inconclusive": f"{name} inconclusive"}
+    return f"{words[row['verdict']]} {numbers}"
+
+
+def _p(p: float) -> str:
+    return "<0.001" if p < 0.001 or math.isnan(p) else f"{p:.3f}"
