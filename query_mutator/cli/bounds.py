@@ -49,7 +49,8 @@ _TABLE: tuple[tuple[str, float, float], ...] = (
     ("num_parallel repeats", 1, 4096),
     ("max_tokens mutator_max_tokens target_max_tokens num_ctx", 1, 1e8),
     ("encoder_max_tokens", 8, 1e6),
-    ("max_retries retries", 0, 1e4),
+    ("max_retries retries task_retries", 0, 1e4),
+    ("task_cpus task_gpus", 0, 1e4),
     ("temperature", 0, 100),
     (
         "timeout_s deadline_s request_deadline_s request_timeout_s drain_s timeout probe_s seconds window_s time_s "

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import write_report
+from query_mutator.commands.engine import open_engine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
 from query_mutator.runs.lock import locked
 from query_mutator.sweep.config import SweepFlags
+from query_mutator.sweep.engines import Engine
 from query_mutator.sweep.job import Sweep
 from query_mutator.sweep.picture import draw_sweep
 
@@ -21,14 +23,14 @@ def sweep(flags: SweepFlags) -> None:
     job = Sweep(flags)
     if flags.dry_run:
         print(*job.commands(), sep="\n")
-        note(f"{len(job.trials)} trials, {flags.jobs} at a time")
+        note(f"{len(job.trials)} trials, {flags.jobs or 1} at a time")
         return
-    with locked(Path(flags.dir), break_lock=flags.break_lock):
-        _run(job, flags)
+    with open_engine(flags, flags.dir) as engine, locked(Path(flags.dir), break_lock=flags.break_lock):
+        _run(job, flags, engine)
 
 
-def _run(job: Sweep, flags: SweepFlags) -> None:
-    found = job.run()
+def _run(job: Sweep, flags: SweepFlags, engine: Engine) -> None:
+    found = job.run(engine)
     folder = Path(flags.dir)
     results = found.as_json()
     print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))

@@ -12,7 +12,7 @@ from query_mutator.analysis.spec import Reducer
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import FIGURE, Output, OutputFlags
 
-__all__ = ["SweepFlags"]
+__all__ = ["EngineFlags", "SweepFlags"]
 
 
 def _is_sweep(path: Path) -> bool:
@@ -20,7 +20,42 @@ def _is_sweep(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFlags(OutputFlags):
+class EngineFlags(OutputFlags):
+    """Flags of the commands that run trials: where, how many at a time, with which resources."""
+
+    jobs: int | None = None
+    """Trials that run at the same time; by default 1, or with --engine ray as many as the cluster's resources allow."""
+    engine: Literal["local", "ray"] = "local"
+    """Where trials run: local, in processes of this machine; ray, as tasks of a Ray cluster."""
+    ray_address: str | None = None
+    """Address HOST:PORT of the cluster; by default RAY_ADDRESS, else a cluster that runs here, else a new local one."""
+    task_cpus: Annotated[float, arg(aliases=["--trial-cpus"])] = 1.0
+    """CPUs that --engine ray reserves for a trial."""
+    task_gpus: Annotated[float, arg(aliases=["--trial-gpus"])] = 0.0
+    """GPUs that --engine ray reserves for a trial, which sees no others; 0.5 lets two share one."""
+    task_resources: Annotated[tuple[str, ...], arg(aliases=["--trial-resources"])] = ()
+    """NAME=AMOUNT of the cluster's custom resources that --engine ray reserves for a trial."""
+    task_retries: Annotated[int, arg(aliases=["--trial-retries"])] = 3
+    """How often --engine ray restarts a trial whose node or worker was lost; a trial that fails is not restarted."""
+    retry_failed: bool = False
+    """Rerun trials that failed before."""
+    break_lock: bool = False
+    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
+
+    def __post_init__(self) -> None:
+        for item in self.task_resources:
+            name, equals, amount = item.partition("=")
+            if not (name and equals and amount.replace(".", "", 1).isdecimal() and float(amount) > 0):
+                raise ValueError(f"--task-resources {item}: write NAME=AMOUNT with an amount above 0, as server=1")
+
+    @property
+    def custom_resources(self) -> dict[str, float]:
+        """Return the amounts of --task-resources by name."""
+        return {name: float(amount) for name, _, amount in (item.partition("=") for item in self.task_resources)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags(EngineFlags):
     """Run a command over settings and seeds, and estimate which setting is best and how certain that is.
 
     Everything after a bare -- is the command. Each trial gets the flags of its setting and --seed; {name}, {seed} and
@@ -28,8 +63,8 @@ class SweepFlags(OutputFlags):
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "command", "grid", "random", "trials", "seeds", "jobs", "dir", "retry_failed", "dry_run", "metric", "confirm",
-        "json", "picture",
+        "command", "grid", "random", "trials", "seeds", "jobs", "engine", "dir", "retry_failed", "dry_run", "metric",
+        "confirm", "json", "picture",
     )  # fmt: skip
 
     command: Positional[tuple[str, ...]] = ()
@@ -49,18 +84,12 @@ class SweepFlags(OutputFlags):
     seed_step: int = 1000
     """Distance between two seeds. Many trainers give environment i the seed plus i, so runs with neighboring seeds
     share most of their environments and are not independent repeats."""
-    jobs: int = 1
-    """Trials that run at the same time."""
     timeout_min: float | None = None
     """Minutes after which a trial is killed and counted as failed."""
     dir: Annotated[str, arg(name="out", aliases=["--dir"]), Output(_is_sweep, is_folder=True, resumes=True)] = (
         "sweeps/sweep"
     )
     """Folder of the sweep; the trials write under it."""
-    retry_failed: bool = False
-    """Rerun trials that failed before."""
-    break_lock: bool = False
-    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
     dry_run: bool = False
     """Print the commands and exit."""
     metric: str = "success"
@@ -83,6 +112,7 @@ class SweepFlags(OutputFlags):
     """File for the heat map (.png or .svg); by default heatmap.png in --out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.command:
             raise ValueError(
                 "no command is given; write it after --, as: qm sweep --grid lr=1e-3,1e-2 -- python train.py"

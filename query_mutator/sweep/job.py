@@ -13,6 +13,7 @@ from query_mutator.analysis.wording import interval, number, reading_name
 from query_mutator.cli.console import note, table
 from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.sweep.config import SweepFlags
+from query_mutator.sweep.engines import Ended, Engine
 from query_mutator.sweep.plan import (
     FOLD,
     Setting,
@@ -36,7 +37,7 @@ from query_mutator.sweep.results import (
     optimum_of,
     sentence,
 )
-from query_mutator.sweep.runner import Ended, Runner, SweepFolder
+from query_mutator.sweep.runner import Runner, SweepFolder
 from query_mutator.sweep.search import optuna_settings
 from query_mutator.sweep.surface import Optimum
 
@@ -107,15 +108,18 @@ class Sweep:
         folder = Path(self.flags.dir) / "trials"
         return [shlex.join(command_of(trial, self.flags.command, folder / trial.name)) for trial in self.trials]
 
-    def run(self) -> Findings:
+    def run(self, engine: Engine) -> Findings:
         """Run the missing trials, extending the grid and confirming the best setting as the flags say."""
-        self._folder = SweepFolder(Path(self.flags.dir), command=hide_credentials(shlex.join(self.flags.command)))
-        self._runner = Runner(self._folder, self.flags)
-        if self.flags.sampler == "optuna" and self.ranges:
-            settings = optuna_settings(self.ranges, self._means, flags=self.flags, maximize=self.metric.maximize)
-            self.trials = trials_of(settings, self.flags.trial_seeds)
+        flags = self.flags
+        self._folder = SweepFolder(Path(flags.dir), command=hide_credentials(shlex.join(flags.command)))
+        self._runner = Runner(self._folder, engine, command=flags.command, timeout_min=flags.timeout_min)
+        if flags.sampler == "optuna" and self.ranges:
+            settings = optuna_settings(
+                self.ranges, self._means, flags=flags, batch=engine.slots, maximize=self.metric.maximize
+            )
+            self.trials = trials_of(settings, flags.trial_seeds)
         self._run(self.trials)
-        for _ in range(self.flags.extend if self.grid else 0):
+        for _ in range(flags.extend if self.grid else 0):
             if not self._extend_grid():
                 break
         return self._findings()

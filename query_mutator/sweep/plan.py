@@ -4,6 +4,7 @@
 --grid validation_fold=0,1,2,3,4       repeats of each setting and seed: cross-fitting, averaged like seeds
 --random lr=1e-4:1e-2                  sampled log-uniformly; integers where both ends are integers
 {train_batch_size} {seed} {dir}        in the command are replaced by the value, and then no flag is added
+{python}                               is replaced by the Python that runs the trial, on whichever machine
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,11 +104,12 @@ def trials_of(
 
 def command_of(trial: Trial, command: Sequence[str], folder: Path) -> list[str]:
     """Return the command line of a trial; our own trainer also gets --save-dir."""
-    values: dict[str, Value] = {**trial.setting, **trial.repeat, "dir": str(folder)}
+    flags: Setting = {**trial.setting, **trial.repeat}
+    values: Setting = {**flags, "dir": str(folder), "python": sys.executable}
     words = [re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), word) for word in command]
     named = {name for word in command for name in re.findall(r"\{(\w+)\}", word)}
-    for name, value in values.items():
-        if name not in named and name != "dir":
+    for name, value in flags.items():
+        if name not in named:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if "dir" not in named and any(Path(word).name == _OUR_TRAINER for word in command):
         words += ["--save-dir", str(folder)]

@@ -17,9 +17,12 @@ Evaluate = Callable[[Sequence[Setting]], list[float | None]]
 
 
 def optuna_settings(
-    ranges: Mapping[str, tuple[float, float]], evaluate: Evaluate, *, flags: SweepFlags, maximize: bool
+    ranges: Mapping[str, tuple[float, float]], evaluate: Evaluate, *, flags: SweepFlags, batch: int, maximize: bool
 ) -> list[Setting]:
-    """Return the settings that Optuna chose; `evaluate` returns the mean of each setting of a batch over its seeds."""
+    """Return the settings that Optuna chose, `batch` at a time.
+
+    `evaluate` returns the mean of each setting of a batch over its seeds.
+    """
     optuna = _optuna()
     path = Path(flags.dir) / "optuna.jsonl"
     known = list(read_json_lines(path))[: flags.trials] if path.exists() else []
@@ -39,12 +42,12 @@ def optuna_settings(
     settings: list[Setting] = [row["setting"] for row in known]
     rows = JsonLines(path)
     while len(settings) < flags.trials:
-        asked = [study.ask(distributions) for _ in range(min(flags.jobs, flags.trials - len(settings)))]
-        batch = [{name: _rounded(value) for name, value in trial.params.items()} for trial in asked]
-        for trial, setting, value in zip(asked, batch, evaluate(batch), strict=True):
+        asked = [study.ask(distributions) for _ in range(min(batch, flags.trials - len(settings)))]
+        chosen = [{name: _rounded(value) for name, value in trial.params.items()} for trial in asked]
+        for trial, setting, value in zip(asked, chosen, evaluate(chosen), strict=True):
             study.tell(trial, value, state=states.FAIL if value is None else None)
             rows.append({"setting": setting, "value": value})
-        settings += batch
+        settings += chosen
     rows.close()
     return settings
 

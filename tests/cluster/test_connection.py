@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from query_mutator.cluster.connection import connected
 from query_mutator.errors import UsageError
 from tests.cluster.conftest import RayCluster
+from tests.qm_command import qm
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -38,7 +40,9 @@ def test_an_address_where_nothing_listens_is_one_line_at_once() -> None:
             pass
 
 
-def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = builtins.__import__
 
     def without_ray(name: str, *rest: Any) -> Any:
@@ -47,5 +51,9 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
-    with pytest.raises(UsageError, match=r"pip install 'query-mutator\[ray\]'"), connected(None):
-        pass
+    words = ["sweep", "--grid", "x=1", "--out", tmp_path / "s", "--engine", "ray", "--", "true"]
+    assert qm(*words) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "qm: --engine ray needs the package ray; pip install 'query-mutator[ray]'"
+    ]
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -104,6 +105,23 @@ def test_a_trial_that_times_out_is_killed_with_all_it_started(
     grandchild = (tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt").read_text().strip()
     give_up_at = time.monotonic() + 10  # it has been killed, and dies when the system gets to it
     while grandchild and is_running(Path(f"/proc/{grandchild}/stat")):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_a_sweep_that_is_killed_takes_its_trials_along(tmp_path: Path) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
+    command = [sys.executable, "-m", "query_mutator", "sweep", "--grid", "x=1", "--seeds", "1", "--out"]
+    sweep = subprocess.Popen([*command, str(tmp_path / "s"), "--", "{python}", "-c", child], stderr=subprocess.DEVNULL)
+    stdout = tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt"
+    give_up_at = time.monotonic() + 60
+    while not (stdout.exists() and stdout.read_text().strip()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    sweep.kill()
+    sweep.wait()
+    while is_running(Path(f"/proc/{stdout.read_text().strip()}/stat")):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
 

@@ -1,0 +1,155 @@
+"""`qm sweep --engine ray` on a cluster of two nodes: nodes and drivers die, results equal the local engine's."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator.cluster.connection import connected
+from query_mutator.cluster.jobs import RayEngine, _Driver
+from query_mutator.files import LOCK
+from query_mutator.sweep.config import EngineFlags
+from query_mutator.sweep.engines import Job
+from query_mutator.sweep.plan import Trial
+from tests.cluster.conftest import RayCluster, processes_with, wait_until
+from tests.qm_command import qm
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+#: A trainer: it takes part of a second, and notes in its folder that it began.
+TRAINER = """
+import json, os, sys, time
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(os.path.join(os.environ["QM_TRIAL_DIR"], "began"), "a") as file:
+    file.write("x")
+time.sleep(float(flags["--seconds"]))
+x, seed = float(flags["--x"]), int(flags["--seed"])
+print(json.dumps({"success": 0.7 - 0.03 * (x - 3) ** 2 + 0.0001 * (seed % 7 * x % 5)}))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINER)
+    return path
+
+
+def sweep_words(folder: Path, trainer: Path, *flags: str, seconds: float) -> list[str]:
+    """Return the words of a sweep of twelve trials."""
+    grid = ["sweep", "--grid", "x=1,2,4,8", "--seeds", "3", "--out", str(folder), *flags]
+    return [*grid, "--", "{python}", str(trainer), "--seconds", str(seconds)]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "trials.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def began(folder: Path) -> dict[str, int]:
+    """Return how often each trial began."""
+    return {path.parent.name: len(path.read_text()) for path in (folder / "trials").glob("*/began")}
+
+
+def results_of(folder: Path) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_sweep_survives_a_node_and_finds_what_the_local_engine_finds(
+    ray_cluster: RayCluster, tmp_path: Path, trainer: Path
+) -> None:
+    folder, local, (node,) = tmp_path / "ray", tmp_path / "local", ray_cluster.workers
+
+    def is_in_the_middle() -> bool:
+        ours = {one.pid for one in processes_with(str(trainer))} & {one.pid for one in node.processes}
+        return len(rows_of(folder)) >= 2 and bool(ours)
+
+    def kill() -> None:
+        wait_until(is_in_the_middle, "no trial runs on the worker")
+        node.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert qm(*sweep_words(folder, trainer, "--engine", "ray", seconds=0.6)) == 0
+    killer.join()
+    assert not node.is_alive
+    assert [row["status"] for row in rows_of(folder)] == ["done"] * 12
+    counts = began(folder)
+    assert (len(counts), sum(counts.values())) == (12, 13)  # the trial of the lost node began twice
+    assert qm(*sweep_words(local, trainer, "--jobs", "2", seconds=0.0)) == 0
+    found, wanted = results_of(folder), results_of(local)
+    assert {key: found[key] for key in ("sentence", "settings", "trials", "optimum", "failed")} == {
+        key: wanted[key] for key in ("sentence", "settings", "trials", "optimum", "failed")
+    }
+    assert files_of(folder) == files_of(local)
+
+
+def test_a_killed_driver_takes_its_trials_along_and_the_same_command_runs_the_missing_ones(
+    ray_cluster: RayCluster, tmp_path: Path, trainer: Path
+) -> None:
+    folder = tmp_path / "s"
+    words = sweep_words(folder, trainer, "--engine", "ray", "--ray-address", ray_cluster.address, seconds=0.4)
+    driver = subprocess.Popen([sys.executable, "-m", "query_mutator", *words], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(rows_of(folder)) >= 3 and len(processes_with(str(trainer))) > 1, "no trial ends")
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    wait_until(lambda: not processes_with(str(trainer)), "a trial outlives its driver", within_s=20)
+    done = {row["name"] for row in rows_of(folder)}
+    assert 3 <= len(done) < 12
+    assert qm(*words) == 0
+    assert sorted(row["name"] for row in rows_of(folder)) == sorted(began(folder))
+    assert len(rows_of(folder)) == 12
+    assert {name for name, count in began(folder).items() if count > 1}.isdisjoint(done)
+
+
+def test_trials_send_their_files_back_from_a_node_that_does_not_see_the_folder(
+    ray_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(RayEngine):
+        def _driver(self) -> _Driver:
+            return super()._driver()._replace(lock=b"of another machine")
+
+    (tmp_path / LOCK).write_text("of this one")
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import os, sys, pathlib; pathlib.Path('{dir}', 'sub').mkdir(); pathlib.Path('{dir}', 'sub', 'a').write_text"
+        "('seed {seed}'); print(os.environ['QM_TRIAL_DIR']); sys.exit({seed})"
+    )
+    trials = [Trial(setting={}, seed=seed) for seed in (0, 7)]
+    jobs = [Job(trial=one, command=("{python}", "-c", code), folder=Path("trials") / one.name) for one in trials]
+    with connected(None) as ray:
+        ended = {one.name: one for one in Elsewhere(ray, EngineFlags(engine="ray"), folder=tmp_path).run(jobs)}
+    assert [(ended[one.name].status, ended[one.name].exit_code) for one in trials] == [("done", 0), ("failed", 7)]
+    for one in trials:
+        folder = tmp_path / "trials" / one.name
+        assert files_of(folder) == {"command.txt", "stdout.txt", "stderr.txt", "sub/a"}
+        assert (folder / "sub" / "a").read_text() == f"seed {one.seed}"
+        assert not Path((folder / "stdout.txt").read_text().strip()).exists()  # removed on the node
+
+
+def test_resources_decide_how_many_trials_run_and_what_no_node_has_is_said(
+    ray_cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOCK).write_text("x")
+    with connected(None) as ray:
+        wait_until(lambda: ray.cluster_resources().get("CPU") == 2, "the worker has not joined")
+        assert RayEngine(ray, EngineFlags(), folder=tmp_path).slots == 2
+        assert RayEngine(ray, EngineFlags(jobs=1), folder=tmp_path).slots == 1
+        assert RayEngine(ray, EngineFlags(task_cpus=0.25), folder=tmp_path).slots == 8
+        needy = RayEngine(ray, EngineFlags(task_gpus=1, task_resources=("server=2",)), folder=tmp_path)
+        assert needy.slots == 1
+        assert list(needy.run([])) == []
+    assert "no node of the cluster has 1 CPU, 1 GPU, 2 server; trials wait" in capsys.readouterr().err
