@@ -17,13 +17,21 @@ from query_mutator.analysis.results import Analysis, Comparison, GroupValue, Met
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.watch import watch
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval, welch_interval, within
-from query_mutator.stats.significance import holm, minimum_detectable_effect, permutation_test, pooled_spread, welch_p
+from query_mutator.stats.intervals import WHOLE_LINE, mean_interval, welch_interval, within
+from query_mutator.stats.significance import (
+    equivalence_p,
+    holm,
+    minimum_detectable_effect,
+    permutation_test,
+    pooled_spread,
+    welch_p,
+)
 from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
 
 __all__ = ["analyze"]
 
 LEVEL = 0.95
+_FLOAT32 = 2.0**-22  # two units in the last place of the numbers in event files
 _ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean is better than the mean
 
 
@@ -76,7 +84,7 @@ def _all_curves(
     remarks = []
     for metric in metrics:
         for group in groups:
-            for run in group.runs:
+            for run, repeat in zip(group.runs, group.repeats, strict=True):
                 try:
                     curves = curves_of(run, metric, spec, axis=axis)
                 except UnknownDivisorError as error:
@@ -84,7 +92,7 @@ def _all_curves(
                     continue
                 for task, curve in curves.items():
                     if len(curve):
-                        found.setdefault((metric, task), []).append((group.name, curve))
+                        found.setdefault((metric, task), []).append((group.name, replace(curve, repeat=repeat)))
     return found, remarks
 
 
@@ -107,18 +115,20 @@ def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list
 
 def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> GroupValue:
     values = tuple(reduced(curve, metric) for curve in curves)
-    numbers = [reading.value for reading in values if math.isfinite(reading.value)]
     has_best = metric.direction != "-"
-    return GroupValue(
+    value = GroupValue(
         group=name,
         values=values,
         best=tuple(reduced(c, metric, reducer="best_so_far") if has_best else c.nothing() for c in curves),
-        mean=float(np.mean(numbers)) if numbers else math.nan,
-        interval=mean_interval(numbers, bootstrap_from=BOOTSTRAP_FROM, bounds=metric.bounds)
-        if len(numbers) > 1
-        else WHOLE_LINE,
+        mean=math.nan,
+        interval=WHOLE_LINE,
         sample=_distinct_questions(curves),
     )
+    numbers = value.numbers
+    if not numbers:
+        return value
+    interval = mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE
+    return replace(value, mean=float(np.mean(numbers)), interval=interval)
 
 
 def _distinct_questions(curves: Sequence[Curve]) -> int | None:
@@ -137,17 +147,22 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
     """Compare each group with the baseline in each metric; p values are corrected over all deciding comparisons."""
     seeds = {group.name: group.num_seeds for group in groups}
     pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
-    enough = [min(len(a.numbers), len(b.numbers), seeds[a.group], seeds[b.group]) >= 2 for _, a, b in pairs]
-    p_values = [
-        welch_p(a.numbers, b.numbers, noise=_least_noise(a, b)) if can else 1.0
-        for can, (_, a, b) in zip(enough, pairs, strict=True)
-    ]
-    deciding = [at for at, (result, *_) in enumerate(pairs) if enough[at] and result.metric.role == "performance"]
-    for at, p in zip(deciding, holm([p_values[at] for at in deciding]), strict=True):
-        p_values[at] = p
+    compared = [_comparison(*pair, seeds=seeds) for pair in pairs]
+    deciding = [at for at, one in enumerate(compared) if one.permutation and pairs[at][0].metric.role == "performance"]
+    corrected = zip(
+        deciding,
+        holm([compared[at].p for at in deciding]),
+        holm([compared[at].p_equivalent for at in deciding]),
+        strict=True,
+    )
+    for at, p, p_equivalent in corrected:
+        compared[at] = replace(compared[at], p=p, p_equivalent=p_equivalent)
     comparisons: dict[str, list[Comparison]] = {}
-    for (result, ours, theirs), p, can in zip(pairs, p_values, enough, strict=True):
-        comparisons.setdefault(result.name, []).append(_comparison(result, ours, theirs, p=p, enough=can))
+    for (result, ours, theirs), one in zip(pairs, compared, strict=True):
+        if one.permutation:
+            verdict, why = _verdict(one, result.metric)
+            one = replace(one, verdict=verdict, why=why + _on_questions(ours, theirs))
+        comparisons.setdefault(result.name, []).append(one)
     return [replace(result, comparisons=tuple(comparisons.get(result.name, ()))) for result in results]
 
 
@@ -159,38 +174,66 @@ def _pairs(result: MetricResult, base: str) -> list[tuple[GroupValue, GroupValue
     return [(value, theirs) for value in result.groups if value is not theirs]
 
 
-def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, p: float, enough: bool) -> Comparison:
-    a, b = ours.numbers, theirs.numbers
+def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, seeds: Mapping[str, int]) -> Comparison:
+    """Return the numbers of a comparison, with p values of this one alone; without a permutation test if it is one of
+    single seeds.
+    """
+    a, b = _apart(ours.numbers, theirs.numbers)
     difference = ours.mean - theirs.mean
-    low, high = result.metric.bounds
-    interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
-    if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
-        interval = within(interval, (low - high, high - low))
+    margin = result.metric.margin_at(theirs.mean)
     comparison = Comparison(
         group=ours.group,
         baseline=theirs.group,
         difference=difference,
-        interval=interval if enough else WHOLE_LINE,
+        interval=WHOLE_LINE,
         share=difference / abs(theirs.mean) if theirs.mean else math.nan,
-        permutation=permutation_test(a, b) if enough else None,
-        p=p,
-        margin=result.metric.margin_at(theirs.mean),
+        permutation=None,
+        p=1.0,
+        p_equivalent=1.0,
+        margin=margin,
         detectable=_detectable(result, ours, theirs),
         verdict="inconclusive",
-        why="one seed does not predict the next" if a and b else "there is no number to compare",
+        why=_too_few(result, ours, theirs, seeds),
     )
-    if not enough:
+    if comparison.why:
         return comparison
-    # Two one-sided tests at 5 % each: equivalent when the 90 % interval lies within the margin.
-    narrow = welch_interval(a, b, level=2 * LEVEL - 1, noise=_most_noise(ours, theirs))
-    verdict, why = _verdict(comparison, result.metric, narrow)
-    return replace(comparison, verdict=verdict, why=why + _on_questions(ours, theirs))
+    low, high = result.metric.bounds
+    interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
+    if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
+        interval = within(interval, (low - high, high - low))
+    return replace(
+        comparison,
+        interval=interval,
+        permutation=permutation_test(a, b),
+        p=welch_p(a, b, noise=_least_noise(ours, theirs)),
+        p_equivalent=1.0 if margin is None else equivalence_p(a, b, margin, noise=_most_noise(ours, theirs)),
+    )
 
 
-def _verdict(comparison: Comparison, metric: MetricSpec, narrow: Interval) -> tuple[Verdict, str]:
+def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: Mapping[str, int]) -> str:
+    """Return why two groups cannot be compared, "" where they can."""
+    if not ours.numbers or not theirs.numbers:
+        return "there is no number to compare" if result.overlaps else "the runs have no step in common"
+    if min(seeds[ours.group], seeds[theirs.group]) < 2:
+        return "one seed does not predict the next"
+    alone = [value.group for value in (ours, theirs) if len(value.numbers) < 2]
+    return f"only one seed of {' and of '.join(alone)} has a number here" if alone else ""
+
+
+def _apart(ours: Sequence[float], theirs: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the numbers of two groups; equal ones where they differ by no more than event files round them."""
+    a, b = list(ours), list(theirs)
+    rounding = _FLOAT32 * max(map(abs, [*a, *b]), default=0.0)
+    for group in (a, b):
+        if group and max(group) - min(group) <= rounding:
+            group[:] = [group[0]] * len(group)
+    return a, b
+
+
+def _verdict(comparison: Comparison, metric: MetricSpec) -> tuple[Verdict, str]:
     """Return the verdict on a comparison of several seeds, and why."""
     margin, (low, high) = comparison.margin, comparison.interval
-    if margin is not None and -margin < narrow[0] and narrow[1] < margin:
+    if margin is not None and comparison.p_equivalent <= 1 - LEVEL:
         return "equivalent", f"the difference is within {margin:.3g}"
     if not math.isfinite(high - low):
         return "inconclusive", "all runs of a group have the same value, so the noise between seeds is unknown"
@@ -241,9 +284,11 @@ def _detectable(result: MetricResult, ours: GroupValue, theirs: GroupValue) -> f
     n, m = len(ours.numbers), len(theirs.numbers)
     if not n or not m:
         return math.nan
-    spread = pooled_spread(*(value.numbers for value in result.groups))
+    shared = pooled_spread(*(value.numbers for value in result.groups))
     noise = _most_noise(ours, theirs) / (1 / n + 1 / m)
-    return minimum_detectable_effect(n, m, spread=math.sqrt(spread**2 + noise))
+    own = [pooled_spread(value.numbers) if len(value.numbers) > 1 else shared for value in (ours, theirs)]
+    spread, other = (math.sqrt(one**2 + noise) for one in own)
+    return minimum_detectable_effect(n, m, spreads=(spread, other))
 
 
 def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:

@@ -44,6 +44,7 @@ class Reading:
     x: float
     value: float
     divided_by: str = ""
+    repeat: int | None = None  # the run of the group that this one repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Curve:
     divided_by: str = ""  # the setting and its value, where values were normalised
     sample: int | None = None  # questions that a value is a share of, where that is known
     fold: str = ""  # which of the questions these are; other folds have others
+    repeat: int | None = None  # the run of the group that this one repeats, or its own number
 
     def __len__(self) -> int:
         return len(self.x)
@@ -78,7 +80,9 @@ class Curve:
 
     def reading(self, value: float, x: float) -> Reading:
         """Return a number read from the curve at `x`."""
-        return Reading(run=self.run, tag=self.tag, x=float(x), value=float(value), divided_by=self.divided_by)
+        return Reading(
+            run=self.run, tag=self.tag, x=float(x), value=float(value), divided_by=self.divided_by, repeat=self.repeat
+        )
 
     def nothing(self) -> Reading:
         """Return the reading of a curve that has no such number."""

@@ -32,6 +32,7 @@ _NOT_SETTINGS = {
 }
 _MOVED = 0.10  # figures of two groups that differ by more than this share have moved
 _SEED_IN_NAME = re.compile(r"[-_.]+(?:seed|s)[-_]?(\d+)(?:_\d+)?$", re.IGNORECASE)  # Stable-Baselines3 adds its _1
+_SPEED = re.compile(r"(^|/)(time|perf|system)/|_per_s|fps|sps|seconds|elapsed|wall|_s$", re.IGNORECASE)
 _STAMP_IN_NAME = re.compile(r"^\d{8}-\d{6}-|-\d+$|__\d{9,}$")
 
 
@@ -44,10 +45,24 @@ class Group:
     seeds: tuple[object, ...]  # of each run; None where it is unknown
 
     @cached_property
+    def repeats(self) -> tuple[int, ...]:
+        """Return, for each run, the first run that it repeats, or itself.
+
+        Runs of one seed are repeats, and so are copies: runs that logged the same numbers.
+        """
+        first: dict[object, int] = {}
+        found: list[int] = []
+        for place, (run, seed) in enumerate(zip(self.runs, self.seeds, strict=True)):
+            keys = [("numbers", _digest(run)), *([("seed", str(seed))] if seed is not None else [])]
+            known = [first[key] for key in keys if key in first]
+            found.append(min(known, default=place))
+            first |= {key: found[-1] for key in keys if key not in first}
+        return tuple(found)
+
+    @property
     def num_seeds(self) -> int:
-        """Return the number of different seeds; runs without a known seed count one each."""
-        known = [seed for seed in self.seeds if seed is not None]
-        return len(set(map(str, known))) + len(self.seeds) - len(known)
+        """Return the number of different seeds; runs without a known seed count one each, copies of a run do not."""
+        return len(set(self.repeats))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +188,18 @@ def _seed(run: Run, spec: Spec) -> object | None:
         return f"{recorded}, fold {fold}" if str(fold).isdigit() else recorded
     match = _SEED_IN_NAME.search(run.name)
     return int(match[1]) if match else None
+
+
+def _digest(run: Run) -> int:
+    """Return a hash of the numbers that a run logged, to six digits and without speeds.
+
+    With fewer than five different numbers, which two seeds may well share, each run has its own.
+    """
+    kept = {tag: series for tag, series in sorted(run.series.items()) if not _SPEED.search(tag)}
+    texts = {tag: np.char.mod("%.5e", series.value) for tag, series in kept.items()}
+    if len({text for column in texts.values() for text in column.tolist()}) < 5:
+        return id(run)
+    return hash(tuple((tag, kept[tag].step.tobytes(), column.tobytes()) for tag, column in texts.items()))
 
 
 def _common(group: Group, name: str) -> str:

@@ -38,8 +38,12 @@ class GroupValue:
 
     @property
     def numbers(self) -> list[float]:
-        """Return the finite numbers, one per run."""
-        return [reading.value for reading in self.values if math.isfinite(reading.value)]
+        """Return the finite numbers, one per seed: the mean of runs that repeat it."""
+        repeats: dict[int, list[float]] = {}
+        for place, reading in enumerate(self.values):
+            if math.isfinite(reading.value):
+                repeats.setdefault(-1 - place if reading.repeat is None else reading.repeat, []).append(reading.value)
+        return [math.fsum(values) / len(values) for values in repeats.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,7 @@ class Comparison:
     share: float  # of the baseline's mean
     permutation: Permutation | None
     p: float  # Welch's, corrected for the number of comparisons (Holm)
+    p_equivalent: float  # of a difference of `margin` or more, corrected in the same way; 1 without a margin
     margin: float | None
     detectable: float  # the difference these seeds detect with 80 % power
     verdict: Verdict
@@ -70,6 +75,11 @@ class MetricResult:
     groups: tuple[GroupValue, ...]
     comparisons: tuple[Comparison, ...] = ()
     curves: tuple[tuple[str, Curve], ...] = ()  # group and curve of each run
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether the runs have a part of the axis in common."""
+        return bool(max(curve.x[0] for _, curve in self.curves) <= min(curve.x[-1] for _, curve in self.curves))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,17 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.stats.intervals import moments, student_t, welch
+from query_mutator.stats.intervals import moments, student_t, welch, welch_degrees
 
-__all__ = ["Permutation", "holm", "minimum_detectable_effect", "permutation_test", "pooled_spread", "welch_p"]
+__all__ = [
+    "Permutation",
+    "equivalence_p",
+    "holm",
+    "minimum_detectable_effect",
+    "permutation_test",
+    "pooled_spread",
+    "welch_p",
+]
 
 _EXACT_UP_TO = 200_000  # splits that are enumerated
 _DRAWN = 50_000  # splits drawn where there are more
@@ -40,14 +48,18 @@ def permutation_test(ours: Sequence[float], theirs: Sequence[float]) -> Permutat
         return None
     total = math.comb(n + m, n)
     exact = total <= _EXACT_UP_TO
+    center, size = float(pooled.mean() if np.ptp(pooled) else pooled[0]), float(np.abs(pooled).max())
+    pooled = pooled - center
     scale = float(np.abs(pooled).max()) or 1.0
     pooled = pooled / scale  # sums of large values would overflow
+    # Splits are as far apart as the observed one up to the rounding of the values.
+    tolerance = 1e-12 + 8 * np.finfo(np.float64).eps * size / scale
     observed = abs(float(np.mean(pooled[:n])) - float(np.mean(pooled[n:])))
     hits = drawn = 0
     for rows in [_all_splits(n + m, n)] if exact else _drawn_splits(n + m, n):
         sums = pooled[rows].sum(axis=1)
         differences = np.abs(sums / n - (pooled.sum() - sums) / m)
-        hits += int((differences >= observed - 1e-12).sum())
+        hits += int((differences >= observed - tolerance).sum())
         drawn += len(rows)
     smallest = (2 if n == m else 1) / total
     return Permutation(p=hits / total if exact else (hits + 1) / (drawn + 1), smallest=smallest, exact=exact)
@@ -75,30 +87,48 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def minimum_detectable_effect(n: int, m: int, *, spread: float = 1.0) -> float:
-    """Return the difference of means that a two-sided 5 % t test of n against m values detects with 80 % power.
+def equivalence_p(ours: Sequence[float], theirs: Sequence[float], margin: float, *, noise: float = 0.0) -> float:
+    """Return the p value that the means differ by `margin` or more (two one-sided tests, Schuirmann 1987).
 
-    `spread` is the standard deviation within a group; infinite with fewer than three values in all, NaN without a
-    spread or with one of 0, which says nothing about the noise.
+    1 where no variance can be estimated; `noise` as in `welch`.
+    """
+    from scipy.special import ndtr, stdtr
+
+    difference, error, degrees = welch(ours, theirs, noise=noise)
+    if not math.isfinite(error) or not math.isfinite(difference):
+        return 1.0
+    ratio = (abs(difference) - margin) / error
+    return float(ndtr(ratio) if math.isinf(degrees) else stdtr(degrees, ratio))
+
+
+def minimum_detectable_effect(n: int, m: int, *, spreads: tuple[float, float] = (1.0, 1.0)) -> float:
+    """Return the difference of means that Welch's test of n against m values detects at 5 % with 80 % power.
+
+    `spreads` are the standard deviations of the two groups; one value has none, so the groups then share the greater
+    one. Infinite with fewer than three values in all, NaN without a spread or with one of 0, which says nothing about
+    the noise.
     """
     from scipy.optimize import brentq
     from scipy.stats import ncf
 
-    degrees = n + m - 2
-    if n < 1 or m < 1 or degrees < 1:
+    if n < 1 or m < 1 or n + m < 3:
         return math.inf
-    if not 0 < spread < math.inf:
+    if min(n, m) < 2:
+        spreads = (max(spreads), max(spreads))
+    variances = (spreads[0] ** 2, spreads[1] ** 2)
+    if not 0 < sum(variances) < math.inf:
         return math.nan
-    critical, scale = student_t(degrees), math.sqrt(1 / n + 1 / m)
+    degrees = float(n + m - 2) if min(n, m) < 2 else welch_degrees(n, m, variances=variances)
+    critical, scale = student_t(degrees), math.sqrt(variances[0] / n + variances[1] / m)
 
-    def missing_power(effect: float) -> float:
+    def missing_power(ratio: float) -> float:
         # t² is noncentral F; the noncentral t itself is NaN for some large effects in scipy.
-        return float(ncf.sf(critical**2, 1, degrees, (effect / scale) ** 2)) - _POWER
+        return float(ncf.sf(critical**2, 1, degrees, ratio**2)) - _POWER
 
     high = 1.0
     while missing_power(high) < 0:
         high *= 2
-    return spread * float(brentq(missing_power, 1e-9, high, xtol=1e-6))
+    return scale * float(brentq(missing_power, 1e-9, high, xtol=1e-6))
 
 
 def pooled_spread(*groups: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.stats.intervals import WHOLE_LINE, Floats, Interval
+from query_mutator.stats.intervals import WHOLE_LINE, Floats, Interval, student_t
 
 __all__ = ["interquartile_mean", "probability_of_improvement", "stratified_interval"]
 
@@ -25,7 +25,9 @@ def interquartile_mean(values: Sequence[float] | Floats) -> float:
 def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
     """Return the 95 % bootstrap interval of the interquartile mean; runs are resampled within each task.
 
-    The whole line unless every task has two runs and all values are finite.
+    Resampling n runs shows (n - 1)/n of their variance, and few runs know it roughly: at three per task the plain
+    interval covers 85 %. So it is widened as Student's t widens that of a mean. The whole line unless every task has
+    two runs and all values are finite.
     """
     from scipy.stats import trim_mean
 
@@ -36,7 +38,10 @@ def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
     drawn = [rng.choice(task, (_RESAMPLES, len(task))) for task in arrays]
     means = trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    center = interquartile_mean(np.concatenate(arrays))
+    degrees = sum(len(task) - 1 for task in arrays)
+    wider = math.sqrt(1 + len(arrays) / degrees) * student_t(degrees) / student_t(math.inf)
+    return center - wider * (center - float(low)), center + wider * (float(high) - center)
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:

@@ -15,7 +15,7 @@ from query_mutator.analysis.runs import load_run, newest_run
 from query_mutator.analysis.spec import MetricSpec, Spec
 from query_mutator.analysis.wording import interval, number
 from query_mutator.errors import UsageError
-from query_mutator.stats.intervals import BOOTSTRAP_FROM, WHOLE_LINE, Interval, mean_interval
+from query_mutator.stats.intervals import WHOLE_LINE, Interval, mean_interval
 from query_mutator.sweep.config import SweepFlags
 from query_mutator.sweep.plan import Setting, Trial, Value
 from query_mutator.sweep.runner import SweepFolder
@@ -166,7 +166,7 @@ def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval
         setting=setting,
         values=tuple(values),
         mean=float(np.mean(values)),
-        interval=mean_interval(values, bootstrap_from=BOOTSTRAP_FROM, bounds=bounds if len(values) > 1 else WHOLE_LINE),
+        interval=mean_interval(values, bounds=bounds if len(values) > 1 else WHOLE_LINE),
         throughput=float(np.mean(speeds)) if speeds else math.nan,
         folds=len({row.trial.fold for row in rows}),
     )

@@ -27,7 +27,7 @@ from query_mutator.analysis.runs import find_runs, load_runs
 from query_mutator.analysis.spec import read_spec
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from tests.unit.analysis.writing import write_run
+from tests.unit.analysis.writing import write_events, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = read_spec()
@@ -53,13 +53,13 @@ def verdict(folder: Path, **options: object) -> str:
 
 
 def test_seeds_are_grouped_and_a_clear_difference_is_called(tmp_path: Path) -> None:
-    write_group(tmp_path, "a", [0.50, 0.51, 0.52, 0.50], batch=64)
-    write_group(tmp_path, "b", [0.70, 0.71, 0.72, 0.71], batch=128)
+    write_group(tmp_path, "a", [0.50, 0.51, 0.52, 0.504], batch=64)
+    write_group(tmp_path, "b", [0.70, 0.71, 0.72, 0.714], batch=128)
     analysis = compared(tmp_path)
     assert [(group.name, group.num_seeds) for group in analysis.groups] == [("batch=64", 4), ("batch=128", 4)]
     (comparison,) = analysis.of_role("performance")[0].comparisons
     assert comparison.verdict == "better"
-    assert comparison.difference == pytest.approx((0.71 - 0.5075) * 17 / 19, abs=1e-6)  # mean of the last five points
+    assert comparison.difference == pytest.approx((0.711 - 0.5085) * 17 / 19, abs=1e-6)  # mean of the last five points
     assert comparison.permutation is not None
     assert (comparison.permutation.p, comparison.permutation.smallest) == (2 / 70, 2 / 70)
     assert [(row.field, row.values) for row in analysis.diff] == [("batch", ("64", "128"))]
@@ -184,6 +184,74 @@ def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
     analysis = compared(tmp_path)
     assert analysis.of_role("performance")[0].comparisons[0].verdict == "inconclusive"
     assert "batch=128" in analysis.remarks[0]
+
+
+def test_copied_runs_count_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        curves = [np.linspace(0.1, final, 20) + rng.normal(0, 0.01, 20) for final in (0.5, 0.6)]
+        for copy in range(10):
+            path = write_run(tmp_path / f"{name}-s{copy}", {"rollout/ep_rew_mean": curves[copy % 2]})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": copy, "batch": name}}))
+    analysis = compared(tmp_path)
+    assert [group.num_seeds for group in analysis.groups] == [2, 2]
+    (result,) = analysis.of_role("performance")
+    assert [(len(value.values), len(value.numbers)) for value in result.groups] == [(10, 2), (10, 2)]
+    assert "batch=a: 10 runs, but only 2 different seeds" in analysis.remarks
+
+
+def test_runs_of_one_seed_count_as_their_mean(tmp_path: Path) -> None:
+    for name, seed, final in (("r-s1", 1, 0.4), ("r-s2", 1, 0.6), ("r-s3", 2, 0.7)):
+        path = write_run(tmp_path / name, {"rollout/ep_rew_mean": [final] * 9})
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": seed}}))
+    (value,) = compared(tmp_path).of_role("performance")[0].groups
+    assert value.numbers == pytest.approx([0.5, 0.7])
+    assert value.mean == pytest.approx(0.6)
+
+
+def test_differences_of_the_size_of_rounding_decide_nothing(tmp_path: Path) -> None:
+    for name, value in (("a", 0.3), ("b", 0.3 + 2e-8)):
+        for seed in range(4):
+            path = write_run(tmp_path / f"{name}-s{seed}", {"rollout/ep_rew_mean": [value + 1e-9 * seed] * 9})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == "inconclusive"
+    assert comparison.p == 1.0
+
+
+def test_equivalence_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
+    values = {"a": [0.500, 0.506, 0.494, 0.503], "b": [0.504, 0.497, 0.509, 0.499]}
+    others = {
+        name: [value + shift for value in values["b"]]
+        for name, shift in zip("cdef", (0, 1e-4, -1e-4, 2e-4), strict=True)
+    }
+    for few in (values, {**values, **others}):
+        for name, finals in few.items():
+            write_group(tmp_path / str(len(few)), name, finals, batch=name)
+    alone, *_ = compared(tmp_path / "2").of_role("performance")[0].comparisons
+    among, *_ = compared(tmp_path / "6").of_role("performance")[0].comparisons
+    assert alone.p_equivalent < among.p_equivalent
+
+
+def test_runs_without_a_common_step_are_not_called_one_seed(tmp_path: Path) -> None:
+    for name, began in (("a", 0), ("b", 1000)):
+        for seed in range(3):
+            rows = [(began + 100 * (at + 1), 10.0 * at, {"rollout/ep_rew_mean": 0.1 * at + seed}) for at in range(6)]
+            write_events(tmp_path / f"{name}-s{seed}", rows)
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == "inconclusive"
+    assert "one seed" not in comparison.why
+    assert "no step in common" in comparison.why
+
+
+def test_a_seed_without_a_number_is_named(tmp_path: Path) -> None:
+    for name, lasts in (("a", [600, 600]), ("b", [600, 900])):
+        for seed, last in enumerate(lasts):
+            rows = [(last - 100 * (5 - at), 10.0 * at, {"rollout/ep_rew_mean": 0.1 * at + seed}) for at in range(6)]
+            nan = [(step, wall, {"rollout/ep_rew_mean": math.nan}) for step, wall, _ in rows]
+            write_events(tmp_path / f"{name}-s{seed}", nan if last == 900 else rows)
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.why == "only one seed of b has a number here"
 
 
 def test_only_the_common_window_counts(tmp_path: Path) -> None:
