@@ -556,11 +556,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
         """Restore `state_dict`; return the observations [N, O], None before the first reset."""
-        for index, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            obs = env.load_state_dict(state)
-            if obs is None:
-                return None
-            self._observations[index] = obs
+        seen = [env.load_state_dict(state) for env, state in zip(self.envs, states, strict=True)]
+        if any(obs is None for obs in seen):
+            return None
+        self._observations[:] = seen
         return self._observations.copy()
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from query_mutator.runs.run_dir import check_name
 from query_mutator.runs.tracking import TrackFlags, check_trackers
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import LEARNERS, SEARCH
+from query_mutator.training.workers import WorkerFlags, check_workers
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 PROG = "train_query_mutator.py"
@@ -197,6 +198,7 @@ class TrainConfig(
     EpisodeFlags,
     ModelFlags,
     CallFlags,
+    WorkerFlags,
     PPOConfig,
     CollectorFlags,
     BanditFlags,
@@ -252,6 +254,7 @@ class TrainConfig(
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
                 "see --sync-every"
             )
+        check_workers(self, on_policy=learner.on_policy)
 
     @property
     def teacher_rollouts(self) -> int:
