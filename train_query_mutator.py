@@ -59,6 +59,8 @@ from query_mutator.training.config import PROG, TrainConfig, parse_config, remar
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal, keep_embeddings
+from query_mutator.training.judge_watch import watch_of
+from query_mutator.training.judging import make_reward
 from query_mutator.training.learner import Learner
 from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read_teacher, settings_of, teach
 from query_mutator.training.loop import TrainingLoop
@@ -66,9 +68,10 @@ from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.policy_file import SavedPolicy, write_own_policy
 from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
 from query_mutator.training.workers import local_addresses
+from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BoolArray = NDArray[np.bool_]
@@ -128,6 +131,7 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
         num_train=num_train,
         num_validation=len(split.validation),
         num_test=num_test,
+        asking=make_reward(settings_of(TaskSettings, config)).asking,
         comparison_calls=comparison_cost(config, split).calls if config.evaluate and num_test else 0,
     )
 
@@ -140,6 +144,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps, answer=config.answer),
+        asking=make_reward(settings_of(TaskSettings, config)).asking,
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
@@ -248,6 +253,9 @@ class Trainer:
             keep_embeddings(system.encoder, self.journal)
         self.env_list = make_envs(config, system, task, run_dir)
         self.envs = batch_envs(config, self.env_list, self.journal)
+        self.judge_watch = watch_of(task, run_dir.path / "transcripts.jsonl")
+        for env in self.env_list if self.judge_watch else ():
+            env.on_record = self._watch
         self.bandit = BanditRival(task)
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
@@ -322,6 +330,9 @@ class Trainer:
             row = {**self.runlog.row(self.learner), **self.losses, "llm/invalid_steps": self.invalid_steps}
             row["counters/env_steps"] = self.env_steps
             row["llm/prompts_too_long"] = self.long_prompts.counts.total()
+            if self.judge_watch is not None:
+                row |= self.judge_watch.row()
+                note(*self.judge_watch.news())
         if self.periodic_eval and (last or done % self.config.updates_between_evals == 0):
             row |= self._evaluate()
         if row:
@@ -457,6 +468,11 @@ class Trainer:
         self.failures.add(steps.valid)
         self.bandit.observe(steps)
         self._advise()
+
+    def _watch(self, record: StepRecord) -> None:
+        assert self.judge_watch is not None
+        self.run_dir.add_record(record)
+        self.judge_watch.add(record)
 
     def _advise(self) -> None:
         """Print once that the server works on fewer calls at a time than it is sent."""

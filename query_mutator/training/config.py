@@ -19,6 +19,7 @@ from query_mutator.plugins import absolute, load_plugins
 from query_mutator.runs.run_dir import check_name
 from query_mutator.runs.tracking import TrackFlags, check_trackers
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
+from query_mutator.training.judging import rubric_text
 from query_mutator.training.learners import LEARNERS, SEARCH
 from query_mutator.training.workers import WorkerFlags, check_workers
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
@@ -96,6 +97,13 @@ class QuestionFlags:
     """Subject of the questions, for the operators that mention it."""
     reward: str = ""
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
+    judge_model: str | None = None
+    """Model of the reward part judge; another one than the model that answers."""
+    judge_rubric: str = ""
+    """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
+    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
+    """How the judge says yes or no: JSON of a schema, probabilities of the first token, its first word; auto asks the
+    server once."""
     max_asks: int | None = None
     """Most questions to the target in an episode with --ask policy; 1: it rewrites without seeing any answer."""
     call_price: tuple[float, ...] = (CALL_PRICE,)
@@ -106,6 +114,10 @@ class QuestionFlags:
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
     encoder_max_tokens: int | None = None
     """Tokens of a text that the sentence encoder reads; by default as many as the model allows."""
+
+    def keep_rubric(self) -> None:
+        """Replace the name of the rubric's file by its text, which a resumed run and an evaluation read again."""
+        object.__setattr__(self, "judge_rubric", rubric_text(self.judge_rubric))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +238,7 @@ class TrainConfig(
         load_plugins(self.plugin)  # first: they may register what other flags name
         for learner in (IQNFlags, PPOConfig):  # the first checks the bounds of all fields
             learner.__post_init__(self)
+        self.keep_rubric()
         check_backend(self.backend)
         check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
         if self.latency_ms and self.running_speed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
@@ -23,12 +23,14 @@ from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
+from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
 from query_mutator.operators import ROUND_TRIP, Operator, local_rewrite
 from query_mutator.rewards import WeightedReward, is_refusal
+from query_mutator.training.judging import make_judge, make_reward
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule, Question
 
 if TYPE_CHECKING:
@@ -252,6 +254,9 @@ class TaskSettings:
     operators: str = ""
     domain: str = PYTHON_DOMAIN
     reward: str = ""
+    judge_model: str | None = None
+    judge_rubric: str = ""  # the text
+    judge_form: JudgeForm | Literal["auto"] = "auto"
     max_episode_steps: int = 5
     answer: AnswerRule = "best"
     ask: AskRule = "every_step"
@@ -331,7 +336,7 @@ def make_task(
         known_words=english_words() | vocabulary,
         embedding_dims=settings.embedding_dims,
         projection=projection,
-        reward=reward or make_reward(settings),
+        reward=reward or make_reward(settings, judge=make_judge(system.calls, settings)),
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
@@ -340,11 +345,6 @@ def make_task(
         call_price=tuple(settings.call_price),
         skip_unchanged=settings.skip_unchanged,
     )
-
-
-def make_reward(settings: TaskSettings) -> WeightedReward:
-    """Return the reward of `--reward`; UsageError for an unknown part or a weight that is not one."""
-    return WeightedReward.parse(settings.reward) if settings.reward else WeightedReward()
 
 
 def split_dataset(settings: TaskSettings) -> Split:
