@@ -112,6 +112,8 @@ def system_settings(flags: PolicyFlags, base: SystemSettings) -> SystemSettings:
     """Return a checkpoint's system settings with the given flags in place of them."""
     names = {field.name for field in fields(PolicyFlags)} - set(_NOT_OF_SYSTEM)
     given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
+    if isinstance(target := given.get("target_model"), tuple):  # of `qm eval`
+        (given["target_model"],) = target
     return acting_settings(base, given)
 
 

@@ -18,6 +18,9 @@ MOST_WORDS = 900
 OTHERS = {
     "--help", "--help-all", "--version", "--completion", "--nproc-per-node", "--logdir", "--peer", "--points", "--seeds",
     "--repeats", "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes", "--run", "--out", "--slots",
+    "--generate", "--object-store-memory", "--resources",  # of ray
+    "--help", "--help-all", "--version", "--nproc-per-node", "--logdir", "--peer", "--points", "--seeds", "--repeats",
+    "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes", "--run", "--out", "--slots",
     "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
 }  # fmt: skip
 
