@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx2
 import orjson
 
 from query_mutator.llm.early_stop import first_sentence
@@ -29,7 +28,7 @@ from query_mutator.serve.replies import STREAM_TYPES, LineReader, as_stream, par
 from query_mutator.serve.requests import ChatCall
 from query_mutator.serve.shadow import Sent, Shadow
 from query_mutator.serve.status import Status
-from query_mutator.serve.upstream import Header, Upstream, UpstreamGone, end_to_end
+from query_mutator.serve.upstream import Header, Response, Upstream, UpstreamGone, end_to_end
 from query_mutator.types import Completion
 
 __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
@@ -223,7 +222,7 @@ class PolicyAnswerer:
 
     # --- calls and replies -----------------------------------------------------------------------------------------
 
-    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> httpx2.Response:
+    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> Response:
         """Send a request of the client's form to the upstream, which `stack` closes."""
         await stack.enter_async_context(self._status.queue.place(request.call.upstream_model))
         request.calls += 1
@@ -242,13 +241,13 @@ class PolicyAnswerer:
     def _streamed(
         self,
         request: _Request,
-        response: httpx2.Response,
+        response: Response,
         held: Iterable[bytes],
         lines: AsyncIterator[bytes],
         stack: AsyncExitStack,
     ) -> Reply:
         """Return the reply of lines held back and those that follow, under the client's model name."""
-        kept, model = end_to_end(response.headers.raw, without=(b"content-length",)), request.call.model
+        kept, model = end_to_end(response.headers, without=(b"content-length",)), request.call.model
 
         async def body() -> AsyncIterator[bytes]:
             async with stack:
@@ -281,7 +280,7 @@ async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _whole(response: httpx2.Response) -> Json:
+async def _whole(response: Response) -> Json:
     try:
         reply = orjson.loads(await response.aread())
     except ValueError:
@@ -291,7 +290,7 @@ async def _whole(response: httpx2.Response) -> Json:
     return reply
 
 
-async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+async def _lines(response: Response) -> AsyncIterator[bytes]:
     """Yield the lines of a stream as they arrive, each with its end."""
     reader = LineReader()
     async for chunk in response.aiter_raw():

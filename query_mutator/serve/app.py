@@ -246,7 +246,7 @@ class _Exchange:
             if isinstance(body, dict):
                 content = orjson.dumps(add_virtual(self._path, body, writes_text=writes_text))
             await self._whole(
-                response.status_code, content, *end_to_end(response.headers.raw, without=(b"content-length",))
+                response.status_code, content, *end_to_end(response.headers, without=(b"content-length",))
             )
 
     async def _forward(self, content: AsyncIterator[bytes] | bytes | None) -> None:
@@ -256,9 +256,7 @@ class _Exchange:
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         async with self._app.upstream.send(self._method, self._target, headers, content) as response:
             chunks = response.aiter_raw()
-            await self._stream(
-                Reply(status=response.status_code, headers=end_to_end(response.headers.raw), body=chunks)
-            )
+            await self._stream(Reply(status=response.status_code, headers=end_to_end(response.headers), body=chunks))
 
     def _forwarded(self) -> list[Header]:
         """Return the client's headers, without the proxy's own key."""
