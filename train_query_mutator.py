@@ -163,7 +163,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         check(config, split, checkpoint)
         bar.update()
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
-        servers = {"batch_size": config.calls_in_flight, **local_addresses(config)}
+        digests = checkpoint.system.file_digests if checkpoint and Path(config.resume or "").is_dir() else ()
+        servers = {"batch_size": config.calls_in_flight, "file_digests": digests, **local_addresses(config)}
         system = stack.enter_context(System(settings_of(SystemSettings, config, **servers)))
         stack.enter_context(closing_on_interrupt(system.calls.close))
     embed_questions(system.encoder, split.train + split.validation)

@@ -2,6 +2,7 @@
 
 qm doctor --target-model llama3.2                     the server at OLLAMA_HOST, else http://127.0.0.1:11434
 qm doctor --ollama-url http://gpu-box --batch-size 16 another server, for runs with --batch-size 16
+qm doctor --gguf model.gguf                           a file that llama.cpp runs, without a server
 qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 """
 
@@ -15,7 +16,7 @@ from typing import ClassVar
 from query_mutator import operators
 from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
-from query_mutator.llm.backends import DEFAULT_BACKEND, EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
+from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND, EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
@@ -71,9 +72,8 @@ def doctor(config: DoctorConfig) -> int:
         if backend == EMBEDDED:
             settings = SystemSettings(backend=EMBEDDED, batch_size=config.batch_size)
             backend, urls = DEFAULT_BACKEND, (stack.enter_context(System(settings, light=True)).url,)
-        for server in open_servers(
-            backend, urls, timeout_s=config.probe_s, pool_size=config.probe_width, runner_options=options
-        ):
+        slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
+        for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
             with closing(server):
                 for finding in examine(server, config):
                     print(_line(finding), flush=True)

@@ -134,7 +134,8 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     server, *others = rewriter.system.calls.servers
     if others:
         note(f"answers come from {rewriter.system.url}; all {1 + len(others)} servers share the rewrites")
-    address = rewriter.system.url.rstrip("/").removesuffix("/v1")  # what clients ask for begins with it
+    url = server.http_url(rewriter.target_model)
+    address = url.rstrip("/").removesuffix("/v1")  # what clients ask for begins with it
     upstream = Upstream(address, timeout_s=flags.timeout_s or 600.0, headers=_key_of(server))
     with _shadow(flags, rewriter, OtherWay(upstream, episodes, status, rules.limits), status) as shadow:
         yield ProxyApp(

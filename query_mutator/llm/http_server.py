@@ -266,7 +266,7 @@ class HttpServer(ModelServer):
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: Ollama then dropped the beginning."""
-        context = self._known_context(request.model)
+        context = self.known_context(request.model)
         if context is None:
             return completion
         if completion.prompt_tokens >= context:
@@ -278,7 +278,7 @@ class HttpServer(ModelServer):
             return replace(completion, hit_limit=True)
         return completion
 
-    def _known_context(self, model: str) -> int | None:
+    def known_context(self, model: str) -> int | None:
         """Return the context of a loaded model; the server is asked once, and again after it was down."""
         if model not in self._contexts:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -140,11 +141,13 @@ class ModelFlags:
     """The models that rewrite and answer, and the servers that run them."""
 
     backend: str = AUTO
-    """Which model server: auto, embedded, ollama, openai, a plugin's; auto uses Ollama if it answers, else embedded."""
+    """Server: auto, embedded, ollama, openai, llama, a plugin's; auto uses Ollama if it answers, else embedded."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
     allow_mixed: bool = False
     """Allow several servers to have different weights under one model's name."""
     target_model: str | None = None
@@ -158,7 +161,7 @@ class ModelFlags:
     temperature: float = 0.0
     """Sampling temperature of both models."""
     num_ctx: int | None = None
-    """Context length, by default the server's. Sent to Ollama; other servers have what they were started with."""
+    """Context length, by default the server's. Sent to Ollama, set with --gguf; other servers have their own."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     latency_ms: float = 0.0
@@ -224,7 +227,7 @@ class TrainConfig(
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "num_env_steps", "num_processes", "num_steps", "batch_size", "backend", "ollama_url", "target_model",
+        "num_env_steps", "num_processes", "num_steps", "batch_size", "backend", "ollama_url", "gguf", "target_model",
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
 
@@ -235,6 +238,7 @@ class TrainConfig(
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
+        object.__setattr__(self, "gguf", tuple(os.path.abspath(os.path.expanduser(file)) for file in self.gguf))
         load_plugins(self.plugin)  # first: they may register what other flags name
         for learner in (IQNFlags, PPOConfig):  # the first checks the bounds of all fields
             learner.__post_init__(self)
