@@ -16,7 +16,14 @@ from typing import ClassVar
 from query_mutator import operators
 from query_mutator.cli.bounds import Bounds
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
-from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND, EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
+from query_mutator.llm.backends import (
+    BACKENDS,
+    DEFAULT_BACKEND,
+    EMBEDDED,
+    EMBEDDED_VERSION,
+    choose_backend,
+    open_servers,
+)
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags

@@ -13,7 +13,9 @@ from aiohttp.http import HttpProcessingError
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from yarl import URL
 
-__all__ = ["Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end"]
+__all__ = [
+    "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers", "read_object", "success",
+]  # fmt: skip
 
 Header = tuple[bytes, bytes]
 #: Headers of one connection (RFC 9110, 7.6.1), which a proxy does not forward.
@@ -22,12 +24,17 @@ _HOP_BY_HOP = frozenset({
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _MAX_HEADER_BYTES = 64 * 1024
 _PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
 
 
 class UpstreamGone(Exception):
-    """The upstream could not be reached, or closed the connection before its reply was complete."""
+    """The upstream could not be reached (`is_unreached`), or closed the connection before its reply was complete."""
+
+    def __init__(self, message: str, *, is_unreached: bool = False) -> None:
+        super().__init__(message)
+        self.is_unreached = is_unreached
 
 
 class UpstreamError(Exception):
@@ -46,6 +53,11 @@ class Response:
         self.url = str(reply.url)
         self.status_code = reply.status
         self.headers: list[Header] = list(reply.raw_headers)
+
+    @property
+    def is_ok(self) -> bool:
+        """Return whether the status is 200."""
+        return self.status_code == 200
 
     async def aiter_raw(self) -> AsyncIterator[bytes]:
         """Yield the body's bytes on arrival; UpstreamGone if the connection ends before the body does."""
@@ -112,37 +124,39 @@ class Upstream:
                 allow_redirects=False,
             )
         except _ERRORS as error:
-            raise UpstreamGone(f"{self.url}: {_named(error)}") from error
+            raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
         try:
             yield Response(reply, self.url)
         finally:
             reply.close()
 
-    @asynccontextmanager
-    async def post(self, path: str, body: Mapping[str, Any], headers: Iterable[Header]) -> AsyncIterator[Response]:
-        """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error."""
-        kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
-        ours = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
-        async with self.send("POST", path.encode(), [*kept, *ours], orjson.dumps(body)) as response:
-            if response.status_code != 200:
-                raise UpstreamError(response.status_code, end_to_end(response.headers), await response.aread())
-            yield response
-
-    async def post_json(self, path: str, body: Mapping[str, Any], headers: Iterable[Header]) -> dict[str, Any]:
-        """Return the whole JSON reply; UpstreamGone if it is not a JSON object."""
-        async with self.post(path, body, headers) as response:
-            data = await response.aread()
-        try:
-            reply = orjson.loads(data)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise UpstreamGone(f"{self.url}{path}: the reply is not a JSON object")
-        return reply
-
     def _missing(self, headers: Iterable[Header]) -> list[Header]:
         given = {name.lower() for name, _ in headers}
         return [(name.encode(), value.encode()) for name, value in self._own.items() if name.encode() not in given]
+
+
+def json_headers(headers: Iterable[Header]) -> list[Header]:
+    """Return a client's headers for a JSON body of the proxy, whose reply it reads."""
+    kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
+    return [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
+
+
+async def success(response: Response) -> Response:
+    """Return a reply of status 200; UpstreamError for another."""
+    if not response.is_ok:
+        raise UpstreamError(response.status_code, end_to_end(response.headers), await response.aread())
+    return response
+
+
+async def read_object(response: Response) -> dict[str, Any]:
+    """Return the JSON object of a whole reply; UpstreamGone for anything else."""
+    try:
+        reply = orjson.loads(await response.aread())
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise UpstreamGone(f"{response.url}: the reply is not a JSON object")
+    return reply
 
 
 def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> list[Header]:
