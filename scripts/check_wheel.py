@@ -3,7 +3,8 @@
 python scripts/check_wheel.py               the newest versions that the ranges allow
 python scripts/check_wheel.py --lowest      the lowest ones (uv resolves them)
 
-The CPU build of torch is put into the environment first. Every step is printed with its seconds.
+The CPU build of torch is put into the environment first, from the index TORCH_INDEX if that is set. Every step is
+printed with its seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def timed(words: Sequence[str], folder: Path, *, wanted: str = "", environ: dict
 def install(python: Path, wheel: Path, *, lowest: bool) -> None:
     """Install torch, then the wheel with its dependencies, and check that they fit together."""
     pip = [str(python), "-I", "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    timed([*pip, "install", TORCH], python.parent)
+    index = ["--index-url", os.environ["TORCH_INDEX"]] if "TORCH_INDEX" in os.environ else []
+    timed([*pip, "install", *index, TORCH], python.parent)
     resolution = "lowest-direct" if lowest else "highest"
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", resolution]
     timed([*uv, str(wheel)], python.parent)
