@@ -1,5 +1,7 @@
 # make run   train on the embedded default, evaluate, show the table
 # make test  everything the checks need, then format, lint, types, tests
+# make check-wheel  the wheel alone in an empty environment and an empty folder
+# make docs  the pages of docs/ as a site in build/site, without a warning
 # make soak  ten minutes of load, 200 clients, 40 kills of each learner, a server away four times for a minute (MINUTES=10)
 # make flips   one-bit flips in every file of a run: found, or harmless
 # make attack  ten thousand random bad inputs, servers, run folders and flags (SEED=1 CASES=10000)
@@ -12,7 +14,7 @@ SEED  ?= 1
 CASES ?= 10000
 MINUTES ?= 10
 
-.PHONY: run test attack flips soak install install-dev clean
+.PHONY: run test check-wheel docs attack flips soak install install-dev clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -40,6 +42,12 @@ test: install-dev
 	$(BIN)/mypy
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+check-wheel: install-dev
+	$(BIN)/python scripts/check_wheel.py
+
+docs: install-dev
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 attack: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl

@@ -47,7 +47,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.llm.backends import DEFAULT_BACKEND, EMBEDDED, resolve_backend
+from query_mutator.llm.backends import ADDRESS_FLAGS, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
@@ -146,7 +146,7 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
 
     def _check_server(self) -> None:
         embedded_only = ("latency_ms", "latency_sigma", "num_parallel")
-        running_only = ("ollama_url", "openai_url", "target_model", "mutator_model", "num_ctx")
+        running_only = (*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx")
         wrong, kind = (running_only, "an Ollama server or another that runs already")
         if not self.is_embedded:
             wrong, kind = embedded_only, "the embedded server"
@@ -250,8 +250,8 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
         else:
             models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
             choice = resolve_backend(config.backend, **models, **config.urls)
-            assert config.target_model is not None  # resolve_backend requires one
-            backend, target, urls = choice.kind, config.target_model, choice.urls
+            target = config.target_model or (choice.default_models or [""])[0]  # resolve_backend requires one
+            backend, urls = choice.kind, choice.urls
             about = f"{choice.reason.removeprefix('backend: ')}, {target}"
         # one client for all rows, so that the connections of the warm-up are kept
         settings = config.client_settings(batch_size=config.probe_width)

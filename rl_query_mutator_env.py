@@ -49,10 +49,10 @@ from query_mutator.env.flow import Call, CallJournal, CallSite, Flow
 from query_mutator.env.infos import as_arrays, infos_of
 from query_mutator.env.scheduling import PooledScheduler, Scheduler, SequentialScheduler, run_flow
 from query_mutator.env.task import Task
-from query_mutator.errors import BackendError
+from query_mutator.errors import BackendError, KeywordError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
-from query_mutator.registry import check_known
+from query_mutator.registry import check_known, nearest
 from query_mutator.rewards import is_refusal
 from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.types import SUBMIT, ChatRequest, ErrorInfo, Question, StepRecord
@@ -556,11 +556,10 @@ class BatchedQueryMutationEnv(VectorEnv[FloatArray, NDArray[np.int64], NDArray[A
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
         """Restore `state_dict`; return the observations [N, O], None before the first reset."""
-        for index, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            obs = env.load_state_dict(state)
-            if obs is None:
-                return None
-            self._observations[index] = obs
+        seen = [env.load_state_dict(state) for env, state in zip(self.envs, states, strict=True)]
+        if any(obs is None for obs in seen):
+            return None
+        self._observations[:] = seen
         return self._observations.copy()
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -693,8 +692,12 @@ def make_vector_env(
 def _sort_keywords(kwargs: dict[str, Any]) -> tuple[SystemSettings, TaskSettings]:
     system_names = [field.name for field in fields(SystemSettings)]
     task_names = [field.name for field in fields(TaskSettings)]
+    known = [*system_names, *task_names, "render_mode", "env_id", "on_failure"]
     for name in kwargs:
-        check_known("keyword", name, [*system_names, *task_names, "render_mode", "env_id", "on_failure"])
+        if name not in known:
+            near = nearest(name, known)
+            hint = f", did you mean {near!r}?" if near else ""
+            raise KeywordError(f"unexpected keyword argument {name!r}{hint}; known: {', '.join(known)}")
     return (
         SystemSettings(**{name: value for name, value in kwargs.items() if name in system_names}),
         TaskSettings(**{name: value for name, value in kwargs.items() if name in task_names}),

@@ -20,6 +20,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -27,9 +28,8 @@ from numpy.typing import NDArray
 
 from query_mutator import operators
 from query_mutator.cli.console import closing_on_interrupt, note, progress, run_cli
+from query_mutator.cluster.connection import connected
 from query_mutator.data import Split, guard_questions
-from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.env.task import Task, controls
 from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, UsageError
@@ -58,7 +58,9 @@ from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpo
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
-from query_mutator.training.journal import Journal
+from query_mutator.training.journal import Journal, keep_embeddings
+from query_mutator.training.judge_watch import watch_of
+from query_mutator.training.judging import make_reward
 from query_mutator.training.learner import Learner
 from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read_teacher, settings_of, teach
 from query_mutator.training.loop import TrainingLoop
@@ -66,8 +68,10 @@ from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.policy_file import SavedPolicy, write_own_policy
 from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_reward, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
+from query_mutator.training.workers import local_addresses
+from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BoolArray = NDArray[np.bool_]
@@ -127,6 +131,7 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
         num_train=num_train,
         num_validation=len(split.validation),
         num_test=num_test,
+        asking=make_reward(settings_of(TaskSettings, config)).asking,
         comparison_calls=comparison_cost(config, split).calls if config.evaluate and num_test else 0,
     )
 
@@ -139,6 +144,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=episode_calls(config.ask, max_episode_steps=config.max_episode_steps, answer=config.answer),
+        asking=make_reward(settings_of(TaskSettings, config)).asking,
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
@@ -156,7 +162,10 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         bar.update()
         check(config, split, checkpoint)
         bar.update()
-        system = stack.enter_context(System(settings_of(SystemSettings, config, batch_size=config.calls_in_flight)))
+        ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
+        digests = checkpoint.system.file_digests if checkpoint and Path(config.resume or "").is_dir() else ()
+        servers = {"batch_size": config.calls_in_flight, "file_digests": digests, **local_addresses(config)}
+        system = stack.enter_context(System(settings_of(SystemSettings, config, **servers)))
         stack.enter_context(closing_on_interrupt(system.calls.close))
     embed_questions(system.encoder, split.train + split.validation)
     task = make_task(system, task_settings, split.train, projection=checkpoint.projection if checkpoint else None)
@@ -164,7 +173,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     run_dir = open_run_dir(config, checkpoint, stack)
     stack.callback(run_dir.close)
     stack.enter_context(tracked(run_dir.path, config))
-    return Trainer(config, system, task_settings, task, split, learner, run_dir, checkpoint)
+    return Trainer(config, system, task_settings, task, split, learner, run_dir, checkpoint, ray=ray)
 
 
 def check(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
@@ -228,7 +237,10 @@ class Trainer:
         learner: Learner,
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
+        *,
+        ray: ModuleType | None = None,
     ) -> None:
+        self.ray = ray
         self.config, self.system, self.task_settings = config, system, task_settings
         self.task, self.split, self.learner, self.run_dir = task, split, learner, run_dir
         done = checkpoint.progress if checkpoint else Progress()
@@ -242,6 +254,9 @@ class Trainer:
             keep_embeddings(system.encoder, self.journal)
         self.env_list = make_envs(config, system, task, run_dir)
         self.envs = batch_envs(config, self.env_list, self.journal)
+        self.judge_watch = watch_of(task, run_dir.path / "transcripts.jsonl")
+        for env in self.env_list if self.judge_watch else ():
+            env.on_record = self._watch
         self.bandit = BanditRival(task)
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
@@ -252,7 +267,8 @@ class Trainer:
             config.max_failure_rate, size=min(WINDOW_STEPS, config.rollout_steps), why=self._most_common_failure
         )
         self.plan: FoundPlan | None = None
-        self.has_advised = system.choice.kind == "embedded"  # our server has as many slots as calls in flight
+        # Our server has as many slots as calls in flight; those on the workers' machines are not asked from here.
+        self.has_advised = system.choice.kind == "embedded" or bool(config.local_server_url)
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
         self.latest, self.saved = self._snapshot(), checkpoint.path if checkpoint else None
@@ -315,6 +331,9 @@ class Trainer:
             row = {**self.runlog.row(self.learner), **self.losses, "llm/invalid_steps": self.invalid_steps}
             row["counters/env_steps"] = self.env_steps
             row["llm/prompts_too_long"] = self.long_prompts.counts.total()
+            if self.judge_watch is not None:
+                row |= self.judge_watch.row()
+                note(*self.judge_watch.news())
         if self.periodic_eval and (last or done % self.config.updates_between_evals == 0):
             row |= self._evaluate()
         if row:
@@ -391,7 +410,33 @@ class Trainer:
         if isinstance(self.envs, EnvGroups):
             groups = self.envs.groups
             return OffPolicyLoop(groups, learner, self.obs, max_pending_updates=config.max_pending_updates, **common)
+        if self.ray is not None:
+            return self._make_cluster_loop(self.envs, **common)
         return OnPolicyLoop(self.envs, learner, self.obs, max_policy_lag=config.max_policy_lag, **common)
+
+    def _make_cluster_loop(self, envs: BatchedQueryMutationEnv, **common: Any) -> TrainingLoop:
+        from query_mutator.cluster.rollouts import ClusterLoop, start_workers
+
+        workers = start_workers(
+            self.ray,
+            self.config,
+            self.system,
+            self.task,
+            task_settings=self.task_settings,
+            run_dir=self.run_dir,
+            make_env=QueryMutationEnv,
+            batch_envs=BatchedQueryMutationEnv,
+        )
+        return ClusterLoop(
+            envs,
+            self.learner,
+            self.obs,
+            workers=workers,
+            calls=self.system.calls,
+            run_dir=self.run_dir,
+            env_steps=self.env_steps,
+            **common,
+        )
 
     def _evaluate(self) -> dict[str, float]:
         """Return the figures of a periodic evaluation on validation questions."""
@@ -424,6 +469,11 @@ class Trainer:
         self.failures.add(steps.valid)
         self.bandit.observe(steps)
         self._advise()
+
+    def _watch(self, record: StepRecord) -> None:
+        assert self.judge_watch is not None
+        self.run_dir.add_record(record)
+        self.judge_watch.add(record)
 
     def _advise(self) -> None:
         """Print once that the server works on fewer calls at a time than it is sent."""
@@ -582,14 +632,6 @@ def batch_envs(
             for group in groups
         ]
     )
-
-
-def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
-    """Journal embeddings made by a server before they are used, and load those of the journal."""
-    if isinstance(encoder, CachedEncoder) and isinstance(encoder.inner, RemoteEncoder):
-        if journal.vectors:
-            encoder.put(list(journal.vectors), np.stack(list(journal.vectors.values())))
-        encoder.inner.on_encoded = journal.write_vectors
 
 
 def envs_seed(seed: int, *, updates_done: int) -> int:

@@ -299,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--learners", default=",".join(LEARNERS), help="with commas")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1 + 1000 * index for index in range(8)])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.2], help="of failing calls")
-    parser.add_argument("--steps", type=int, default=6144, help="of all environments together")
+    parser.add_argument("--steps", type=int, default=2048, help="of all environments together")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")
     arguments = parser.parse_args(argv)

@@ -2,6 +2,7 @@
 
     QueryMutatorError
     ├── UsageError (also a ValueError)   something a user typed or a file they gave        exit code 2
+    │   ├── KeywordError (also a TypeError)  an unknown keyword argument of an environment
     │   ├── DatasetError                 a row of a question file, with file and line
     │   ├── CheckpointError              unreadable, or made for other settings
     │   ├── EncoderError                 an encoder that cannot be found or verified
@@ -61,6 +62,10 @@ class QueryMutatorError(Exception):
 
 class UsageError(QueryMutatorError, ValueError):
     """A flag, argument or file of the user is invalid."""
+
+
+class KeywordError(UsageError, TypeError):
+    """A keyword argument is unknown; a TypeError, as Python raises, because torchrl's GymEnv tries keywords."""
 
 
 class DatasetError(UsageError):

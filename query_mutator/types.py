@@ -34,6 +34,7 @@ ERROR_KINDS = (
     "empty",  # a reply without text
     "incomplete",  # done: false, or done_reason "load"
     "cancelled",  # by us
+    "unscored",  # a judge's reply without a verdict
     "not_asked",  # an evaluation with too many failures asks no further question
 )
 
@@ -109,6 +110,9 @@ class ChatRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     sample: int | None = None  # which of several random replies to the same request; None: any
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
+    json_schema: Mapping[str, Any] | None = None  # the reply is to be JSON of it, from servers that keep to one
+    think: bool = False  # do not tell the model not to think
+    choices: tuple[str, ...] = ()  # reply with a JSON object of their probabilities as the first token
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.coalesce.request_key
 

@@ -85,12 +85,18 @@ def check_sb3() -> None:
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_checker import check_env
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    from query_mutator.adapters.sb3 import GymVecEnv
 
     env = gym.make(ID, **MAKE)
     check_env(env.unwrapped)
     envs = make_vec_env(ID, n_envs=2, seed=0, env_kwargs=MAKE)
+    adapted = VecMonitor(GymVecEnv(gym.make_vec(ID, num_envs=2, **MAKE)))
     settings: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
     PPO("MlpPolicy", envs, **settings).learn(32)
+    PPO("MlpPolicy", adapted, **settings).learn(32)
+    adapted.close()
     model = MaskablePPO("MlpPolicy", envs, **settings).learn(32)
     obs = envs.reset()
     for _ in range(10):
@@ -106,8 +112,18 @@ def check_sb3() -> None:
 def check_torchrl() -> None:
     """Run torchrl's specs check and rollouts with every info key, with masked actions, and in a vector environment."""
     import gymnasium as gym
-    from torchrl.envs import ActionMask, GymWrapper, TransformedEnv, check_env_specs
+    from torchrl.collectors import Collector
+    from torchrl.envs import ActionMask, GymEnv, GymWrapper, TransformedEnv, check_env_specs
 
+    # GymEnv keeps the keyword `backend` for itself, so the settings go with an id.
+    gym.register("Embedded-v0", entry_point="rl_query_mutator_env:make_env", kwargs=MAKE)
+    named = GymEnv("Embedded-v0", categorical_action_encoding=True)
+    check_env_specs(named)
+    for data in Collector(named, None, frames_per_batch=16, total_frames=32):
+        ended = data["next", "done"].squeeze(-1)
+        assert ended.any()
+        assert data["next", "observation"].isfinite().all()
+        assert (data["observation"][1:] == data["next", "observation"][:-1]).all(-1)[~ended[:-1]].all()
     env = GymWrapper(gym.make(ID, **MAKE), categorical_action_encoding=True).auto_register_info_dict()
     check_env_specs(env)
     rollout = TransformedEnv(env, ActionMask()).rollout(20, break_when_any_done=False)

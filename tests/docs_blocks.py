@@ -21,7 +21,7 @@ from query_mutator.commands.main import main as qm_main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-NEEDS = ("ollama", "hub", "gpu", "lerobot", "gym", "run", "make")
+NEEDS = ("ollama", "ray", "hub", "gpu", "lerobot", "gym", "run", "make")
 
 #: Put before the flags of the training commands of unmarked blocks, which win.
 DEFAULTS = shlex.split(
@@ -32,7 +32,7 @@ DEFAULTS = shlex.split(
 SIZES = shlex.split("--num-processes 4 --num-steps 8 --num-mini-batch 2 --batch-size 4 --num-env-steps 64")
 
 #: Programs that blocks may name besides ours; their flags are not ours to check.
-FOREIGN = {"ollama", "pip", "tensorboard", "wandb", "trackio", "mlflow", "torchrun", "git", "cd", "curl", "kill"}
+FOREIGN = {"ollama", "pip", "tensorboard", "wandb", "trackio", "mlflow", "torchrun", "git", "cd", "curl", "kill", "ray"}
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SHELL = re.compile(r"[|&<>]|\$\(|^\w+=", re.MULTILINE)

@@ -23,7 +23,7 @@ import dataclasses
 import inspect
 import itertools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,7 +51,7 @@ from query_mutator.cli.settings import (
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
 
-__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "written"]
+__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "words_of", "written"]
 
 C = TypeVar("C")
 
@@ -235,6 +235,17 @@ def _setting_words(field: str, setting: Setting, flags: Mapping[str, Flag]) -> I
             yield flag.names[0] if item else f"--no-{flag.names[0][2:]}"
         elif item is not None or not flag.is_tuple:
             yield f"{flag.names[0]}={item}"
+
+
+def words_of(flags: Any, *, without: Collection[str]) -> list[str]:
+    """Return the words that make these flags again, but for fields that have their defaults or are in `without`."""
+    known = flags_of(type(flags))
+    values = {
+        one.name: Setting(one.name, value, "")
+        for one in dataclasses.fields(flags)
+        if one.name not in without and (value := getattr(flags, one.name)) != one.default
+    }
+    return [word for name, setting in values.items() for word in _setting_words(name, setting, known)]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

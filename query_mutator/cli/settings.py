@@ -27,7 +27,7 @@ PROJECT = "qm.toml"
 
 #: Flags of qm.toml above its tables: who answers, and how calls are made. For every command that has --target-model.
 MODELS = frozenset({
-    "backend", "ollama_url", "openai_url", "allow_mixed", "target_model", "mutator_model", "mutator_max_tokens",
+    "backend", "ollama_url", "openai_url", "gguf", "allow_mixed", "target_model", "mutator_model", "mutator_max_tokens",
     "target_max_tokens", "temperature", "num_ctx", "keep_alive", "batch_size", "timeout_s", "max_reply_mb",
     "max_retries", "wait_for_server_s", "cache", "cache_path", "plugin",
 })  # fmt: skip
@@ -35,6 +35,8 @@ MODELS = frozenset({
 QUESTIONS = frozenset({
     "dataset", "question_column", "answer_column", "domain", "operators", "reward", "encoder", "save_dir",
 })  # fmt: skip
+#: Those of MODELS that say where a model is; the names of files of --gguf are those of its models.
+_ADDRESSES = {"ollama_url", "openai_url", "gguf"}
 _ALIASES = {"timeout": "timeout_s", "wait_for_server": "wait_for_server_s", "out": "save_dir"}
 
 #: Command lines that read qm.toml: those of `qm`, and benchmark_batching.py.
@@ -114,11 +116,11 @@ def read_project(table: str, fields: Mapping[str, str], elsewhere: Mapping[str, 
     usable = (MODELS if "target_model" in names else frozenset()) & names
     usable |= QUESTIONS & names if "target_model" in names and "checkpoint" not in names else frozenset()
     values = {key: value for key, value in shared.items() if _shared(key) in usable} | own
-    if any(value for field, value in elsewhere.items() if field.endswith("_url")):
-        return {key: value for key, value in values.items() if not _names_server(key)}
-    if elsewhere.get("backend") == "embedded":
-        return {key: value for key, value in values.items() if not _shared(key).endswith("_url")}
-    return values
+    if any(elsewhere.get(field) for field in _ADDRESSES):
+        replaced = {"backend", *_ADDRESSES, *(("target_model", "mutator_model") if elsewhere.get("gguf") else ())}
+    else:
+        replaced = _ADDRESSES if elsewhere.get("backend") == "embedded" else set()
+    return {key: value for key, value in values.items() if _shared(key) not in replaced}
 
 
 def table_values(data: Mapping[str, Any], table: str, source: str) -> dict[str, Any]:
@@ -147,10 +149,6 @@ _KNOWN = "tables are named after commands, as [train]"
 def _shared(key: str) -> str:
     name = key.replace("-", "_")
     return _ALIASES.get(name, name)
-
-
-def _names_server(key: str) -> bool:
-    return _shared(key) == "backend" or _shared(key).endswith("_url")
 
 
 def _check_shared(key: str) -> None:

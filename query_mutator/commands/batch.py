@@ -26,7 +26,7 @@ from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import Job, episode_flow, greedy
-from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
 from query_mutator.llm.stack import Counted
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE, FailureWindow
 from query_mutator.training.system import System, SystemSettings
@@ -49,7 +49,7 @@ class BatchFlags(PolicyFlags, OutputFlags):
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "questions", "out", "checkpoint", "ollama_url", "openai_url", "backend", "target_model", "batch_size",
+        "questions", "out", "checkpoint", "ollama_url", "openai_url", "gguf", "backend", "target_model", "batch_size",
         "max_tokens", "temperature", "force",
     )  # fmt: skip
     BOUNDS: ClassVar[Bounds] = {"temperature": (0, 10)}
@@ -198,7 +198,7 @@ class _BadLines:
 @contextmanager
 def _plain_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of sending each line as it is."""
-    is_named = bool(flags.ollama_url or flags.openai_url or flags.backend not in (None, AUTO, EMBEDDED))
+    is_named = any(getattr(flags, flag) for flag in ADDRESS_FLAGS) or flags.backend not in (None, AUTO, EMBEDDED)
     base = SystemSettings(encoder="hash") if is_named else SystemSettings()  # the embedded assistant searches with it
     first = flags.target_model or _first_model(flags.questions)
     with System(system_settings(replace(flags, target_model=first), base)) as system:

@@ -2,6 +2,7 @@
 
 qm compare runs/a runs/b                              the policies of two runs
 qm compare runs/a runs/a --method best_plan policy    two methods of one run
+qm compare pairs.jsonl                                real traffic that qm serve --shadow answered both ways
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.outputs import holding
 from query_mutator.errors import UsageError
 from query_mutator.report.paired_runs import MOST_RUNS, compare_entries, paired_text, read_entry
+from query_mutator.report.traffic import traffic_text
+from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result
 
 __all__ = ["CompareFlags", "compare_runs"]
 
@@ -23,15 +27,17 @@ class CompareFlags(JsonFlags):
     """Compare our runs question by question: gained, lost, same, McNemar's p, and the difference with its interval.
 
     Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
-    use `qm analyze`.
+    use `qm analyze`. A single file or run of `qm serve --shadow` compares its two ways on real traffic.
     """
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more."""
+    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more; or one of --shadow."""
     method: tuple[str, ...] = ("policy",)
     """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
 
     def __post_init__(self) -> None:
+        if self.traffic is not None:
+            return
         if not 2 <= len(self.runs) <= MOST_RUNS:
             raise ValueError(f"{len(self.runs)} runs are named; give 2 to {MOST_RUNS}, one may be given twice")
         if len(self.method) not in (1, len(self.runs)):
@@ -41,6 +47,15 @@ class CompareFlags(JsonFlags):
         both = list(zip((str(_path(run).resolve()) for run in self.runs), self._methods(), strict=True))
         if len(set(both)) < len(both):
             raise ValueError("a run is compared with itself; give another run, or a --method for each")
+
+    @property
+    def traffic(self) -> Path | None:
+        """Return the file of pairs of a single run or file, None for several and for other files."""
+        if len(self.runs) != 1:
+            return None
+        path = _path(self.runs[0])
+        file = path / SHADOW if path.is_dir() else path
+        return file if file.is_file() and holding(MARK)(file) else None
 
     def _methods(self) -> tuple[str, ...]:
         return self.method if len(self.method) > 1 else self.method * len(self.runs)
@@ -55,6 +70,10 @@ class CompareFlags(JsonFlags):
 
 def compare_runs(flags: CompareFlags) -> None:
     """Print the paired table, or write it with --json."""
+    if flags.traffic is not None:
+        result = shadow_result(read_shadow(flags.traffic))
+        show(flags, result, traffic_text(result))
+        return
     report = compare_entries([read_entry(path, method) for path, method in flags.named()])
     show(flags, report, paired_text(report))
 

@@ -2,26 +2,34 @@
 
 qm doctor --target-model llama3.2                     the server at OLLAMA_HOST, else http://127.0.0.1:11434
 qm doctor --ollama-url http://gpu-box --batch-size 16 another server, for runs with --batch-size 16
+qm doctor --gguf model.gguf                           a file that llama.cpp runs, without a server
 qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from query_mutator import operators
 from query_mutator.cli.bounds import Bounds
-from query_mutator.errors import EXIT_USAGE, ModelMissingError, UsageError
-from query_mutator.llm.backends import EMBEDDED, EMBEDDED_VERSION, choose_backend, open_servers
+from query_mutator.errors import EXIT_USAGE, ModelMissingError
+from query_mutator.llm.backends import (
+    BACKENDS,
+    DEFAULT_BACKEND,
+    EMBEDDED,
+    EMBEDDED_VERSION,
+    choose_backend,
+    open_servers,
+)
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
 from query_mutator.sizing.collecting import size_calls
-from query_mutator.training.system import default_mutator, missing_operators
+from query_mutator.training.system import System, SystemSettings, default_mutator, missing_operators
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
@@ -46,11 +54,6 @@ class DoctorConfig(ServerAddressFlags):
     probe_s: float = 30.0
     """Seconds after which the probe starts no more calls."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.backend == EMBEDDED:
-            raise UsageError("--backend embedded needs no doctor; name the kind of a server that runs already")
-
     @property
     def probe_width(self) -> int:
         """Return how many calls to send at once to count the server's slots."""
@@ -71,15 +74,17 @@ def doctor(config: DoctorConfig) -> int:
     """Print the findings, one line each, and return the exit code."""
     backend, urls = choose_backend(config.backend, config.urls)
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
-    servers = open_servers(
-        backend, urls, timeout_s=config.probe_s, pool_size=config.probe_width, runner_options=options
-    )
     found: list[Finding] = []
-    for server in servers:
-        with closing(server):
-            for finding in examine(server, config):
-                print(_line(finding), flush=True)
-                found.append(finding)
+    with ExitStack() as stack:
+        if backend == EMBEDDED:
+            settings = SystemSettings(backend=EMBEDDED, batch_size=config.batch_size)
+            backend, urls = DEFAULT_BACKEND, (stack.enter_context(System(settings, light=True)).url,)
+        slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
+        for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
+            with closing(server):
+                for finding in examine(server, config):
+                    print(_line(finding), flush=True)
+                    found.append(finding)
     for finding in _settings([finding.probe for finding in found if finding.probe]):
         print(_line(finding))
     return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE

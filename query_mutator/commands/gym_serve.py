@@ -35,9 +35,11 @@ class GymServeFlags:
     checkpoint: str | None = None
     """Run folder or .pt whose policy gives the hints; without one they name each operator in turn."""
     backend: str = AUTO
-    """Which model server: auto, embedded, ollama or a plugin's; auto uses Ollama if it answers, else embedded."""
+    """Model server: auto, embedded, ollama, llama or a plugin's; auto uses Ollama if it answers, else embedded."""
     ollama_url: str | None = None
     """Address of the Ollama server."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
@@ -69,7 +71,7 @@ def gym_serve(flags: GymServeFlags) -> None:
 @contextmanager
 def serving(flags: GymServeFlags) -> Iterator[Game]:
     """Yield the environment as a game, with its models running."""
-    names = ("backend", "ollama_url", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
+    names = ("backend", "ollama_url", "gguf", "target_model", "mutator_model", "encoder", "batch_size", "timeout_s")
     settings = SystemSettings(**{name: getattr(flags, name) for name in names})
     task_settings, projection = TaskSettings(dataset=flags.dataset, operators=flags.operators), None
     hint: Hint = in_turn

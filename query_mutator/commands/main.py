@@ -24,6 +24,7 @@ from query_mutator.cli.console import run_cli
 from query_mutator.cli.flags import HELP, flags_of, parse_flags, written
 from query_mutator.cli.settings import read_base
 from query_mutator.commands import COMMANDS
+from query_mutator.commands.completion import complete, completion_script
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
@@ -45,6 +46,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] == "--version":
         print(__version__)
+        return 0
+    if argv[0] == "--completion":
+        print(completion_script("".join(argv[1:])), end="")
+        return 0
+    if argv[0] == "--complete":  # asked for by those scripts
+        print("\n".join(complete(argv[1:])))
         return 0
     name, words = _command(argv)
     if name is None:
@@ -102,4 +109,12 @@ def _usage(group: Sequence[str] = ()) -> str:
     shown = {name: command for name, command in COMMANDS.items() if name.split()[: len(group)] == list(group)}
     width = max(map(len, shown))
     commands = [f"  {name.ljust(width)}  {command.summary}" for name, command in shown.items()]
-    return "\n".join(["usage: qm COMMAND [flags]", "", *commands, "", "qm COMMAND --help shows its flags"])
+    return "\n".join(
+        [
+            "usage: qm COMMAND [flags]",
+            "",
+            *commands,
+            "",
+            "qm COMMAND --help shows its flags; qm --completion bash|zsh|fish writes shell completion",
+        ]
+    )

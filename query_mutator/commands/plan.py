@@ -69,6 +69,7 @@ class PlanFlags(QuestionFlags, ModelFlags, CallFlags, JsonFlags):
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         load_plugins(self.plugin)  # first: they may register what other flags name
+        self.keep_rubric()
         check_backend(self.backend)
         check_calls(self.max_calls)
         check_name(self.name)

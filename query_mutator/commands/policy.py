@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import closing_on_interrupt, note, progress
 from query_mutator.cli.outputs import Output, holding
+from query_mutator.commands.eval_models import evaluate_models
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
 from query_mutator.data import QuestionSet
 from query_mutator.data.bundled import EVALUATION_ONLY
@@ -23,6 +24,7 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.report.table import result_table
 from query_mutator.rewriter.loading import acting_task, training_split
+from query_mutator.sweep.config import EngineFlags, is_sweep
 from query_mutator.training.background import text_digest
 from query_mutator.training.config import SEARCH_CALLS
 from query_mutator.training.learners import LEARNERS, load_policy
@@ -39,8 +41,19 @@ __all__ = ["EvalFlags", "evaluate_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalFlags(RunFlags, JsonFlags):
-    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites."""
+class EvalFlags(RunFlags, JsonFlags, EngineFlags):
+    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
+
+    With several models after --target-model, evaluate each and print a row for each; --engine says where. Rerun the
+    command to resume.
+    """
+
+    target_model: tuple[str, ...] = ()  # type: ignore[assignment]  # other commands take one
+    """The model that answers, or several to compare."""
+    out: Annotated[str | None, Output(is_sweep, is_folder=True, resumes=True)] = None
+    """Folder of the comparison of several models; by default evaluations/NAME after the policy."""
+    local_server_url: str | None = None
+    """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
 
     dataset: str | None = None
     """Questions to ask: a file, or second_hand (bundled, by another author); by default the held-out ones. Those whose
@@ -62,6 +75,15 @@ class EvalFlags(RunFlags, JsonFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        EngineFlags.__post_init__(self)
+        if self.local_server_url:
+            if self.ollama_url not in ((), (self.local_server_url,)):
+                raise ValueError("--ollama-url and --local-server-url both name the servers; give one of them")
+            object.__setattr__(self, "ollama_url", (self.local_server_url,))
+        if self.evaluation and len(self.target_model) > 1:
+            raise ValueError(
+                "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
+            )
         if self.rewriter is not None and not self.rewriter.startswith("hf:"):
             raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
 
@@ -70,8 +92,12 @@ class EvalFlags(RunFlags, JsonFlags):
 
 
 def evaluate_policy(flags: EvalFlags) -> None:
-    """Print the table of all methods, or write the report with --json."""
+    """Print the table of all methods, or with several models a row for each, or write the report with --json."""
     saved = read_policy(flags.checkpoint)
+    if len(flags.target_model) > 1:
+        assert saved.checkpoint.path is not None
+        evaluate_models(flags, saved.checkpoint.path)
+        return
     saved.checkpoint.load_plugins()
     asked = _asked(flags, saved)
     with _open_policy(flags, saved, asked.train) as policy:

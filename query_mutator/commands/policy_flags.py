@@ -31,11 +31,13 @@ class PolicyFlags:
     checkpoint: str = LATEST
     """A run folder (its newest checkpoint), a .pt file, or a .qm file of `qm export-policy`."""
     backend: str | None = None
-    """Kind of model server: auto, embedded, ollama, openai or a plugin's; by default that of the training."""
+    """Kind of model server: auto, embedded, ollama, openai, llama or a plugin's; by default that of the training."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
     target_model: str | None = None
     """The model that answers."""
     mutator_model: str | None = None
@@ -51,7 +53,7 @@ class PolicyFlags:
     max_retries: int | None = None
     """Retries after transient failures; a timeout is retried once."""
     num_ctx: int | None = None
-    """Context length, by default as in the training. Sent to Ollama; other servers have what they were started with."""
+    """Context length, by default as in the training. Sent to Ollama, set with --gguf; other servers have their own."""
     keep_alive: str | None = None
     """How long an Ollama server keeps a model loaded after a call."""
     cache: Literal["off", "eval", "all"] | None = None
@@ -112,6 +114,8 @@ def system_settings(flags: PolicyFlags, base: SystemSettings) -> SystemSettings:
     """Return a checkpoint's system settings with the given flags in place of them."""
     names = {field.name for field in fields(PolicyFlags)} - set(_NOT_OF_SYSTEM)
     given = {name: getattr(flags, name) for name in names if getattr(flags, name) not in (None, ())}
+    if isinstance(target := given.get("target_model"), tuple):  # of `qm eval`
+        (given["target_model"],) = target
     return acting_settings(base, given)
 
 

@@ -111,12 +111,14 @@ def serve(flags: ServeFlags) -> None:
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[ProxyApp]:
     """Yield the application of a policy in front of the model server of its target."""
     from query_mutator.serve.answers import PolicyAnswerer, Rules
-    from query_mutator.serve.app import ClientLimits, ProxyApp
+    from query_mutator.serve.app import ProxyApp
+    from query_mutator.serve.contract import ClientLimits
     from query_mutator.serve.episodes import Episodes
     from query_mutator.serve.queue import Queue
     from query_mutator.serve.shadow import OtherWay
     from query_mutator.serve.status import Status
     from query_mutator.serve.upstream import Upstream
+    from query_mutator.serve.upstreams import Upstreams
 
     if flags.mode not in ("gate", *rewriter.modes):
         raise UsageError(
@@ -131,11 +133,17 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     )
     episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))
-    server, *others = rewriter.system.calls.servers
-    if others:
-        note(f"answers come from {rewriter.system.url}; all {1 + len(others)} servers share the rewrites")
-    address = rewriter.system.url.rstrip("/").removesuffix("/v1")  # what clients ask for begins with it
-    upstream = Upstream(address, timeout_s=flags.timeout_s or 600.0, headers=_key_of(server))
+    model = rewriter.target_model
+    upstream = Upstreams(
+        [
+            Upstream(
+                server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
+                timeout_s=flags.timeout_s or 600.0,
+                headers=_key_of(server),
+            )
+            for server in rewriter.system.calls.servers
+        ]
+    )
     with _shadow(flags, rewriter, OtherWay(upstream, episodes, status, rules.limits), status) as shadow:
         yield ProxyApp(
             upstream,

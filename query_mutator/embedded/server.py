@@ -104,7 +104,7 @@ class EmbeddedServer:
         )
         engine = Engine(runners, latency=settings.latency(), stats=stats, behave_as=settings.behave_as)
         ollama, openai = OllamaRoutes(catalogue, runners, engine), OpenAIRoutes(catalogue, engine)
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # whatever loop the process prefers: a Ray worker's is uvloop's
         self._loop.set_exception_handler(self._on_loop_error)
         try:
             self._listener = self._loop.run_until_complete(

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from query_mutator.env.episode import Attempt
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.task import Task
-from query_mutator.rewards import Evidence, cosine
-from query_mutator.types import ChatRequest
+from query_mutator.rewards import Evidence, Unscored, cosine
+from query_mutator.types import ChatRequest, ErrorInfo
 
 __all__ = ["score_answer"]
 
@@ -48,6 +48,8 @@ def score_answer(
         except StopIteration as stop:
             reward = stop.value
             break
+        except Unscored as error:
+            return ErrorInfo(kind="unscored", message=str(error))
         number += 1
         reply = yield call(request, number)
         if not reply.ok:

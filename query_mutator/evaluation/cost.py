@@ -37,6 +37,7 @@ class EvaluationCost:
     num_train: int
     num_operators: int
     episode_calls: int  # of the policy
+    asking: int = 0  # parts of the reward that ask a model, about each answer but those to the guard's requests
     more_calls: int = 0  # of further methods for one question, together
     search_calls: int = 0  # of the plan search
     plan_calls: int = 0  # of the plan for one question, if there is one
@@ -52,13 +53,17 @@ class EvaluationCost:
 
         best_of_k exceeds the policy's calls by one at most.
         """
+        return (1 + self.asking) * self._unjudged
+
+    @property
+    def _unjudged(self) -> int:
         return 4 * self.episode_calls + 1 + self.more_calls + self.plan_calls
 
     @property
     def calls(self) -> int:
         """Return the calls at most."""
-        per_ranked = 1 + 2 * self.num_operators
-        asked = (self.num_test + self.num_guard) * self.per_question
+        per_ranked = (1 + self.asking) * (1 + 2 * self.num_operators)
+        asked = self.num_test * self.per_question + self.num_guard * self._unjudged
         return asked + self.num_ranking * per_ranked + self.search_calls
 
     def within(self, most_calls: int | None) -> EvaluationCost:

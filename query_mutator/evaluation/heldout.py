@@ -135,6 +135,7 @@ def _cost(
         num_guard=num_guard,
         num_train=len(task.train_questions),
         num_operators=len(task.operators),
+        asking=task.reward.asking,
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps, answer=task.answer),
         search_calls=search_calls,
         plan_calls=PLAN_CALLS if has_plan else 0,

@@ -91,6 +91,7 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
     """Return rates, means and 95 % intervals of each method over its scored questions; NaN where there are none."""
     score, refused = _columns(results.outcomes, "score"), _columns(results.outcomes, "refused")
     of_guard = _columns(results.guarded, "refused")
+    calls = mean_intervals(_columns(results.outcomes, "calls"), keys)
     guard_keys = [target_key(question) for question in results.guard]
     intervals = {
         "success": rate_intervals(right, keys),
@@ -109,6 +110,7 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
             **means,
             **{f"{measure}_ci": list(intervals[measure][place]) for measure in means},
             **{f"{cost}_per_question": mean(outcomes, cost) for cost in ("calls", "target_calls", "tokens")},
+            "calls_per_question_ci": calls[place].tolist(),
         }
     return summaries
 

@@ -1,4 +1,4 @@
-"""The backends by name, and which one a run uses (`--backend`, `--ollama-url`, `--openai-url`).
+"""The backends by name, and which one a run uses (`--backend`, `--ollama-url`, `--openai-url`, `--gguf`).
 
 A backend is a `ModelServer` class registered here: by this package, by an entry point of the group
 `query_mutator.backends`, or by a `--plugin` module (docs/how-to/add-a-backend.md). Nothing outside a backend's file
@@ -14,24 +14,27 @@ from typing import Any
 
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
 from query_mutator.llm.client import ModelServer, shown_names
+from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.registry import Registry, check_known
 
 __all__ = [
-    "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "EMBEDDED_VERSION", "BackendChoice", "backend_for",
-    "check_backend", "choose_backend", "open_servers", "resolve_backend",
+    "ADDRESS_FLAGS", "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "EMBEDDED_VERSION", "BackendChoice",
+    "backend_for", "check_backend", "choose_backend", "open_servers", "resolve_backend",
 ]  # fmt: skip
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 
 AUTO, EMBEDDED = "auto", "embedded"  # what `--backend` takes in addition to the registered names
 DEFAULT_BACKEND = "ollama"  # what `auto` tries
+ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf")  # the settings that say where a model is
 EMBEDDED_VERSION = "+embedded"  # the end of our own server's version
 
 BACKENDS: Registry[type[ModelServer]] = Registry("backend", group="query_mutator.backends")
 BACKENDS.add(DEFAULT_BACKEND, OllamaBackend)
 BACKENDS.add("openai", OpenAIBackend)
+BACKENDS.add("llama", LlamaBackend)
 
 
 def check_backend(name: str) -> None:
@@ -68,8 +71,7 @@ def open_servers(
     backend: str, urls: Sequence[str] = (), *, environ: Mapping[str, str] = os.environ, **settings: Any
 ) -> tuple[ModelServer, ...]:
     """Return the servers of a backend at these addresses, or at its default one; `settings` as in `ModelServer`."""
-    kind = BACKENDS.get(backend)
-    return tuple(kind(kind.address(url, environ=environ), **settings) for url in urls or (None,))
+    return BACKENDS.get(backend).open(urls, environ=environ, **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class BackendChoice:
     urls: tuple[str, ...]
     reason: str  # one line for the user
     is_embedded: bool  # our own assistant answers, perhaps behind an address: tables and figures must say so
+    default_models: tuple[str, str] | None = None  # the target and the mutator of a run that names none
 
     @property
     def url(self) -> str | None:
@@ -124,14 +127,15 @@ def resolve_backend(
         lacks = f"no {target_model} is" if isinstance(error, ModelMissingError) else f"no {server.title} server answers"
         return _embedded(f"backend: embedded, because {lacks} at {server.url}")
     found = [
-        f"{f'{server.title} {version}'.strip()} at {server.url}"
+        f"{f'{server.title} {version}'.strip()} at {', '.join(server.addresses())}"
         for server, version in zip(servers, versions, strict=True)
     ]
     return BackendChoice(
         kind=kind,
-        urls=tuple(server.url for server in servers),
+        urls=tuple(url for server in servers for url in server.addresses()),
         reason=f"backend: {', '.join(found)}",
         is_embedded=versions[0].endswith(EMBEDDED_VERSION),
+        default_models=servers[0].default_models(),
     )
 
 
@@ -141,7 +145,7 @@ def _check(
     """Return the servers' versions after asking each for the models; closes the servers."""
     try:
         versions = [server.version(timeout_s=probe_timeout_s) for server in servers]
-        if not has_target:
+        if not has_target and servers[0].default_models() is None:
             raise UsageError(_name_a_model(servers[0]))
         for server in servers:
             for model in models:

@@ -2,20 +2,27 @@
 
 schema_sentence     whether replies keep to a JSON schema, with `think: false` as all calls have it, and without
 reload_sentence     whether a model was loaded again: by another context, or because a second model pushed it out
+judge_form          by which of three forms a judge can be had to say yes or no
 context_sentence    how many tokens fit, and how many the model could have
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from query_mutator.files import decode_object
 from query_mutator.llm.client import ModelServer
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, Message
 
-__all__ = ["context_sentence", "reload_sentence", "schema_sentence"]
+__all__ = ["JudgeForm", "context_sentence", "judge_form", "reload_sentence", "schema_sentence"]
+
+#: How a judge's verdict comes: JSON of a schema, probabilities of yes and no as the first token, or a word.
+JudgeForm = Literal["schema", "logprobs", "words"]
 
 _QUESTION = "Is water wet? Explain in one sentence."  # no model answers it in JSON on its own
+_YES_OR_NO = "Is water wet? Reply with one word, yes or no."
 _SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
@@ -40,6 +47,26 @@ def schema_sentence(server: ModelServer, model: str) -> str:
         if _keeps(server.complete_json(longer, _SCHEMA, think=True)):
             return "think: false makes the server ignore format: leave think out of calls that need JSON"
     return "the server ignores the JSON schema: rely on no JSON from this model"
+
+
+def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:
+    """Return how a model can be had to say yes or no, the surest way first, and whether it must be let think for it."""
+    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
+    if _keeps(server.complete_json(request, _SCHEMA)):
+        return "schema", False
+    longer = replace(request, max_tokens=_THOUGHT_TOKENS)
+    if server.sends_think and _keeps(server.complete_json(longer, _SCHEMA, think=True)):
+        return "schema", True
+    asked = replace(request, messages=(Message(role="user", content=_YES_OR_NO),), max_tokens=1, choices=("yes", "no"))
+    return ("logprobs" if _has_choice(server.complete(asked)) else "words"), False
+
+
+def _has_choice(reply: Completion) -> bool:
+    """Return whether a reply holds probabilities; a backend that knows none answers in words."""
+    try:
+        return reply.ok and sum(map(float, decode_object(reply.text.encode()).values())) > 0
+    except (ValueError, TypeError):
+        return False
 
 
 def _keeps(reply: Completion) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.registry import nearest
@@ -73,9 +73,10 @@ class ModelServer(Backend, Protocol):
     """
 
     title: ClassVar[str] = "a model server"  # in messages
-    url_flag: ClassVar[str] = ""  # the setting that holds its address: "ollama_url" or "openai_url"
+    url_flag: ClassVar[str] = ""  # the setting that holds its address: one of `backends.ADDRESS_FLAGS`
     url_variable: ClassVar[str] = ""  # the environment variable that does
     default_url: ClassVar[str] = "in-process"  # "": an address is required
+    runs_files: ClassVar[bool] = False  # whether an address is a file, which names its model and gets pool_size slots
     has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options
     reports_queue: ClassVar[bool] = False  # whether replies carry the time a call queued, by the server's clock
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models
@@ -123,6 +124,27 @@ class ModelServer(Backend, Protocol):
             ways = " or ".join(filter(None, (flag, cls.url_variable)))
             raise UsageError(f"{cls.title} needs an address; set {ways}")
         return found
+
+    @classmethod
+    def open(cls, urls: Sequence[str], *, environ: Mapping[str, str] = os.environ, **settings: Any) -> tuple[Self, ...]:
+        """Return the servers at these addresses, or at the one that `address` finds; `settings` as in `__init__`."""
+        return tuple(cls(cls.address(url, environ=environ), **settings) for url in urls or (None,))
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return what `open` takes to open this server again."""
+        return (self.url,)
+
+    def http_url(self, model: str) -> str:
+        """Return the address of the HTTP server that answers for a model, to which `qm serve` forwards requests."""
+        return self.url
+
+    def default_models(self) -> tuple[str, str] | None:
+        """Return the target and the mutator of a run that names none; None when the target must be named."""
+        return None
+
+    def file_digests(self) -> tuple[str, ...]:
+        """Return the sha256 of the files of models that the user gave; a run is not resumed with others."""
+        return ()
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return the server's version, "" when it has none; ServerDownError when nothing answers."""

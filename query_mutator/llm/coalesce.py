@@ -52,7 +52,10 @@ def _key(request: ChatRequest, identity: str) -> str:
     messages = ", ".join([f"[{quoted(message.role)}, {quoted(message.content)}]" for message in request.messages])
     numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
     options = _encode(dict(request.options)) if request.options else "{}"
-    return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}]".encode()).hexdigest()
+    form = ""
+    if request.json_schema is not None or request.think or request.choices:
+        form = f", {_encode([request.json_schema, request.think, request.choices])}"
+    return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
 
 
 @lru_cache(maxsize=256, typed=True)  # typed: 0 and 0.0 are written differently

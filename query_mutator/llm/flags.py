@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from query_mutator.llm.address import check_addresses
-from query_mutator.llm.backends import AUTO, check_backend
+from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, check_backend
 from query_mutator.llm.client import MAX_REPLY_MB
 from query_mutator.llm.stack import ClientSettings
 from query_mutator.plugins import load_plugins
@@ -24,25 +24,27 @@ class ServerAddressFlags:
     plugin: tuple[str, ...] = ()
     """Modules or .py files to load first, which register backends of yours."""
     backend: str = AUTO
-    """The kind of server: ollama, openai or a plugin's; by default the one whose address is given, else ollama."""
+    """Kind of server: ollama, openai, llama, a plugin's; by default the one whose address is given, else ollama."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
     target_model: str | None = None
     """The model that answers."""
     num_ctx: int | None = None
-    """Context length, by default the server's. Sent to Ollama; other servers have what they were started with."""
+    """Context length, by default the server's. Sent to Ollama, set with --gguf; other servers have their own."""
 
     def __post_init__(self) -> None:
         load_plugins(self.plugin)  # first: they may register the backend
         check_backend(self.backend)
-        check_addresses(**self.urls)
+        check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
 
     @property
     def urls(self) -> dict[str, str | Sequence[str] | None]:
         """Return the addresses by the name of their flag, as `resolve_backend` and `choose_backend` take them."""
-        return {"ollama_url": self.ollama_url, "openai_url": self.openai_url}
+        return {name: getattr(self, name) for name in ADDRESS_FLAGS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINES = 100_000  # of a streamed reply: a line is a token
 _TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than {_MAX_LINES:,} lines")
+_TOP_LOGPROBS = 20  # the most that OpenAI and Ollama give
+_NO_LOGPROBS = "the reply has no log probabilities; use a server that gives them (Ollama 0.12.11, vLLM, llama-server)"
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
 TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
@@ -131,6 +135,10 @@ class HttpServer(ModelServer):
         """Return the record of a reply; any exception means a reply of another shape."""
         raise NotImplementedError
 
+    def first_logprobs(self, reply: Json) -> list[Json]:
+        """Return the likeliest first tokens as objects of `token` and `logprob`; any exception means that none came."""
+        raise NotImplementedError
+
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of an embedding call."""
         raise NotImplementedError
@@ -147,21 +155,26 @@ class HttpServer(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
-        return self._complete(request, self.chat_body(request))
-
-    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
-        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
-        body = {**self.chat_body(request), **self.json_fields(schema)}
-        if think:
-            body.pop("think", None)
-        return self._complete(request, body)
-
-    def _complete(self, request: ChatRequest, body: Json) -> Completion:
         started, left_s = time.perf_counter(), self._left_s(request)
         if left_s is not None and left_s <= 0:
             return Completion.failed("timeout", "the deadline passed before the call started")
-        reply = self._post(self.chat_path, body, retry_count=request.attempt - 1, timeout_s=left_s)
+        reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
+
+    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
+        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
+        return self.complete(replace(request, json_schema=schema, think=think))
+
+    def _body(self, request: ChatRequest) -> Json:
+        """Return the body of a chat call with what the request says about the form of the reply."""
+        body = self.chat_body(request)
+        if request.json_schema is not None:
+            body |= self.json_fields(request.json_schema)
+        if request.choices:
+            body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        if request.think:
+            body.pop("think", None)
+        return body
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
         """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed."""
@@ -239,11 +252,21 @@ class HttpServer(ModelServer):
         if isinstance(completion, ErrorInfo):
             return Completion(error=completion, latency_s=latency_s)
         completion = replace(completion, text=self._transport.without_secrets(completion.text))
-        return self._uncut(request, completion) if completion.ok else completion
+        completion = self._uncut(request, completion) if completion.ok else completion
+        return self._chosen(request, reply, completion) if request.choices else completion
+
+    def _chosen(self, request: ChatRequest, reply: Json, completion: Completion) -> Completion:
+        """Return the completion with the probabilities of the request's choices as its text."""
+        if completion.error is not None and completion.error.kind != "empty":  # the first token may be a space
+            return completion
+        found = parsed(lambda: _probabilities(self.first_logprobs(reply), request.choices), what=_NO_LOGPROBS)
+        if isinstance(found, ErrorInfo):
+            return replace(completion, text="", error=replace(found, kind="request"))
+        return replace(completion, text=json.dumps(found), error=None, hit_limit=False)
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: Ollama then dropped the beginning."""
-        context = self._known_context(request.model)
+        context = self.known_context(request.model)
         if context is None:
             return completion
         if completion.prompt_tokens >= context:
@@ -255,7 +278,7 @@ class HttpServer(ModelServer):
             return replace(completion, hit_limit=True)
         return completion
 
-    def _known_context(self, model: str) -> int | None:
+    def known_context(self, model: str) -> int | None:
         """Return the context of a loaded model; the server is asked once, and again after it was down."""
         if model not in self._contexts:
             try:
@@ -274,6 +297,18 @@ class HttpServer(ModelServer):
         context = self._contexts.get(request.model, USUAL_CONTEXT)
         longest = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
         return context is None or longest + TEMPLATE_TOKENS < context
+
+
+def _probabilities(tokens: Sequence[Json], choices: Sequence[str]) -> dict[str, float]:
+    """Return the probability of each choice among the likeliest tokens; capitals and blanks around one do not count."""
+    found = dict.fromkeys(choices, 0.0)
+    for row in tokens:
+        logprob = float(row["logprob"])
+        if (token := wire_text(row["token"]).strip().lower()) in found and logprob <= 0:
+            found[token] += math.exp(logprob)
+    if not tokens:
+        raise ValueError("no tokens")
+    return found
 
 
 def rows_in(reply: Json, name: str) -> list[Json]:

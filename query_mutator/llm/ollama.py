@@ -155,6 +155,10 @@ class OllamaBackend(HttpServer):
         """Return the record of a reply."""
         return Completion.from_ollama(reply, latency_s=latency_s)
 
+    def first_logprobs(self, reply: Json) -> list[Json]:
+        """Return the likeliest first tokens, which a server has from 0.12.11 on."""
+        return list(reply["logprobs"][0]["top_logprobs"])
+
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of /api/embed."""
         body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive, "truncate": False}

@@ -173,6 +173,10 @@ class OpenAIBackend(HttpServer):
         """Return the record of a reply."""
         return completion_of(reply, latency_s=latency_s)
 
+    def first_logprobs(self, reply: Json) -> list[Json]:
+        """Return the likeliest first tokens."""
+        return list(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
+
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of /embeddings."""
         return {"model": model, "input": list(texts), "encoding_format": "float"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -116,6 +116,12 @@ class Counted:
             self.totals += one
             if completion.error is not None:
                 self.error_kinds[completion.error.kind] += 1
+
+    def add_all(self, totals: CallTotals, error_kinds: Mapping[str, int]) -> None:
+        """Count calls that another process made."""
+        with self._lock:
+            self.totals += totals
+            self.error_kinds.update(error_kinds)
 
     def close(self) -> None:
         """Close the inner client; idempotent."""

@@ -16,7 +16,9 @@ from query_mutator.page.questions import Evaluation
 from query_mutator.page.results import results_of
 from query_mutator.page.rows import check_metrics, check_outcomes, check_steps
 from query_mutator.page.tail import FollowedJson, FollowedRows
+from query_mutator.page.traffic import Traffic
 from query_mutator.page.usage import TrainingUsage, choices_of_policy
+from query_mutator.runs.shadow import SHADOW
 from query_mutator.runs.state import run_state
 
 __all__ = ["RunReader"]
@@ -44,6 +46,7 @@ class RunReader:
         self.redactor = Redactor(self._config.value)
         self.texts = TextTable(run, self.redactor.text)
         self.evaluation, self.figures, self.usage = Evaluation(self.texts), Figures(), TrainingUsage()
+        self.traffic = Traffic(self.folder / SHADOW, self.texts)
         self._report: Mapping[str, Any] | None = None
         self._results: Mapping[str, Mapping[str, Any]] | None = None  # sections; None where the rows changed
         self._state = ""
@@ -76,12 +79,12 @@ class RunReader:
     @property
     def has_more(self) -> bool:
         """Return whether a file has rows that the last poll left for the next."""
-        return self._metrics.has_more or self._steps.has_more or self._rows.has_more
+        return any(each.has_more for each in (self._metrics, self._steps, self._rows, self.traffic))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _poll_rows(self) -> list[Message]:
-        return [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation()]
+        return [*self._poll_metrics(), *self._poll_steps(), *self._poll_evaluation(), *self._poll_traffic()]
 
     def _poll_metrics(self) -> Iterator[Message]:
         rows, is_reset = self._metrics.read(limit=POLL_ROWS)
@@ -132,6 +135,12 @@ class RunReader:
             yield from self.texts.take()
         if (rows or is_reset) and not self._rows.has_more:
             yield from self.evaluation.messages(self.run)
+            self.traffic.again()
+
+    def _poll_traffic(self) -> Iterator[Message]:
+        if self.traffic.read(limit=POLL_ROWS):
+            yield from self.evaluation.messages(self.run)  # which removes the questions of before
+        yield from self.traffic.messages(self.run)
 
     # --- sections ----------------------------------------------------------------------------------------------------
 
@@ -162,6 +171,8 @@ class RunReader:
         yield "learning", learning_of(self.figures, self._report)
         yield "calls", {**self.figures.calls(server=_server(config), summary=summary), "price": self._cost()}
         yield "reproduce", origin_of(config, self.redactor)
+        if self.traffic:
+            yield "traffic", self.traffic.section()
 
     def _about(self) -> dict[str, Any]:
         config = self._config.value

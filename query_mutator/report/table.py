@@ -8,7 +8,7 @@ from typing import Any
 
 from query_mutator.cli.console import table
 
-__all__ = ["assistant_name", "result_table"]
+__all__ = ["assistant_name", "models_table", "result_table"]
 
 _HEADER = (
     "",
@@ -43,6 +43,32 @@ def result_table(report: Mapping[str, Any]) -> str:
     groups = {**report["by_group"], **report["by_tag"]}
     notes = [*_notes(report), *_unscored_notes(report["unscored"]), *_examples(report["examples"])]
     return "\n".join([*tables, *notes, *_group_table(groups), report["verdict"]["sentence"]])
+
+
+def models_table(reports: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return the table of one policy's evaluations by model, None where there is none."""
+    asked = max((report["n"] for report in reports.values() if report), default=0)
+    title = f"{asked} held-out questions, the policy with each model; percent with 95 % intervals"
+    header = ("", "success", "original question", "policy minus it", *_HEADER[3:6])
+    return table(title, header, [_model_row(name, report) for name, report in reports.items()])
+
+
+def _model_row(name: str, report: Mapping[str, Any] | None) -> Sequence[str]:
+    if report is None or "policy" not in report["methods"]:
+        return (name, "no result", "", "", "", "", "")
+    policy, original = report["methods"]["policy"], report["methods"].get("identity", {"success": None})
+    difference = report["policy_minus"].get("identity", {"success": None})
+    low, high = policy["calls_per_question_ci"]
+    calls = policy["calls_per_question"]
+    return (
+        name,
+        _rate(policy["success"], policy["success_ci"]) or "no replies",
+        _rate(original["success"], original.get("success_ci", ())),
+        _rate(difference["success"], difference.get("success_ci", ()), signed=True),
+        _rate(policy["false_refusal"], policy["false_refusal_ci"]),
+        _rate(policy["guard_refusal"], policy["guard_refusal_ci"]),
+        "" if calls is None else f"{calls:.1f} [{low:.1f}, {high:.1f}]",
+    )
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:

@@ -1,15 +1,17 @@
 """Reward parts: named scores in [0, 1] of one answer, weighted into one reward.
 
-Offers `WeightedReward` (built from `right=0.7,similarity=0.3`), `NoReward` for acting, the registry `PARTS` to add a
-part of yours, the `Evidence` a part is given, and the verdicts `is_refusal` and `is_not_sure`. A part is a function of
-the evidence, or a generator function that asks a model: it yields ChatRequests and is sent their Completions.
+Offers `WeightedReward` (built from `right=0.7,similarity=0.3`), `NoReward` for acting, the `Judge` behind the part
+`judge`, the registry `PARTS` to add a part of yours, the `Evidence` a part is given, and the verdicts `is_refusal` and
+`is_not_sure`. A part is a function of the evidence, or a generator function that asks a model: it yields ChatRequests
+and is sent their Completions.
 """
 
-from query_mutator.rewards.parts import PARTS, Evidence, Part, Scoring, cosine
+from query_mutator.rewards.judge import DEFAULT_RUBRIC, Judge
+from query_mutator.rewards.parts import PARTS, Evidence, Part, Scoring, Unscored, cosine
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.rewards.weighted import DEFAULT_WEIGHTS, NoReward, WeightedReward
 
 __all__ = [
-    "DEFAULT_WEIGHTS", "PARTS", "Evidence", "NoReward", "Part", "Scoring", "WeightedReward", "cosine", "is_not_sure",
-    "is_refusal",
+    "DEFAULT_RUBRIC", "DEFAULT_WEIGHTS", "PARTS", "Evidence", "Judge", "NoReward", "Part", "Scoring", "Unscored",
+    "WeightedReward", "cosine", "is_not_sure", "is_refusal",
 ]  # fmt: skip

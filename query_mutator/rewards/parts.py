@@ -1,7 +1,8 @@
 """The parts of a reward, registered by name for `--reward`.
 
 A part returns a score in [0, 1] for the evidence. One that asks a model is a generator function: it yields
-ChatRequests, is sent their Completions, and returns the score. A call that fails for good invalidates the step.
+ChatRequests, is sent their Completions, and returns the score. A call that fails for good invalidates the step, and so
+does Unscored, for a reply that gives no score.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.data import pynames
+from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
+from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.types import NUMERIC, PLAIN_TEXT, ChatRequest, Completion, Question
@@ -24,7 +27,7 @@ Vector = NDArray[np.float32]  # [D], unit length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a part may use: the question with its gold, the rewrite, the answer, and their embeddings [D]."""
+    """What a part may use: the question with its gold, the rewrite, the answer, their embeddings [D], and a judge."""
 
     question: Question
     rewrite: str
@@ -33,6 +36,11 @@ class Evidence:
     rewrite_vector: Vector
     answer_vector: Vector
     reference_vector: Vector | None = None
+    judge: Judge | None = None
+
+
+class Unscored(Exception):
+    """Raised by a part that has no score for an answer; the message says why. The step is then invalid."""
 
 
 #: Yields requests for a model, is sent their completions (none failed), returns the score.
@@ -122,6 +130,22 @@ def keyword(evidence: Evidence) -> float:
     if not words or is_refusal(evidence.answer):
         return 0.0
     return len(words & set(_plain(evidence.answer).split())) / len(words)
+
+
+@PARTS.register("judge")
+def judge(evidence: Evidence) -> Scoring:
+    """Return the verdict of a model by a rubric; 0 for a refusal, which it is not asked about."""
+    if evidence.judge is None:
+        raise UsageError("the reward part 'judge' needs a model; name it with --judge-model")
+    if is_refusal(evidence.answer):
+        return 0.0
+    question = evidence.question
+    accepted = question.accept or tuple(filter(None, [question.reference]))
+    reply = yield evidence.judge.request(question.text, evidence.answer, accepted=accepted)
+    verdict = evidence.judge.verdict(reply)
+    if verdict is None:
+        raise Unscored(f"{evidence.judge.model} gave no verdict: {reply.text[:80]!r}")
+    return verdict
 
 
 def _plain(text: str) -> str:

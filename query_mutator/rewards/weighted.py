@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import SupportsFloat
 
 from query_mutator.errors import UsageError
+from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.parts import PARTS, Evidence
 from query_mutator.types import UNSAFE, ChatRequest, Completion, Reward
 
@@ -19,15 +22,21 @@ _ROUNDING = 1e-5  # a cosine of unit vectors in float32 may exceed 1 by this muc
 class WeightedReward:
     """The weighted mean of named parts; weights need not sum to 1, they are divided by their sum."""
 
-    def __init__(self, weights: Mapping[str, float] = DEFAULT_WEIGHTS) -> None:
+    def __init__(self, weights: Mapping[str, float] = DEFAULT_WEIGHTS, *, judge: Judge | None = None) -> None:
         if not weights or any(weight < 0 for weight in weights.values()) or sum(weights.values()) <= 0:
             raise UsageError("reward weights must be 0 or more with one above 0, as in right=0.7,similarity=0.3")
         total = sum(weights.values())
         self.weights = {name: weight / total for name, weight in weights.items()}
+        self.judge = judge
         self._parts = {name: PARTS.get(name) for name in weights}
 
+    @property
+    def asking(self) -> int:
+        """Return the number of parts that ask a model: calls for each answer."""
+        return sum(inspect.isgeneratorfunction(part) for part in self._parts.values())
+
     @classmethod
-    def parse(cls, spec: str) -> WeightedReward:
+    def parse(cls, spec: str, *, judge: Judge | None = None) -> WeightedReward:
         """Return the reward written as `right=0.7,similarity=0.3`; a name alone has the weight 1."""
         weights: dict[str, float] = {}
         for item in spec.split(","):
@@ -39,12 +48,13 @@ class WeightedReward:
             if name.strip() in weights:
                 raise UsageError(f"reward {spec!r} names {name.strip()!r} twice; name each part once")
             weights[name.strip()] = weight
-        return cls(weights)
+        return cls(weights, judge=judge)
 
     def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
         """Yield the requests of parts that ask a model; return the score and every part of it, unweighted."""
         if UNSAFE in evidence.question.tags:  # what should be refused earns nothing, and no judge sees it
             return Reward(score=0.0, parts=dict.fromkeys(self.weights, 0.0))
+        evidence = replace(evidence, judge=self.judge)
         parts = {}
         for name, part in self._parts.items():
             value = part(evidence)

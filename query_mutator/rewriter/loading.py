@@ -9,7 +9,7 @@ from typing import Any
 
 from query_mutator.data import Split
 from query_mutator.env.task import Task, operator_names
-from query_mutator.llm.backends import backend_for
+from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
 from query_mutator.rewards import NoReward
 from query_mutator.training.background import background_of, check_encoder, warn_of_operators
 from query_mutator.training.policy_file import SavedPolicy
@@ -23,12 +23,15 @@ def acting_settings(settings: SystemSettings, given: Mapping[str, Any]) -> Syste
     """Return the training's settings with those given in place of them, without simulated latency."""
     settings = replace(settings, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     given = dict(given)
+    nowhere: dict[str, Any] = {**dict.fromkeys(ADDRESS_FLAGS), "file_digests": ()}
     if given.get("backend", settings.backend) != settings.backend:  # addresses and models do not fit another backend
-        settings = replace(settings, ollama_url=None, openai_url=None, target_model=None, mutator_model=None)
-    for flag in ("ollama_url", "openai_url"):
+        settings = replace(settings, **nowhere, target_model=None, mutator_model=None)
+    for flag in ADDRESS_FLAGS:
         if flag in given:
-            settings = replace(settings, ollama_url=None, openai_url=None)
+            settings = replace(settings, **nowhere)
             given.setdefault("backend", backend_for(flag, backend=settings.backend))
+            if BACKENDS.get(given["backend"]).runs_files:
+                settings = replace(settings, target_model=None, mutator_model=None)
     return replace(settings, **given)
 
 

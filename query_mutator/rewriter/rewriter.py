@@ -59,11 +59,11 @@ class Rewriter:
     ) -> Self:
         """Return the policy of a run folder, a `.pt` or a `.qm` file, with models, by default those of its training.
 
-        `settings` are fields of SystemSettings: `ollama_url`, `openai_url`, `backend`, `target_model`, `mutator_model`,
-        `batch_size` (calls in flight), `timeout_s` and others. `plugins` are files in place of those of the same name
-        in training; `call_price` is what the policy is told a call costs. Nothing is cached on disk, and a server that
-        is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises CheckpointError, EncoderError,
-        UsageError or BackendError with one line that says what to do.
+        `settings` are fields of SystemSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
+        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are files in place of those
+        of the same name in training; `call_price` is what the policy is told a call costs. Nothing is cached on disk,
+        and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
+        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do.
         """
         for name in settings:
             check_known("setting", name, [field.name for field in fields(SystemSettings)])

@@ -16,6 +16,13 @@ from query_mutator.llm.stack import CallTotals, ClientStack
 if TYPE_CHECKING:
     from query_mutator.cli.bar import FittingBar
 
+#: What `add_steps` reads of an episode's final info -> its metric key.
+EPISODE_FIGURES = {
+    "episode_return": "charts/episodic_return",
+    "episode_length": "charts/episodic_length",
+    "success": "charts/success",
+    "baseline_success": "charts/baseline_success",
+}
 _FIGURES = ("valid", "return", "rate", "share", "failed")
 _SETTLED_S = 2.0  # after a row, the rates of a shorter time say nothing
 
@@ -62,13 +69,7 @@ class RunLog:
         if ended.any():
             final = infos["final_info"]
             self._episodes += [
-                {
-                    "charts/episodic_return": float(final["episode_return"][env]),
-                    "charts/episodic_length": float(final["episode_length"][env]),
-                    "charts/success": float(final["success"][env]),
-                    "charts/baseline_success": float(final["baseline_success"][env]),
-                }
-                for env in np.flatnonzero(ended)
+                {key: float(final[name][env]) for name, key in EPISODE_FIGURES.items()} for env in np.flatnonzero(ended)
             ]
         if self._bar is not None:
             self._bar.update(len(ended))

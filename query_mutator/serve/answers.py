@@ -16,20 +16,18 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx2
-import orjson
-
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.rewards import is_not_sure, is_refusal
 from query_mutator.rewriter import Limits
-from query_mutator.serve.app import Reply
+from query_mutator.serve.contract import Reply
 from query_mutator.serve.eligibility import MAX_QUESTION_TOKENS, skip_reason
 from query_mutator.serve.episodes import Episodes, Rewritten
-from query_mutator.serve.replies import STREAM_TYPES, LineReader, as_stream, parsed, renamed, text_of, with_fields
+from query_mutator.serve.replies import STREAM_TYPES, as_stream, parsed, read_lines, renamed, text_of, with_fields
 from query_mutator.serve.requests import ChatCall
 from query_mutator.serve.shadow import Sent, Shadow
 from query_mutator.serve.status import Status
-from query_mutator.serve.upstream import Header, Upstream, UpstreamGone, end_to_end
+from query_mutator.serve.upstream import Header, Response, end_to_end, read_object
+from query_mutator.serve.upstreams import Upstreams
 from query_mutator.types import Completion
 
 __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
@@ -113,7 +111,7 @@ class PolicyAnswerer:
     """Answers requests to virtual models with a policy."""
 
     def __init__(
-        self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
+        self, upstream: Upstreams, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
     ) -> None:
         self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
         self._shadow = shadow
@@ -178,10 +176,10 @@ class PolicyAnswerer:
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, request.call.body)
             if request.call.streams:
-                lines = _lines(response)
+                lines = read_lines(response)
                 held, text = await _opening(lines, request.call)
             else:
-                reply = await _whole(response)
+                reply = await read_object(response)
                 text = text_of(request.call.api, reply)
             if not request.rules.is_bad(text):
                 request.decision, request.question = "kept", question
@@ -198,7 +196,7 @@ class PolicyAnswerer:
             if wording not in texts:
                 async with AsyncExitStack() as stack:
                     body = request.call.asking(wording, stream=False)
-                    replies[wording] = await _whole(await self._open(stack, request, body))
+                    replies[wording] = await read_object(await self._open(stack, request, body))
                 texts[wording] = text_of(request.call.api, replies[wording])
             return Completion(text=texts[wording])
 
@@ -223,7 +221,7 @@ class PolicyAnswerer:
 
     # --- calls and replies -----------------------------------------------------------------------------------------
 
-    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> httpx2.Response:
+    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> Response:
         """Send a request of the client's form to the upstream, which `stack` closes."""
         await stack.enter_async_context(self._status.queue.place(request.call.upstream_model))
         request.calls += 1
@@ -236,19 +234,19 @@ class PolicyAnswerer:
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, body)
             if request.call.streams:
-                return self._streamed(request, response, [], _lines(response), stack.pop_all())
-            return self._finished(request, await _whole(response))
+                return self._streamed(request, response, [], read_lines(response), stack.pop_all())
+            return self._finished(request, await read_object(response))
 
     def _streamed(
         self,
         request: _Request,
-        response: httpx2.Response,
+        response: Response,
         held: Iterable[bytes],
         lines: AsyncIterator[bytes],
         stack: AsyncExitStack,
     ) -> Reply:
         """Return the reply of lines held back and those that follow, under the client's model name."""
-        kept, model = end_to_end(response.headers.raw, without=(b"content-length",)), request.call.model
+        kept, model = end_to_end(response.headers, without=(b"content-length",)), request.call.model
 
         async def body() -> AsyncIterator[bytes]:
             async with stack:
@@ -279,26 +277,6 @@ def _named(headers: Iterable[Header]) -> dict[str, str]:
 async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
-
-
-async def _whole(response: httpx2.Response) -> Json:
-    try:
-        reply = orjson.loads(await response.aread())
-    except ValueError:
-        reply = None
-    if not isinstance(reply, dict):
-        raise UpstreamGone(f"{response.url}: the reply is not a JSON object")
-    return reply
-
-
-async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream as they arrive, each with its end."""
-    reader = LineReader()
-    async for chunk in response.aiter_raw():
-        for line in reader.lines(chunk):
-            yield line
-    if rest := reader.rest():
-        yield rest
 
 
 async def _opening(lines: AsyncIterator[bytes], call: ChatCall) -> tuple[list[bytes], str]:

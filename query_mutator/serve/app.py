@@ -5,20 +5,33 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import quote
 
 import orjson
 
 from query_mutator.embedded.access import Access
-from query_mutator.serve.models import LISTS, add_virtual, writes_text
-from query_mutator.serve.requests import CHAT_PATHS, ChatCall, is_virtual, read_call, upstream_name, virtual_name
+from query_mutator.serve.contract import Answerer, ClientLimits, Reply
+from query_mutator.serve.models import LISTS, merged_list
+from query_mutator.serve.replies import parsed, read_lines, renamed
+from query_mutator.serve.requests import (
+    ANYWHERE_PATHS,
+    CHAT_PATHS,
+    MODEL_PATHS,
+    is_virtual,
+    model_of,
+    read_call,
+    upstream_body,
+    upstream_name,
+    virtual_name,
+)  # fmt: skip
 from query_mutator.serve.status import Status
-from query_mutator.serve.upstream import Header, Upstream, UpstreamError, UpstreamGone, end_to_end
+from query_mutator.serve.upstream import Header, UpstreamError, UpstreamGone, end_to_end
+from query_mutator.serve.upstreams import Upstreams
 
-__all__ = ["Answerer", "ClientLimits", "ProxyApp", "Reply"]
+__all__ = ["ProxyApp"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,39 +47,7 @@ _POLICY: Header = (
 )
 _OWN = ("/metrics", "/healthz", "/qm/queue", "/qm/rewrite")
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
-#: How the suffix of a virtual model may be spelled in JSON; some encoders escape the sign.
-_SUFFIXES = (b"+qm", b"\\u002bqm", b"\\u002Bqm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientLimits:
-    """What one client may take."""
-
-    body_bytes: int = 64_000_000  # of a request that is read whole; uploads of models are forwarded as they come
-    requests: int = 1_000  # at once
-    drain_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The beginning of a reply, and the body as it arrives."""
-
-    status: int
-    headers: list[Header]
-    body: AsyncIterator[bytes]
-
-
-class Answerer(Protocol):
-    """Answers requests to virtual models."""
-
-    async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
-        """Return the reply; UpstreamError and UpstreamGone are the app's to report."""
-
-    async def rewrite(self, call: ChatCall, headers: list[Header]) -> dict[str, Any]:
-        """Return what would be asked in the place of the call's question, without asking it."""
-
-    async def close(self) -> None:
-        """Stop what runs in the background."""
+_ONE_MODEL = "/v1/models/"
 
 
 class _TooLarge(Exception):
@@ -78,7 +59,7 @@ class ProxyApp:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: Upstreams,
         answerer: Answerer,
         status: Status,
         *,
@@ -204,11 +185,11 @@ class _Exchange:
         if self._method == "GET" and self._path in LISTS:
             await self._list()
         elif self._method == "POST" and self._path == "/qm/rewrite":
-            await self._rewrite(_json(await self._body()))
+            await self._rewrite(parsed(await self._body()))
+        elif self._method == "GET" and self._path.startswith(_ONE_MODEL):
+            await self._one_model(self._path.removeprefix(_ONE_MODEL))
         elif (
-            self._method == "POST"
-            and self._path.startswith(("/api/", "/v1/"))
-            and not self._path.startswith("/api/blobs/")
+            self._method in ("POST", "DELETE") and self._path.startswith(_APIS) and not self._path.startswith(_UPLOADS)
         ):
             await self._post(await self._body())
         elif any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers):
@@ -219,16 +200,28 @@ class _Exchange:
 
     async def _post(self, content: bytes) -> None:
         """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
-        body = _json(content) if any(suffix in content for suffix in _SUFFIXES) else None
+        body = parsed(content)
         call = read_call(self._path, body)
         if call is not None:
-            reply = await self._app.answerer.answer(call, self._forwarded(), self._path)
-            await self._stream(reply)
+            await self._stream(await self._app.answerer.answer(call, self._forwarded(), self._path))
             return
-        if isinstance(body, dict):
-            renamed = {name: upstream_name(body[name]) for name in ("model", "name") if is_virtual(body.get(name))}
-            content = orjson.dumps({**body, **renamed}) if renamed else content
-        await self._forward(content)
+        model = model_of(body)
+        if isinstance(body, dict) and is_virtual(model):
+            await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(str(model)), alias=model)
+        else:
+            await self._forward(content, model=model)
+
+    async def _one_model(self, name: str) -> None:
+        """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
+        target = _ONE_MODEL.encode() + quote(upstream_name(name), safe="/:").encode()
+        sending = self._app.upstream.send("GET", target, self._without_coding(), None, model=upstream_name(name))
+        async with sending as response:
+            content, body = await response.aread(), None
+            if is_virtual(name) and response.status_code == 200:
+                body = parsed(content)
+            if isinstance(body, dict):
+                content = orjson.dumps({**body, "id": name})
+            await self._whole(response.status_code, content, *end_to_end(response.headers))
 
     async def _rewrite(self, body: object) -> None:
         messages = body.get("messages") if isinstance(body, dict) else None
@@ -239,26 +232,31 @@ class _Exchange:
         await self._whole(200, orjson.dumps(await self._app.answerer.rewrite(call, self._headers)), _JSON_TYPE)
 
     async def _list(self) -> None:
-        """Forward a list of models with the virtual ones in it."""
-        async with self._app.upstream.send("GET", self._target, self._without_coding(), None) as response:
-            content = await response.aread()
-            body = _json(content) if response.status_code == 200 else None
-            if isinstance(body, dict):
-                content = orjson.dumps(add_virtual(self._path, body, writes_text=writes_text))
-            await self._whole(
-                response.status_code, content, *end_to_end(response.headers.raw, without=(b"content-length",))
-            )
+        """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
+        replies = await self._app.upstream.lists(self._target, self._without_coding())
+        response, content = next((each for each in replies if each[0].is_ok), replies[0])
+        content = merged_list(self._path, [found for each, found in replies if each.is_ok]) or content
+        await self._whole(response.status_code, content, *end_to_end(response.headers))
 
-    async def _forward(self, content: AsyncIterator[bytes] | bytes | None) -> None:
-        """Forward a request and its reply as they are."""
-        headers = self._forwarded()
+    async def _forward(
+        self, content: AsyncIterator[bytes] | bytes | None, *, model: str | None = None, alias: str | None = None
+    ) -> None:
+        """Forward a request and its reply as they are; with `alias` in the place of the model's name in the reply."""
+        headers = self._forwarded() if alias is None else self._without_coding()
         if isinstance(content, bytes):
             headers = [pair for pair in headers if pair[0] != b"content-length"]
-        async with self._app.upstream.send(self._method, self._target, headers, content) as response:
-            chunks = response.aiter_raw()
-            await self._stream(
-                Reply(status=response.status_code, headers=end_to_end(response.headers.raw), body=chunks)
-            )
+        async with AsyncExitStack() as stack:
+            if model is not None and self._path in MODEL_PATHS:
+                await stack.enter_async_context(self._app.status.queue.place(model))
+            where = None if self._path in ANYWHERE_PATHS else model
+            sending = self._app.upstream.send(self._method, self._target, headers, content, model=where)
+            response = await stack.enter_async_context(sending)
+            kept = end_to_end(response.headers)
+            chunks: AsyncIterator[bytes] = response.aiter_raw()
+            if alias is not None:
+                kept = end_to_end(kept, without=(b"content-length",))
+                chunks = _under(alias, read_lines(response))
+            await self._stream(Reply(status=response.status_code, headers=kept, body=chunks))
 
     def _forwarded(self) -> list[Header]:
         """Return the client's headers, without the proxy's own key."""
@@ -318,11 +316,9 @@ class _Exchange:
         )
 
 
-def _json(content: bytes) -> object:
-    try:
-        return orjson.loads(content)
-    except ValueError:
-        return None
+async def _under(alias: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for line in lines:
+        yield renamed(line, alias)
 
 
 def _route(path: str) -> str:

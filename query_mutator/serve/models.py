@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
+from query_mutator.serve.replies import parsed
 from query_mutator.serve.requests import virtual_name
 
-__all__ = ["LISTS", "add_virtual", "writes_text"]
+__all__ = ["LISTS", "add_virtual", "merged_list", "writes_text"]
 
 Json = dict[str, Any]
 
@@ -18,6 +21,24 @@ LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "/api/ps": ("models", ("name", "model")),
     "/v1/models": ("data", ("id",)),
 }
+
+
+def merged_list(path: str, contents: Sequence[bytes]) -> bytes | None:
+    """Return the lists of several servers as one, with virtual models; None if none of the contents is a list.
+
+    A model that several servers have is listed once.
+    """
+    replies = [reply for content in contents if (reply := parsed(content)) is not None]
+    if not replies:
+        return None
+    field, names = LISTS[path]
+    rows: dict[str, Json] = {}
+    for reply in replies:
+        for row in reply.get(field) or ():
+            if isinstance(row, dict):
+                rows.setdefault(str(row.get(names[0])), row)
+    merged = replies[0] if len(replies) == 1 else {**replies[0], field: [*rows.values()]}
+    return orjson.dumps(add_virtual(path, merged, writes_text=writes_text))
 
 
 def add_virtual(path: str, reply: Json, *, writes_text: Callable[[Json], bool]) -> Json:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import orjson
 
 from query_mutator.serve.requests import Api, ChatCall
+from query_mutator.serve.upstream import Response
 
-__all__ = ["STREAM_TYPES", "LineReader", "as_stream", "renamed", "text_of", "tokens_of", "with_fields"]
+__all__ = ["STREAM_TYPES", "LineReader", "as_stream", "read_lines", "renamed", "text_of", "tokens_of", "with_fields"]
 
 Json = dict[str, Any]
 
@@ -56,6 +57,16 @@ class LineReader:
         return self._rest
 
 
+async def read_lines(response: Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream as they arrive, each with its end."""
+    reader = LineReader()
+    async for chunk in response.aiter_raw():
+        for line in reader.lines(chunk):
+            yield line
+    if rest := reader.rest():
+        yield rest
+
+
 def parsed(line: bytes) -> Json | None:
     """Return the JSON object in a line of a stream, None for blank lines, comments and `[DONE]`."""
     line = line.strip()
@@ -69,10 +80,12 @@ def parsed(line: bytes) -> Json | None:
 def renamed(line: bytes, model: str) -> bytes:
     """Return a line with the client's model name in the place of the upstream's."""
     found = parsed(line)
-    if found is None or "model" not in found:
+    inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
+    if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
         return line
     prefix = b"data: " if line.lstrip().startswith(_DATA) else b""
-    return prefix + orjson.dumps({**found, "model": model}) + b"\n"
+    named = {"model": model} if "model" in found else {"response": {**found["response"], "model": model}}
+    return prefix + orjson.dumps({**found, **named}) + b"\n"
 
 
 def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from query_mutator.llm.ollama import with_tag
 
-__all__ = ["CHAT_PATHS", "SUFFIX", "ChatCall", "is_virtual", "read_call", "upstream_name", "virtual_name"]
+__all__ = [
+    "ANYWHERE_PATHS", "CHAT_PATHS", "MODEL_PATHS", "SUFFIX", "ChatCall", "is_virtual", "model_of", "read_call",
+    "upstream_body", "upstream_name", "virtual_name",
+]  # fmt: skip
 
 Json = dict[str, Any]
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
@@ -19,6 +22,13 @@ CHAT_PATHS: Mapping[str, Api] = {
     "/api/generate": "ollama_generate",
     "/v1/chat/completions": "openai_chat",
 }
+#: What else runs a model; its calls count in the queue.
+MODEL_PATHS = frozenset({
+    *CHAT_PATHS, "/api/embed", "/api/embeddings", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
+})  # fmt: skip
+#: What names a model that need not exist yet.
+ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
+_NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
 #: Fields that a request with a plain question does not have, per API.
 _SPECIAL: Mapping[str, tuple[str, ...]] = {
     "ollama_chat": ("tools", "format", "logprobs"),
@@ -40,6 +50,17 @@ def upstream_name(model: str) -> str:
 def virtual_name(model: str) -> str:
     """Return the name under which an upstream model is rewritten."""
     return model + SUFFIX
+
+
+def model_of(body: object) -> str | None:
+    """Return the model that a request names, None if it names none."""
+    found = (body.get(name) for name in _NAMES) if isinstance(body, dict) else ()
+    return next((model for model in found if isinstance(model, str) and model), None)
+
+
+def upstream_body(body: Json) -> Json:
+    """Return a request with the upstream's names of its models."""
+    return {**body, **{name: upstream_name(body[name]) for name in _NAMES if is_virtual(body.get(name))}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

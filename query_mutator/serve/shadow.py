@@ -30,7 +30,8 @@ from query_mutator.serve.queue import NoSlotError
 from query_mutator.serve.replies import LineReader, parsed, text_of, tokens_of
 from query_mutator.serve.requests import ChatCall
 from query_mutator.serve.status import Status
-from query_mutator.serve.upstream import Header, Upstream, UpstreamError, UpstreamGone
+from query_mutator.serve.upstream import Header, UpstreamError, UpstreamGone
+from query_mutator.serve.upstreams import Upstreams
 from query_mutator.types import Completion
 
 __all__ = ["OtherWay", "Sent", "Shadow"]
@@ -83,7 +84,7 @@ class Pair:
 class OtherWay:
     """Asks the way that was not sent, on spare slots."""
 
-    def __init__(self, upstream: Upstream, episodes: Episodes, status: Status, limits: Limits) -> None:
+    def __init__(self, upstream: Upstreams, episodes: Episodes, status: Status, limits: Limits) -> None:
         self._upstream, self._episodes, self._queue, self._limits = upstream, episodes, status.queue, limits
 
     async def pair(self, sent: Sent, answer: Answer) -> Pair:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
+import aiohttp
 import orjson
+from aiohttp.http import HttpProcessingError
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from yarl import URL
 
-__all__ = ["Upstream", "UpstreamError", "UpstreamGone", "end_to_end"]
+__all__ = [
+    "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers", "read_object", "success",
+]  # fmt: skip
 
 Header = tuple[bytes, bytes]
 #: Headers of one connection (RFC 9110, 7.6.1), which a proxy does not forward.
@@ -17,11 +23,18 @@ _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-_JSON_HEADERS = {"content-type": "application/json"}
+_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_MAX_HEADER_BYTES = 64 * 1024
+_PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
 
 
 class UpstreamGone(Exception):
-    """The upstream could not be reached, or closed the connection before its reply was complete."""
+    """The upstream could not be reached (`is_unreached`), or closed the connection before its reply was complete."""
+
+    def __init__(self, message: str, *, is_unreached: bool = False) -> None:
+        super().__init__(message)
+        self.is_unreached = is_unreached
 
 
 class UpstreamError(Exception):
@@ -32,77 +45,118 @@ class UpstreamError(Exception):
         self.status, self.headers, self.body = status, headers, body
 
 
+class Response:
+    """The upstream's reply: status and headers, and the body as it arrives or whole."""
+
+    def __init__(self, reply: aiohttp.ClientResponse, upstream: str) -> None:
+        self._reply, self._upstream = reply, upstream
+        self.url = str(reply.url)
+        self.status_code = reply.status
+        self.headers: list[Header] = list(reply.raw_headers)
+
+    @property
+    def is_ok(self) -> bool:
+        """Return whether the status is 200."""
+        return self.status_code == 200
+
+    async def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Yield the body's bytes on arrival; UpstreamGone if the connection ends before the body does."""
+        try:
+            async for chunk in self._reply.content.iter_any():
+                yield chunk
+        except _ERRORS as error:
+            raise UpstreamGone(f"{self._upstream}: {_named(error)}") from error
+
+    async def aread(self) -> bytes:
+        """Return the whole body; UpstreamGone as above."""
+        return b"".join([chunk async for chunk in self.aiter_raw()])
+
+
 class Upstream:
-    """One model server. `token` is the key it expects, if the client sends none of its own."""
+    """One model server; `headers` are sent where the client has none of these names, as the key the server expects."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         self._own = {name.lower(): value for name, value in (headers or {}).items()}
-        self._client = httpx2.AsyncClient(
-            base_url=self.url,
-            timeout=httpx2.Timeout(timeout_s, connect=10.0),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=30.0),
-            trust_env=False,  # a proxy of the environment is for the internet, not for this server
-        )
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
+        if self._session is None:
+            context = ssl.create_default_context()
+            context.load_verify_locations(DEFAULT_CA_BUNDLE_PATH)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ssl=context),
+                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
+                cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+                auto_decompress=False,
+                max_line_size=_MAX_HEADER_BYTES,
+                max_field_size=_MAX_HEADER_BYTES,
+            )
+        return self._session
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     @asynccontextmanager
     async def send(
         self, method: str, target: bytes, headers: Iterable[Header], content: AsyncIterator[bytes] | bytes | None
-    ) -> AsyncIterator[httpx2.Response]:
+    ) -> AsyncIterator[Response]:
         """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
 
         UpstreamGone if there is no reply.
         """
+        headers = list(headers)
         sent = [*end_to_end(headers, without=(b"host",)), *self._missing(headers)]
-        path, _, query = target.partition(b"?")
-        url = self._client.base_url.copy_with(
-            raw_path=self._client.base_url.raw_path.rstrip(b"/") + path + (b"?" + query if query else b"")
-        )
-        request = httpx2.Request(
-            method, url, headers=sent, content=content, extensions={"timeout": self._client.timeout.as_dict()}
-        )
+        if isinstance(content, bytes) and len(content) > _PIECE_BYTES:
+            sent.append((b"Content-Length", str(len(content)).encode()))
+            content = _pieces(content)
         try:
-            response = await self._client.send(request, stream=True)
-        except (httpx2.HTTPError, OSError) as error:
-            raise UpstreamGone(f"{self.url}: {_named(error)}") from error
+            reply = await self._opened().request(
+                method,
+                URL(self.url + target.decode("latin-1"), encoded=True),
+                headers=[(name.decode("latin-1"), _text(value)) for name, value in sent],
+                data=content,
+                allow_redirects=False,
+            )
+        except _ERRORS as error:
+            raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
         try:
-            yield response
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise UpstreamGone(f"{self.url}: {_named(error)}") from error
+            yield Response(reply, self.url)
         finally:
-            await response.aclose()
-
-    @asynccontextmanager
-    async def post(
-        self, path: str, body: Mapping[str, Any], headers: Iterable[Header]
-    ) -> AsyncIterator[httpx2.Response]:
-        """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error."""
-        kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
-        ours = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
-        async with self.send("POST", path.encode(), [*kept, *ours], orjson.dumps(body)) as response:
-            if response.status_code != 200:
-                raise UpstreamError(response.status_code, end_to_end(response.headers.raw), await response.aread())
-            yield response
-
-    async def post_json(self, path: str, body: Mapping[str, Any], headers: Iterable[Header]) -> dict[str, Any]:
-        """Return the whole JSON reply; UpstreamGone if it is not a JSON object."""
-        async with self.post(path, body, headers) as response:
-            data = await response.aread()
-        try:
-            reply = orjson.loads(data)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise UpstreamGone(f"{self.url}{path}: the reply is not a JSON object")
-        return reply
+            reply.close()
 
     def _missing(self, headers: Iterable[Header]) -> list[Header]:
         given = {name.lower() for name, _ in headers}
         return [(name.encode(), value.encode()) for name, value in self._own.items() if name.encode() not in given]
+
+
+def json_headers(headers: Iterable[Header]) -> list[Header]:
+    """Return a client's headers for a JSON body of the proxy, whose reply it reads."""
+    kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
+    return [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
+
+
+async def success(response: Response) -> Response:
+    """Return a reply of status 200; UpstreamError for another."""
+    if not response.is_ok:
+        raise UpstreamError(response.status_code, end_to_end(response.headers), await response.aread())
+    return response
+
+
+async def read_object(response: Response) -> dict[str, Any]:
+    """Return the JSON object of a whole reply; UpstreamGone for anything else."""
+    try:
+        reply = orjson.loads(await response.aread())
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise UpstreamGone(f"{response.url}: the reply is not a JSON object")
+    return reply
 
 
 def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> list[Header]:
@@ -117,3 +171,16 @@ def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> l
 
 def _named(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+def _text(value: bytes) -> str:
+    """Return a header's value such that it is sent as the same bytes: as UTF-8, and Latin-1 is not valid UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]

@@ -12,10 +12,11 @@ from query_mutator.analysis.spec import Reducer
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import FIGURE, Output, OutputFlags
 
-__all__ = ["EngineFlags", "SweepFlags"]
+__all__ = ["EngineFlags", "SweepFlags", "is_sweep"]
 
 
-def _is_sweep(path: Path) -> bool:
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is that of a sweep, or of an evaluation of several models."""
     return (path / "sweep.json").is_file()
 
 
@@ -86,7 +87,7 @@ class SweepFlags(EngineFlags):
     share most of their environments and are not independent repeats."""
     timeout_min: float | None = None
     """Minutes after which a trial is killed and counted as failed."""
-    dir: Annotated[str, arg(name="out", aliases=["--dir"]), Output(_is_sweep, is_folder=True, resumes=True)] = (
+    dir: Annotated[str, arg(name="out", aliases=["--dir"]), Output(is_sweep, is_folder=True, resumes=True)] = (
         "sweeps/sweep"
     )
     """Folder of the sweep; the trials write under it."""

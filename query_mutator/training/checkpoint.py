@@ -12,6 +12,7 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import operator_names
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
+from query_mutator.llm.backends import ADDRESS_FLAGS
 from query_mutator.plugins import load_plugins, warn_of_changes
 from query_mutator.runs.run_dir import newest_checkpoint, steps_of
 from query_mutator.training.system import System, SystemSettings, TaskSettings
@@ -143,12 +144,12 @@ def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def settled(system: System) -> SystemSettings:
     """Return the settings of a running system with its choices filled in, so that it can be started again."""
-    addresses = system.choice.addresses
+    addresses: dict[str, Any] = {**dict.fromkeys(ADDRESS_FLAGS), **system.choice.addresses}
     return replace(
         system.settings,
         backend=system.choice.kind,
-        ollama_url=addresses.get("ollama_url"),
-        openai_url=addresses.get("openai_url"),
+        file_digests=system.calls.servers[0].file_digests(),
+        **addresses,
         target_model=system.target_model,
         mutator_model=system.mutator_model,
     )

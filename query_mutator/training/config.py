@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +20,9 @@ from query_mutator.plugins import absolute, load_plugins
 from query_mutator.runs.run_dir import check_name
 from query_mutator.runs.tracking import TrackFlags, check_trackers
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
+from query_mutator.training.judging import rubric_text
 from query_mutator.training.learners import LEARNERS, SEARCH
+from query_mutator.training.workers import WorkerFlags, check_workers
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 PROG = "train_query_mutator.py"
@@ -95,6 +98,13 @@ class QuestionFlags:
     """Subject of the questions, for the operators that mention it."""
     reward: str = ""
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
+    judge_model: str | None = None
+    """Model of the reward part judge; another one than the model that answers."""
+    judge_rubric: str = ""
+    """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
+    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
+    """How the judge says yes or no: JSON of a schema, probabilities of the first token, its first word; auto asks the
+    server once."""
     max_asks: int | None = None
     """Most questions to the target in an episode with --ask policy; 1: it rewrites without seeing any answer."""
     call_price: tuple[float, ...] = (CALL_PRICE,)
@@ -105,6 +115,10 @@ class QuestionFlags:
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
     encoder_max_tokens: int | None = None
     """Tokens of a text that the sentence encoder reads; by default as many as the model allows."""
+
+    def keep_rubric(self) -> None:
+        """Replace the name of the rubric's file by its text, which a resumed run and an evaluation read again."""
+        object.__setattr__(self, "judge_rubric", rubric_text(self.judge_rubric))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +141,13 @@ class ModelFlags:
     """The models that rewrite and answer, and the servers that run them."""
 
     backend: str = AUTO
-    """Which model server: auto, embedded, ollama, openai, a plugin's; auto uses Ollama if it answers, else embedded."""
+    """Server: auto, embedded, ollama, openai, llama, a plugin's; auto uses Ollama if it answers, else embedded."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
     allow_mixed: bool = False
     """Allow several servers to have different weights under one model's name."""
     target_model: str | None = None
@@ -145,7 +161,7 @@ class ModelFlags:
     temperature: float = 0.0
     """Sampling temperature of both models."""
     num_ctx: int | None = None
-    """Context length, by default the server's. Sent to Ollama; other servers have what they were started with."""
+    """Context length, by default the server's. Sent to Ollama, set with --gguf; other servers have their own."""
     keep_alive: str = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
     latency_ms: float = 0.0
@@ -197,6 +213,7 @@ class TrainConfig(
     EpisodeFlags,
     ModelFlags,
     CallFlags,
+    WorkerFlags,
     PPOConfig,
     CollectorFlags,
     BanditFlags,
@@ -210,7 +227,7 @@ class TrainConfig(
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "num_env_steps", "num_processes", "num_steps", "batch_size", "backend", "ollama_url", "target_model",
+        "num_env_steps", "num_processes", "num_steps", "batch_size", "backend", "ollama_url", "gguf", "target_model",
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
 
@@ -221,9 +238,11 @@ class TrainConfig(
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
+        object.__setattr__(self, "gguf", tuple(os.path.abspath(os.path.expanduser(file)) for file in self.gguf))
         load_plugins(self.plugin)  # first: they may register what other flags name
         for learner in (IQNFlags, PPOConfig):  # the first checks the bounds of all fields
             learner.__post_init__(self)
+        self.keep_rubric()
         check_backend(self.backend)
         check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
         if self.latency_ms and self.running_speed:
@@ -252,6 +271,7 @@ class TrainConfig(
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
                 "see --sync-every"
             )
+        check_workers(self, on_policy=learner.on_policy)
 
     @property
     def teacher_rollouts(self) -> int:

@@ -20,6 +20,7 @@ class Estimate:
     num_train: int
     num_validation: int
     num_test: int
+    asking: int = 0  # parts of the reward that ask a model about each answer
     comparison_calls: int  # of the final comparison with the baselines, at most
 
     @property
@@ -30,12 +31,16 @@ class Estimate:
 
     @property
     def calls(self) -> int:
-        """Return the calls for training: one per rewrite, one per ask, and one answer at an end of every episode."""
+        """Return the calls for training: one per rewrite, one per ask, and one answer at an end of every episode.
+
+        A judge is asked about every answer.
+        """
         asks = self.config.ask == "policy"
         operators = self.num_actions - len(controls(self.config.ask))
         calls = (operators + 1 if asks else 2 * operators) / self.num_actions
         episodes = self.config.total_steps / self.episode_steps + self.config.num_processes
-        return math.ceil(calls * self.config.total_steps + episodes)
+        answers = (1 if asks else operators) / self.num_actions * self.config.total_steps + episodes
+        return math.ceil(calls * self.config.total_steps + episodes + self.asking * answers)
 
     @property
     def gradient_steps(self) -> int:

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.encoder import CachedEncoder, Encoder
+from query_mutator.encoder.remote import RemoteEncoder
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors
@@ -61,6 +63,18 @@ class Journal:
             self._rows: JsonLines | None = self._read(since)
         if not self._replies:
             self._replies = None
+
+    @classmethod
+    def continued(cls, folder: Path, *, since: int, on_replay: Callable[[Completion], None]) -> Journal:
+        """Return the journal of a writer that may have ended before it started the file of `since`.
+
+        That file then continues the newest one before.
+        """
+        before = [step for step in _steps_in(folder) if step <= since]
+        journal = cls(folder, since=before[-1] if before else since, on_replay=on_replay)
+        if before and before[-1] < since:
+            journal.start(since)
+        return journal
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -149,7 +163,7 @@ class Journal:
     def drop_before(self, env_steps: int) -> None:
         """Remove the entries from before the oldest checkpoint that may be resumed."""
         with disk_errors(self._folder):
-            for step in self._steps():
+            for step in _steps_in(self._folder):
                 if step < env_steps:
                     self._segment(step).unlink(missing_ok=True)
 
@@ -159,10 +173,6 @@ class Journal:
             rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
-
-    def _steps(self) -> list[int]:
-        found = (_SEGMENT.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
 
     def _segment(self, step: int) -> Path:
         return self._folder / f"step_{step}.jsonl"
@@ -183,7 +193,7 @@ class Journal:
 
         Entries after a gap belong to another course of the run; their files are removed once all is read.
         """
-        later = [step for step in self._steps() if step >= since]
+        later = [step for step in _steps_in(self._folder) if step >= since]
         current, before, crc, end = since, 0, 0, None
         is_whole = later[:1] == [since]
         if later and not is_whole:
@@ -232,6 +242,20 @@ class Journal:
     def _keep_reply(self, sha256: str, attempt: int, completion: Completion) -> None:
         if self._replies is not None and completion.ok:
             self._replies[sha256, attempt] = completion
+
+
+def _steps_in(folder: Path) -> list[int]:
+    """Return the steps of the files in a journal's folder, in order."""
+    found = (_SEGMENT.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
+    """Journal embeddings made by a server before they are used, and load those of the journal."""
+    if isinstance(encoder, CachedEncoder) and isinstance(encoder.inner, RemoteEncoder):
+        if journal.vectors:
+            encoder.put(list(journal.vectors), np.stack(list(journal.vectors.values())))
+        encoder.inner.on_encoded = journal.write_vectors
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,10 @@ from query_mutator.env.steps import FloatArray, Steps
 if TYPE_CHECKING:
     from query_mutator.training.config import TrainConfig
 
-__all__ = ["BaseLearner", "InferencePolicy", "Learner", "LearnerSpec", "Weights"]
+__all__ = [
+    "BaseLearner", "InferencePolicy", "Learner", "LearnerSpec", "OnPolicyLearner", "RolloutLearner", "RolloutPolicy",
+    "Weights",
+]  # fmt: skip
 
 Weights = dict[str, NDArray[Any]]
 
@@ -89,6 +92,42 @@ class Learner(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; raise ValueError for a state of other sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPolicy:
+    """What chooses the actions of a rollout: a policy that is frozen meanwhile, and the environments' streams [N]."""
+
+    policy: InferencePolicy
+    rngs: Sequence[np.random.Generator]  # their states are the learner's, which draws from them too
+    version: int
+    greedy: bool = False  # draws nothing
+
+
+class RolloutLearner(Protocol):
+    """The part of a learner that a rollout needs."""
+
+    @property
+    def version(self) -> int:
+        """Return the version of the acting weights."""
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return actions [n] in environments `env_ids` for observations [n, D]."""
+
+    def observe(self, steps: Steps) -> None:
+        """Store finished steps, at most one per environment."""
+
+    def update(self) -> dict[str, float]:
+        """Learn from the rollout and return its statistics."""
+
+
+@runtime_checkable
+class OnPolicyLearner(Protocol):
+    """A learner whose actions in a rollout can be chosen elsewhere: by workers that have its policy and its streams."""
+
+    @property
+    def rollout_policy(self) -> RolloutPolicy:
+        """Return what `act` uses until the next update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +207,11 @@ class BaseLearner:
     def frozen(self) -> InferencePolicy:
         """Return a copy of the policy for inference."""
         return _Snapshot(self.choose, deepcopy(self.weights))
+
+    @property
+    def rollout_policy(self) -> RolloutPolicy:
+        """Return what `act` uses until the weights change."""
+        return RolloutPolicy(policy=self.frozen, rngs=self.rngs, version=self.version)
 
     @property
     def pending_updates(self) -> int:

@@ -41,8 +41,12 @@ LEARNERS: Registry[LearnerSpec | type[BaseLearner]] = Registry("learner", group=
 
 
 def settings_of(cls: type[S], flags: object, **others: Any) -> S:
-    """Return the settings record `cls`, its fields taken from the flags of the same names, then from `others`."""
-    names = [field.name for field in fields(cls) if field.name not in others]  # type: ignore[arg-type]
+    """Return the settings record `cls`, its fields taken from the flags of the same names, then from `others`.
+
+    Fields marked as recorded are not flags: a run finds their values.
+    """
+    of_flags = [field for field in fields(cls) if "recorded" not in field.metadata]  # type: ignore[arg-type]
+    names = [field.name for field in of_flags if field.name not in others]
     return cls(**{name: getattr(flags, name) for name in names} | others)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from query_mutator.env.infos import rows_of
 from query_mutator.env.steps import FloatArray
-from query_mutator.training.learner import Learner
+from query_mutator.training.learner import RolloutLearner
 from query_mutator.training.loop import ActionJournal, AsyncVectorEnv, OnSteps, Received, make_steps
 
 __all__ = ["OnPolicyLoop"]
@@ -36,7 +36,7 @@ class OnPolicyLoop:
     def __init__(
         self,
         envs: AsyncVectorEnv,
-        learner: Learner,
+        learner: RolloutLearner,
         obs: FloatArray | None,
         *,
         seed: int,

@@ -23,7 +23,7 @@ from ppo.frozen import FrozenPolicy
 from ppo.rollout import RolloutBuffer
 from query_mutator.env.steps import FloatArray, Steps
 from query_mutator.training.hindsight import Relabel
-from query_mutator.training.learner import InferencePolicy
+from query_mutator.training.learner import InferencePolicy, RolloutPolicy
 
 __all__ = ["PPOLearner"]
 
@@ -81,6 +81,14 @@ class PPOLearner:
     def frozen(self) -> FrozenPolicy:
         """Return the acting policy for inference."""
         return self._ppo.frozen
+
+    @property
+    def rollout_policy(self) -> RolloutPolicy:
+        """Return what `act` uses until the next update."""
+        rngs = self._ppo.action_rngs
+        if self._teacher is not None and self._is_taught:
+            return RolloutPolicy(policy=self._teacher, rngs=rngs, version=self.version, greedy=True)
+        return RolloutPolicy(policy=self.frozen, rngs=rngs, version=self.version)
 
     def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
         """Have `teacher` choose the actions of the first `rollouts`, from which the policy learns to imitate it.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
@@ -22,13 +22,15 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.llm.away import DEFAULT_WAIT_S
-from query_mutator.llm.backends import AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
+from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
+from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientSettings, ClientStack, build_client
 from query_mutator.operators import ROUND_TRIP, Operator, local_rewrite
 from query_mutator.rewards import WeightedReward, is_refusal
+from query_mutator.training.judging import make_judge, make_reward
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule, Question
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class SystemSettings(ClientSettings):
     backend: str = AUTO
     ollama_url: str | tuple[str, ...] | None = None
     openai_url: str | tuple[str, ...] | None = None
+    gguf: str | tuple[str, ...] | None = None
+    file_digests: tuple[str, ...] = field(default=(), metadata={"recorded": True})  # that the files of `gguf` must have
     target_model: str | None = None
     mutator_model: str | None = None
     early_stop: bool = False
@@ -115,6 +119,16 @@ def encoder_of(settings: SystemSettings, embed: Embed | None, *, light: bool = F
     )
 
 
+def check_files(servers: Sequence[ModelServer], digests: Sequence[str]) -> None:
+    """Raise a UsageError unless the files of models are those with these digests; without digests any are fine."""
+    for server in servers if digests else ():
+        if tuple(digests) != server.file_digests():
+            raise UsageError(
+                f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier file, or "
+                "name this one with --gguf in a new run or another command"
+            )
+
+
 class System:
     """The models of a run behind one client, and the encoder; a context manager that stops what it started."""
 
@@ -129,11 +143,10 @@ class System:
         try:
             self.choice = resolve_backend(
                 settings.backend,
-                ollama_url=settings.ollama_url,
-                openai_url=settings.openai_url,
                 target_model=settings.target_model,
                 mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
                 embedded_targets=EMBEDDED_TARGETS,
+                **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
             )
             check_open_files(settings, servers=len(self.choice.urls), embedded=self.choice.kind == EMBEDDED)
             self._start()
@@ -176,8 +189,12 @@ class System:
         self.calls = calls = self._build_client()
         self._stack.callback(calls.close)
         self.retry_policy = RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)
-        self.target_model = settings.target_model or EMBEDDED_TARGETS[0]
-        self.mutator_model = settings.mutator_model or default_mutator(self.target_model, embedded=self.embedded)
+        target, mutator = self.choice.default_models or (EMBEDDED_TARGETS[0], None)
+        self.target_model = settings.target_model or target
+        self.mutator_model = (
+            settings.mutator_model or mutator or default_mutator(self.target_model, embedded=self.embedded)
+        )
+        check_files(calls.servers, settings.file_digests)
         calls.require_models([name for name in (self.target_model, self.mutator_model) if not is_local(name)])
         if self.choice.kind != EMBEDDED:
             self.encoder = self._resolve_encoder(calls.embed)
@@ -252,6 +269,9 @@ class TaskSettings:
     operators: str = ""
     domain: str = PYTHON_DOMAIN
     reward: str = ""
+    judge_model: str | None = None
+    judge_rubric: str = ""  # the text
+    judge_form: JudgeForm | Literal["auto"] = "auto"
     max_episode_steps: int = 5
     answer: AnswerRule = "best"
     ask: AskRule = "every_step"
@@ -331,7 +351,7 @@ def make_task(
         known_words=english_words() | vocabulary,
         embedding_dims=settings.embedding_dims,
         projection=projection,
-        reward=reward or make_reward(settings),
+        reward=reward or make_reward(settings, judge=make_judge(system.calls, settings)),
         domain=settings.domain,
         max_episode_steps=settings.max_episode_steps,
         answer=settings.answer,
@@ -340,11 +360,6 @@ def make_task(
         call_price=tuple(settings.call_price),
         skip_unchanged=settings.skip_unchanged,
     )
-
-
-def make_reward(settings: TaskSettings) -> WeightedReward:
-    """Return the reward of `--reward`; UsageError for an unknown part or a weight that is not one."""
-    return WeightedReward.parse(settings.reward) if settings.reward else WeightedReward()
 
 
 def split_dataset(settings: TaskSettings) -> Split:

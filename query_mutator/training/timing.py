@@ -14,7 +14,7 @@ import numpy as np
 
 from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import FloatArray
-from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.learners import settings_of
@@ -28,7 +28,7 @@ TEXTS_PER_STEP = 1.0  # new to the encoder; measured with the embedded assistant
 PROBE_TEXTS = 24
 #: Flags that decide how long a step takes; a run with others says nothing.
 DECISIVE = (
-    "algo", "backend", "ollama_url", "openai_url", "target_model", "mutator_model", "encoder", "device",
+    "algo", "backend", "ollama_url", "openai_url", "gguf", "target_model", "mutator_model", "encoder", "device",
     "deterministic", "batch_size", "use_batching", "num_processes", "latency_ms", "latency_sigma", "running_speed",
     "early_stop", "target_max_tokens", "mutator_max_tokens", "max_episode_steps", "num_ctx",
 )  # fmt: skip
@@ -95,7 +95,8 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
 
 def _call_s(config: TrainConfig) -> tuple[float, str]:
     """Return the seconds of a call and the words for it: the embedded server's time is that of the encoder."""
-    if config.backend not in (AUTO, EMBEDDED) or config.ollama_url or config.openai_url or config.target_model:
+    named = [getattr(config, flag) for flag in (*ADDRESS_FLAGS, "target_model")]
+    if config.backend not in (AUTO, EMBEDDED) or any(named):
         return MODEL_CALL_S, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
     latency = Latency.from_settings(
         latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import shlex
 import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ray.autoscaler._private import util
+from ray.scripts.scripts import start
 
 from query_mutator.cluster.connection import connected
 from query_mutator.errors import UsageError
@@ -57,3 +61,14 @@ def test_without_ray_the_message_says_what_to_install(
         "qm: --engine ray needs the package ray; pip install 'query-mutator[ray]'"
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ray_reads_the_example_of_a_cluster_file() -> None:
+    path = Path(__file__).resolve().parents[2] / "examples" / "ray_cluster.yaml"
+    config = util.prepare_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+    util.validate_config(config)
+    assert config["max_workers"] == len(config["provider"]["worker_ips"]) == 9
+    for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
+        (words,) = [words for words in map(shlex.split, commands) if "start" in words]
+        given = {word.partition("=")[0] for word in words[words.index("start") + 1 :]}
+        assert given <= {name for option in start.params for name in option.opts}

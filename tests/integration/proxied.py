@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,8 @@ from query_mutator.rewriter import Limits as RewriteLimits
 from query_mutator.rewriter import rewrite_flow
 from query_mutator.runs.json_lines import JsonLines
 from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
-from query_mutator.serve.app import ClientLimits, ProxyApp
+from query_mutator.serve.app import ProxyApp
+from query_mutator.serve.contract import ClientLimits
 from query_mutator.serve.episodes import Episodes
 from query_mutator.serve.judge import Judge
 from query_mutator.serve.queue import Queue
@@ -31,6 +32,7 @@ from query_mutator.serve.server import running
 from query_mutator.serve.shadow import OtherWay, Shadow
 from query_mutator.serve.status import Status
 from query_mutator.serve.upstream import Upstream
+from query_mutator.serve.upstreams import Upstreams
 from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.types import Question
 
@@ -69,6 +71,7 @@ def proxy(
     slots: int = 0,
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
+    others: Sequence[str] = (),
     shadow: Path | None = None,
     judge: str | None = None,
 ) -> Iterator[str]:
@@ -77,7 +80,8 @@ def proxy(
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
-    upstream = Upstream(upstream_url, timeout_s=30, headers=upstream_headers)
+    urls = (upstream_url, *others)
+    upstream = Upstreams([Upstream(each, timeout_s=30, headers=upstream_headers) for each in urls])
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
     kept = None
     if shadow is not None:

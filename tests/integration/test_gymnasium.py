@@ -82,6 +82,13 @@ def test_make_gives_an_environment_that_passes_gymnasiums_checker(settings: dict
     env.close()
 
 
+@pytest.mark.parametrize("error", [ValueError, TypeError])  # the latter is what torchrl's GymEnv expects
+def test_an_unknown_keyword_names_the_nearest_one(error: type[Exception]) -> None:
+    for make in (gym.make, partial(gym.make_vec, num_envs=2)):
+        with pytest.raises(error, match=r"unexpected keyword argument 'encodr', did you mean 'encoder'\?; known: "):
+            make(ID, encodr="hash")
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("mode", [SAME_STEP, NEXT_STEP])
 def test_make_vec_of_singles_equals_our_vector_environment(

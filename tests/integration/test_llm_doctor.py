@@ -54,6 +54,12 @@ def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
 
 
+def test_the_embedded_server_is_started_to_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, ["--backend", "embedded", "--no-probe"])
+    assert lines["server"][0].startswith("Ollama 0.1.0+embedded at http://127.0.0.1:")
+    assert [line.partition(":")[0] for line in lines["model"]] == ["pydoc-assistant", "rule-rewriter"]
+
+
 def test_a_missing_model_is_named_with_the_command_that_fetches_it(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server({}) as server:
         argv = ["--ollama-url", server.url, "--target-model", "llama3.2:1b", "--mutator-model", "echo", "--no-probe"]

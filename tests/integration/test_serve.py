@@ -21,7 +21,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.rewards import is_refusal
 from query_mutator.serve.answers import Mode
-from query_mutator.serve.app import ClientLimits
+from query_mutator.serve.contract import ClientLimits
 from query_mutator.training.plans import Plan
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
@@ -165,11 +165,32 @@ def test_every_model_that_writes_text_is_listed_twice(gate: str) -> None:
     assert {MODEL, VIRTUAL} <= set(listed)
     names = [model.id for model in openai.OpenAI(base_url=f"{gate}/v1", api_key="x").models.list()]
     assert {MODEL, VIRTUAL} <= set(names)
+    one = openai.OpenAI(base_url=f"{gate}/v1", api_key="x").models.retrieve(VIRTUAL)
+    assert one.id == VIRTUAL
     shown = [ollama.Client(host=gate).show(model).model_dump() for model in (MODEL, VIRTUAL)]
     assert shown[0] == shown[1]
     chat(gate, SORT)
     loaded = [model.model for model in ollama.Client(host=gate).ps().models]
     assert {MODEL, VIRTUAL} <= set(loaded)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: bool) -> None:
+    turns = [{"role": "user", "content": SORT}]
+    for path, body in (
+        ("/api/chat", {"messages": turns}),
+        ("/api/chat", {"messages": turns, "format": "json"}),
+        ("/api/generate", {"prompt": SORT}),
+        ("/v1/chat/completions", {"messages": turns}),
+        ("/v1/completions", {"prompt": SORT}),
+        ("/api/embed", {"input": "a"}),
+    ):
+        model = "all-minilm+qm" if path == "/api/embed" else VIRTUAL
+        with requests.post(f"{gate}{path}", json={"model": model, "stream": stream, **body}, timeout=20) as reply:
+            if reply.status_code == 404:  # not every upstream has every path
+                continue
+            rows = without_times(reply.content)
+        assert {row["model"] for row in rows if "model" in row} == {model}
 
 
 # --- the modes --------------------------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ def test_a_cancelled_task_cuts_its_call(run: Path) -> None:
         while server.stats()["cancelled"] == 0:
             assert time.monotonic() < end, server.stats()
             time.sleep(0.01)
-        assert server.stats()["calls_by_model"].get("librarian:latest", 0) == 0
+        assert server.stats()["calls_by_model"].get("librarian", 0) == 0
 
 
 def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> None:

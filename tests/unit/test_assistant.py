@@ -165,7 +165,7 @@ def test_replies_come_in_order_and_do_not_depend_on_the_batch(shelf: Corpus, tmp
 def test_default_models(encoder: Encoder, shelf: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUERY_MUTATOR_CACHE", str(tmp_path))
     models = default_models(encoder, corpus=shelf)
-    assert list(models) == ["pydoc-assistant", "reference-assistant", "rule-rewriter", "echo"]
+    assert list(models) == ["pydoc-assistant", "reference-assistant", "rule-rewriter", "rule-judge", "echo"]
     for model in models.values():
         (reply,) = model.reply_many(["How do I move a folder?"])
         assert reply

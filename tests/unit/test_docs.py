@@ -16,9 +16,10 @@ MOST_WORDS = 900
 
 #: Flags of other programs, and of scripts that have flags besides those of our commands.
 OTHERS = {
-    "--help", "--help-all", "--version", "--nproc-per-node", "--logdir", "--peer", "--points", "--seeds", "--repeats",
-    "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes", "--run", "--out", "--slots",
-    "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
+    "--help", "--help-all", "--version", "--completion", "--nproc-per-node", "--logdir", "--peer", "--points",
+    "--seeds", "--repeats", "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes",
+    "--run", "--out", "--slots", "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
+    "--generate", "--object-store-memory", "--resources",  # of ray
 }  # fmt: skip
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")

@@ -34,7 +34,7 @@ function stateLine(data) {
   const started = data.started && String(data.started).replace("T", " ").replace(/([+-]\d\d):?\d\d$|Z$/, "").slice(0, 16);
   const share = data.steps ? Math.min(1, data.step / data.steps) : 0;
   return el("div", { class: "state" },
-    el("span", { class: `pill ${data.state}` }, STATES[data.state] ?? data.state),
+    data.state && el("span", { class: `pill ${data.state}` }, STATES[data.state] ?? data.state),
     el("span", null, [steps, started && `started ${started}`, data.folder].filter(Boolean).join(" · ")),
     data.state === "running" && el("progress", { max: "1", value: share, "aria-label": "Steps done" }));
 }
@@ -54,6 +54,7 @@ function answerRow(row, best) {
   ];
 }
 
+const withMinus = (text) => text.replace(/(?<=[ (])-(?=\d)/g, MINUS);
 const withInterval = (text, ci, show) => el("span", { class: "value" }, text, " ", el("small", null, interval(ci, show)));
 const rate = (share, ci) => withInterval(percent(share), ci, percent);
 
@@ -74,7 +75,7 @@ function drawAnswer(run) {
   const best = Math.max(...(data.methods ?? []).map((row) => row.success ?? -1));
   return [
     stateLine(data),
-    data.verdict && el("p", { class: "verdict" }, data.verdict.replace(/ -(?=\d)/g, ` ${MINUS}`)),
+    data.verdict && el("p", { class: "verdict" }, withMinus(data.verdict)),
     (data.warnings ?? []).map((text) => el("p", { class: "warning" }, text)),
     data.methods?.length
       ? [el("p", { class: "note" }, `${plural(data.n ?? 0, "held-out question")}. Percent with 95 % intervals; calls, tokens and seconds are totals for a question.`),
@@ -82,7 +83,7 @@ function drawAnswer(run) {
           caption: "The policy and the baselines", kind: "cards answer", rows: data.methods.map((row) => answerRow(row, best)),
           header: ["method", "success", "false refusals", "guard refusals", "calls", "tokens", "seconds", "unscored"],
         })]
-      : el("p", { class: "note" }, "No comparison with the baselines yet: it is made when training ends."),
+      : !data.only_traffic && el("p", { class: "note" }, "No comparison with the baselines yet: it is made when training ends."),
   ];
 }
 

@@ -1,0 +1,46 @@
+"""`rule-judge`: grades by words, for trying out a judge without a language model.
+
+It says yes to an answer that contains an accepted text, and to every answer where none is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from query_mutator.embedded.digests import digest_of
+
+__all__ = ["RuleJudge"]
+
+#: The material of `rewards.judge`: parts between lines with the same mark.
+_PART = re.compile(
+    r"^\[(?P<mark>[0-9a-f]{12}) (?P<name>[a-z ]+)\]\n(?P<text>.*?)\n\[(?P=mark) end\]$", re.DOTALL | re.MULTILINE
+)
+_HELP = "I grade answers that stand between the marks of query_mutator.rewards.judge."
+
+
+class RuleJudge:
+    """Answers `yes` or `no` to the prompts of a judge, and says what it is to every other prompt."""
+
+    name = "rule-judge"
+
+    def __init__(self) -> None:
+        self.digest = digest_of(sources=("rule_judge.py",))
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        """Return one verdict per prompt, in order."""
+        return [self.reply(prompt) for prompt in prompts]
+
+    def reply(self, prompt: str) -> str:
+        """Return the verdict on one prompt."""
+        found = list(_PART.finditer(prompt))
+        parts = {match["name"]: match["text"] for match in found if match["mark"] == found[0]["mark"]}
+        if "answer to grade" not in parts:
+            return _HELP
+        said = f" {_words(parts['answer to grade'])} "
+        accepted = parts.get("accepted answers", "").splitlines()
+        return "yes" if not accepted or any(f" {_words(text)} " in said for text in accepted) else "no"
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[\w.]*\w", text.lower()))

@@ -1,0 +1,99 @@
+"""A GGUF file of the user: whether it can be used, its name as a model, and its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import re
+from pathlib import Path
+
+from query_mutator.errors import DiskError, UsageError
+from query_mutator.files import parse_json_object, write_json
+
+__all__ = ["check_file", "digest_of", "model_name"]
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"GGUF"
+#: The key with its length in front, as GGUF writes a text. The metadata stand before the tensors; the longest
+#: vocabularies take a few MB.
+_TEMPLATE_KEY = (23).to_bytes(8, "little") + b"tokenizer.chat_template"
+_METADATA_BYTES = 64 * 2**20
+_PART = re.compile(r"-00001-of-(\d{5})$")  # the first file of a model in several
+
+
+def check_file(path: Path) -> None:
+    """Raise a UsageError unless a file is in the GGUF format and has a chat template. Reads its beginning."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+            if start != _MAGIC:
+                found = "an empty file" if not start else f"it starts with {start!r}"
+                raise UsageError(f"--gguf {path}: not a GGUF file ({found}); give a model in llama.cpp's format")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                has_template = content.find(_TEMPLATE_KEY, 0, _METADATA_BYTES) >= 0
+    except OSError as error:
+        raise UsageError(f"--gguf {path}: {error.strerror}; give the path of a .gguf file") from None
+    if not has_template:
+        raise UsageError(
+            f"--gguf {path}: no chat template in the file, or the file is cut; give a whole instruction-tuned model"
+        )
+
+
+def model_name(path: Path) -> str:
+    """Return the name that `--target-model` and tables use for a file: its own without the ending."""
+    return path.name.removesuffix(".gguf")
+
+
+def digest_of(path: Path, *, environ: dict[str, str] | os._Environ[str] = os.environ) -> str:
+    """Return the sha256 of a file, or of all files of a model in several.
+
+    It is kept in the user's cache folder with size and time of change, since a file of 5 GB takes many seconds.
+    """
+    known_path = _cache_path(environ)
+    known = _known(known_path)
+    digests, is_new = [], False
+    for part in _parts(path):
+        stat = part.stat()
+        key = f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+        if key not in known:
+            with part.open("rb") as file:
+                known[key], is_new = hashlib.file_digest(file, "sha256").hexdigest(), True
+        digests.append(str(known[key]))
+    if is_new:
+        _keep(known_path, known)
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _PART.search(model_name(path))
+    if found is None:
+        return [path]
+    stem = model_name(path).removesuffix(found[0])
+    parts = [path.with_name(f"{stem}-{number:05d}-of-{found[1]}.gguf") for number in range(1, int(found[1]) + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise UsageError(f"--gguf {path}: the model is in {len(parts)} files, and {part.name} is not there")
+    return parts
+
+
+def _cache_path(environ: dict[str, str] | os._Environ[str]) -> Path:
+    folder = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "query-mutator" / "gguf.json"
+
+
+def _known(path: Path) -> dict[str, object]:
+    try:
+        return parse_json_object(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _keep(path: Path, known: dict[str, object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known)
+    except (OSError, DiskError) as error:
+        logger.warning("%s cannot be written (%s); the file is hashed at every start", path, error)

@@ -1,0 +1,237 @@
+"""The backend without a server to start: `--gguf FILE [FILE]`, the user's own files, run by llama.cpp.
+
+Each file runs in a process of its own that ends with this one (`llama_process`). Calls go to it over loopback as to any
+llama-server, so that they can be cancelled and stopped early. Slots are the calls in flight of `--batch-size`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from query_mutator.errors import QueryMutatorError, UsageError
+from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
+from query_mutator.llm.gguf_file import check_file, digest_of, model_name
+from query_mutator.llm.http_server import TEMPLATE_TOKENS
+from query_mutator.llm.llama_process import LlamaProcess, require_xllamacpp
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
+
+__all__ = ["LlamaBackend"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 4096  # tokens of a slot; the model's own, often 128k, would take GB for each slot
+MAX_RESTARTS = 3  # of one file: a request that crashes llama.cpp is not repeated forever
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A loaded file and the client of its server."""
+
+    process: LlamaProcess
+    client: OpenAIBackend
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.close()
+
+
+class LlamaBackend(ModelServer):
+    """One file or two (target, then mutator) as one server; a file is loaded when it is first needed.
+
+    A process that crashed is started again. UsageError for a file that cannot be used.
+    """
+
+    title = "llama.cpp"
+    url_flag = "gguf"
+    default_url = ""
+    runs_files = True
+    more_models = "give their files to --gguf"
+    more_slots = "give --batch-size {slots}"
+    more_context = "give a larger --num-ctx, if the model has one"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        mutator: str | None = None,
+        pool_size: int = 8,
+        runner_options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        options = dict(runner_options or {})
+        self._context = int(options.pop("num_ctx", None) or DEFAULT_CONTEXT)
+        super().__init__(url, runner_options=options)
+        paths = [Path(url), *([Path(mutator)] if mutator else [])]
+        self._files = {model_name(path): path for path in paths}
+        if len(self._files) < len(paths):
+            raise UsageError(f"--gguf {url} {mutator}: both models would be {paths[0].stem!r}; rename one file")
+        self._slots, self._settings = pool_size, settings
+        self._running: dict[str, _Running] = {}
+        self._restarts = dict.fromkeys(self._files, 0)
+        self._digests: dict[str, str] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()  # guards starts and ends of processes
+
+    @classmethod
+    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the absolute path of a file; UsageError without one."""
+        if not given:
+            raise UsageError("--backend llama needs a model; give its file with --gguf FILE")
+        return str(Path(given).expanduser().absolute())
+
+    @classmethod
+    def open(cls, urls: Sequence[str], *, environ: Mapping[str, str] = os.environ, **settings: Any) -> tuple[Self, ...]:
+        """Return one server with all files."""
+        paths = list(dict.fromkeys(cls.address(url) for url in urls or (None,)))
+        if len(paths) > 2:
+            raise UsageError(f"--gguf takes one file, or two (target, then mutator); {len(paths)} were given")
+        return (cls(paths[0], mutator=paths[1] if len(paths) > 1 else None, **settings),)
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the paths of the files."""
+        return tuple(map(str, self._files.values()))
+
+    def http_url(self, model: str) -> str:
+        """Return the address of a model's process."""
+        return self._loaded(model).url
+
+    def default_models(self) -> tuple[str, str]:
+        """Return the names of the target and the mutator."""
+        names = [*self._files]
+        return names[0], names[-1]
+
+    # --- what is known about the files -----------------------------------------------------------------------------
+
+    def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
+        """Return the version of the binding, after a check of the files; a process that crashed is started again."""
+        found = require_xllamacpp()
+        for name, path in self._files.items():
+            check_file(path)
+            if name in self._running:
+                self._loaded(name)
+        return f"({found})"
+
+    def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
+        """Return the names of the files, without their ending."""
+        return tuple(self._files)
+
+    def digest(self, model: str) -> str:
+        """Return the sha256 of a model's file, and load it."""
+        name = self.require_model(model)
+        self._loaded(name)
+        if name not in self._digests:
+            self._digests[name] = digest_of(self._files[name])
+        return self._digests[name]
+
+    def file_digests(self) -> tuple[str, ...]:
+        """Return the sha256 of each file."""
+        return tuple(map(self.digest, self._files))
+
+    def describe_model(self, model: str) -> str:
+        """Return size and digest of a model's file."""
+        path = self._files[model]
+        return f"{path}, {path.stat().st_size / 1e6:,.1f} MB, {self.digest(model)[:12]}"
+
+    def describe_options(self, model: str) -> str:
+        """Return the context of a call."""
+        return f"a context of {self.context(model)} tokens for each of {self._slots} slots"
+
+    def slots(self, model: str) -> int:
+        """Return how many calls a model works on at once."""
+        return self._slots
+
+    def context(self, model: str) -> int | None:
+        """Return how many tokens of prompt and reply fit into one call."""
+        return self._loaded(model).context(model)
+
+    def loaded_context(self, model: str) -> int | None:
+        """Return the context of a loaded model, None before its first call."""
+        return self.context(model) if model in self._running else None
+
+    def count_tokens(self, model: str, text: str) -> int | None:
+        """Return the tokens of a text."""
+        return self._loaded(model).count_tokens(model, text)
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply; a prompt that does not fit the context is not sent."""
+        return self._call(request, lambda client: client.complete(request))
+
+    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
+        """Return the reply to a request for JSON of a schema."""
+        return self._call(request, lambda client: client.complete_json(request, schema, think=think))
+
+    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
+        """Return the reply, or its beginning once `is_enough(text)` is true: then the call is cancelled."""
+        return self._call(request, lambda client: client.complete_until(request, is_enough))
+
+    def close(self) -> None:
+        """Cancel the calls in flight and end the processes; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            running, self._running = self._running, {}
+        for one in running.values():
+            one.close()
+
+    def _call(self, request: ChatRequest, once: Callable[[OpenAIBackend], Completion]) -> Completion:
+        if request.model not in self._files:
+            message = f"there is no model {request.model!r}; --gguf has {', '.join(self._files)}"
+            return Completion.failed("model_missing", message)
+        try:
+            client = self._loaded(request.model)
+        except QueryMutatorError as error:
+            return Completion.failed("cancelled" if self._is_closed else "server", str(error))
+        too_long = self._too_long(client, request)
+        return once(client) if too_long is None else Completion(error=too_long)
+
+    def _too_long(self, client: OpenAIBackend, request: ChatRequest) -> ErrorInfo | None:
+        """Return the error for a prompt that does not fit the context, by the model's own count of a long one."""
+        context = client.known_context(request.model)
+        texts = [message.content for message in request.messages]
+        longest = sum(len(text.encode("utf-8", "replace")) for text in texts)  # a token has at least one byte
+        if context is None or longest + TEMPLATE_TOKENS < context:
+            return None
+        tokens = client.count_tokens(request.model, "\n".join(texts)) or 0
+        if tokens < context:
+            return None
+        message = f"a prompt of {tokens} tokens does not fit the context of {context} tokens; {self.more_context}"
+        return ErrorInfo(kind="prompt_too_long", message=message)
+
+    def _loaded(self, name: str) -> OpenAIBackend:
+        """Return the client of a model's process, started if need be; QueryMutatorError when it cannot be."""
+        running = self._running.get(name)
+        if running is not None and running.process.is_alive:
+            return running.client
+        with self._lock:
+            if self._is_closed:
+                raise UsageError("the run has ended")
+            running = self._running.get(name)
+            if running is None or not running.process.is_alive:
+                running = self._running[name] = self._start(name, before=running)
+            return running.client
+
+    def _start(self, name: str, *, before: _Running | None) -> _Running:
+        """Start a model's process, on the port of the one `before`, which crashed."""
+        require_xllamacpp()
+        check_file(self._files[name])
+        port = 0
+        if before is not None:
+            self._count_restart(name)
+            before.close()
+            port = before.process.port
+        process = LlamaProcess(self._files[name], name=name, slots=self._slots, context=self._context, port=port)
+        return _Running(process, OpenAIBackend(process.url, environ={}, pool_size=self._slots, **self._settings))
+
+    def _count_restart(self, name: str) -> None:
+        self._restarts[name] += 1
+        if self._restarts[name] > MAX_RESTARTS:
+            raise UsageError(f"llama.cpp crashed {self._restarts[name]} times with {self._files[name]}")
+        logger.warning("llama.cpp crashed with %s; it is started again", self._files[name])

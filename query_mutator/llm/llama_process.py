@@ -1,0 +1,98 @@
+"""One GGUF file in llama.cpp's server, in a process that ends with this one: in `close`, and when this one is killed.
+
+A process of its own, since a crash of native code would take the run along, and a call over loopback can be cancelled
+at any moment. llama.cpp writes its log of errors to a file without a name, whose first line explains a failed start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm import llama_child
+
+__all__ = ["LlamaProcess", "require_xllamacpp"]
+
+_LOG_HEAD_BYTES = 65_536
+_LOADING_ERROR = re.compile(r"error loading model: (.*)")
+_LOG_PREFIX = re.compile(r"^[\d.]+ E ")
+
+
+def require_xllamacpp() -> str:
+    """Return the version of the package that runs the files; UsageError with what to install."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise UsageError("--gguf needs the package xllamacpp; install it with `pip install 'query-mutator[llama]'`")
+    from importlib.metadata import version
+
+    return version("xllamacpp")
+
+
+class LlamaProcess:
+    """A running server; the constructor returns when the model is loaded. UsageError when it cannot be."""
+
+    def __init__(self, path: Path, *, name: str, slots: int, context: int, port: int = 0) -> None:
+        self._path = path
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in `close`
+        command = [sys.executable, "-P", llama_child.__file__, str(path), name, str(slots), str(context), str(port)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # its end is the sign that this process is gone
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+        try:
+            self.url = self._ready_url()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process."""
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """Return the port on 127.0.0.1."""
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the process is there."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                pipe.close()
+
+    def _ready_url(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, _, said = line.decode(errors="replace").strip().partition(" ")
+            if word == llama_child.READY:
+                return said
+            if word == llama_child.FAILED:
+                raise UsageError(f"--gguf {self._path}: {self._reason() or said}; give a file that llama.cpp can run")
+        code = self._process.wait()
+        raise BackendError(
+            f"--gguf {self._path}: llama.cpp ended with code {code} while it loaded the model"
+            f"{f' ({reason})' if (reason := self._reason()) else ''}; give a smaller --num-ctx, or another file"
+        )
+
+    def _reason(self) -> str:
+        """Return what the log says about a failed start, "" if nothing."""
+        self._log.seek(0)
+        text = self._log.read(_LOG_HEAD_BYTES).decode(errors="replace")
+        found = _LOADING_ERROR.search(text)
+        first = found[1] if found else next(iter(text.strip().splitlines()), "")
+        return _LOG_PREFIX.sub("", first).removeprefix("llama_model_loader: ").strip()

@@ -1,0 +1,86 @@
+"""Install the wheel alone into an empty virtual environment, and use it in an empty folder as a new user would.
+
+python scripts/check_wheel.py               the newest versions that the ranges allow
+python scripts/check_wheel.py --lowest      the lowest ones (uv resolves them)
+
+The CPU build of torch is put into the environment first, from the index TORCH_INDEX if that is set. Every step is
+printed with its seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"  # the one tested version
+STEP_S = 600
+
+#: The commands of the smoke test, and what each has to print.
+COMMANDS: tuple[tuple[str, str], ...] = (
+    ("qm --version", ""),
+    ("qm init", "wrote qm.toml"),
+    ("qm doctor --backend embedded --no-probe", "model:"),
+    (
+        "qm train --num-env-steps 256 --num-processes 8 --plan-calls 200 --teacher-steps 64 --eval-calls 400",
+        "policy",
+    ),
+    ("qm report runs/latest", "report.html"),
+    ("qm rewrite 'plz sort my lisst'", "answer"),
+)
+
+
+def timed(words: Sequence[str], folder: Path, *, wanted: str = "", environ: dict[str, str] | None = None) -> None:
+    """Run a command and print its seconds; end the process when it fails or does not print `wanted`."""
+    start = time.monotonic()
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=STEP_S, check=False)
+    print(f"{time.monotonic() - start:6.1f} s  {words[-1]}", flush=True)
+    if done.returncode or wanted not in done.stdout:
+        sys.exit(f"exit code {done.returncode}, {wanted!r} expected\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+
+def install(python: Path, wheel: Path, *, lowest: bool) -> None:
+    """Install torch, then the wheel with its dependencies, and check that they fit together."""
+    pip = [str(python), "-I", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    index = ["--index-url", os.environ["TORCH_INDEX"]] if "TORCH_INDEX" in os.environ else []
+    timed([*pip, "install", *index, TORCH], python.parent)
+    resolution = "lowest-direct" if lowest else "highest"
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", resolution]
+    timed([*uv, str(wheel)], python.parent)
+    timed([*pip, "check"], python.parent)
+
+
+def smoke(bin_folder: Path, folder: Path) -> None:
+    """Run the commands of a new user with nothing else on the path or in the folder."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environ |= {"PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    folder.mkdir()
+    for line, wanted in COMMANDS:
+        timed(["bash", "-c", line], folder, wanted=wanted, environ=environ)
+
+
+def main() -> None:
+    """Build the wheel, install it, use it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--lowest", action="store_true", help="the lowest versions that the ranges allow")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", name, str(ROOT)]
+        timed(build, folder)
+        (wheel,) = folder.glob("*.whl")
+        venv.create(folder / "venv", with_pip=True)
+        install(folder / "venv" / "bin" / "python", wheel, lowest=flags.lowest)
+        smoke(folder / "venv" / "bin", folder / "project")
+    print("the wheel works in an empty environment and an empty folder")
+
+
+if __name__ == "__main__":
+    main()

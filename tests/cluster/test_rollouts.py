@@ -1,0 +1,165 @@
+"""Training with rollout workers gives the local engine's data, through deaths of workers and of the trainer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.errors import ServerDownError, UsageError
+from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.config import parse_config
+from query_mutator.training.workers import dealt_out, shares
+from tests.cluster.conftest import RayCluster, wait_until
+from tests.conftest import Librarian, Softener
+from tests.integration.conftest import ROWS, write_dataset
+from tests.integration.killing import kill_when, start, transcript, weights
+from train_query_mutator import main
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+IN_FLIGHT = 4
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=20) as started:
+        yield started
+
+
+@pytest.fixture
+def flags(server: EmbeddedServer, tmp_path: Path) -> list[str]:
+    """Flags of a deterministic run of two updates."""
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener", "--seed", "3"),
+        *("--encoder", "hash", "--dataset", str(write_dataset(tmp_path / "questions.jsonl", ROWS))),
+        *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--num-mini-batch", "2"),
+        *("--num-processes", "4", "--num-steps", "8", "--num-env-steps", "64", "--batch-size", str(IN_FLIGHT)),
+        *("--deterministic", "--no-evaluate", "--eval-interval", "0", "--save-interval", "1"),
+    ]
+
+
+def trained(flags: list[str], folder: Path, *more: str) -> Path:
+    """Return the run folder of a run that ended well."""
+    assert main([*flags, "--save-dir", str(folder), *more]) == 0
+    return (folder / "latest").resolve()
+
+
+def workers_of(cluster: RayCluster) -> list[psutil.Process]:
+    """Return the processes of the cluster's rollout workers that collect now."""
+    return [one for node in cluster.nodes if node.is_alive for one in node.named("ray::RolloutWorker")]
+
+
+def assert_same(run: Path, other: Path) -> None:
+    assert transcript(run) == transcript(other)
+    mine, expected = weights(run), weights(other)
+    assert all(torch.equal(mine[name], expected[name]) for name in expected)
+
+
+def repeated_calls(run: Path) -> int:
+    """Return the attempts at calls that workers wrote down twice."""
+    sites = Counter(
+        (row["env"], row["step"], row["phase"], row["attempt"])
+        for path in run.glob("journal/worker_*/step_*.jsonl")
+        for row in read_json_lines(path)
+        if "outcome" in row
+    )
+    return sum(count - 1 for count in sites.values())
+
+
+@pytest.fixture
+def local(flags: list[str], tmp_path: Path) -> Path:
+    """Return a run of the local engine."""
+    return trained(flags, tmp_path / "local")
+
+
+def test_any_number_of_workers_gives_the_local_engines_data(
+    ray_cluster: RayCluster, flags: list[str], local: Path, tmp_path: Path
+) -> None:
+    for num_workers in ("1", "2", "4"):
+        run = trained(flags, tmp_path / num_workers, "--engine", "ray", "--num-workers", num_workers)
+        assert_same(run, local)
+        shown = ("charts/episodic_return", "charts/success", "llm/invalid_steps", "losses/value_loss")
+        for row, expected in zip(*(read_json_lines(one / "metrics.jsonl") for one in (run, local)), strict=True):
+            assert {key: row[key] for key in shown} == pytest.approx({key: expected[key] for key in shown})
+    assert workers_of(ray_cluster) == []
+
+
+def test_a_worker_that_is_killed_repeats_no_finished_call(
+    ray_cluster: RayCluster, server: EmbeddedServer, flags: list[str], local: Path, tmp_path: Path
+) -> None:
+    before, killed = server.stats()["calls"], list[int]()
+
+    def kill(moments: list[int]) -> None:
+        for moment in moments:
+            while server.stats()["calls"] - before < moment or not (found := workers_of(ray_cluster)):
+                time.sleep(0.005)
+            found[len(killed) % len(found)].kill()
+            killed.append(moment)
+
+    killer = threading.Thread(target=kill, args=([12, 60],), daemon=True)
+    killer.start()
+    run = trained(flags, tmp_path / "killed", "--engine", "ray", "--num-workers", "2")
+    assert len(killed) == 2
+    assert_same(run, local)
+    assert repeated_calls(run) == 0
+    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
+    assert 0 <= answered - counted <= len(killed) * IN_FLIGHT  # answers that were on their way
+
+
+def test_a_trainer_that_is_killed_resumes_on_its_journals(
+    ray_cluster: RayCluster, server: EmbeddedServer, flags: list[str], local: Path, tmp_path: Path
+) -> None:
+    before = server.stats()["calls"]
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    ray_flags = ["--engine", "ray", "--num-workers", "2"]
+    trainer = start([*flags, "--save-dir", str(folder), *ray_flags], folder)
+    assert kill_when(trainer, lambda: server.stats()["calls"] - before > 60)
+    wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
+    run = (folder / "latest").resolve()
+    assert main(["--resume", str(run)]) == 0
+    assert_same(run, local)
+    assert repeated_calls(run) == 0
+    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
+    assert 0 <= answered - counted <= IN_FLIGHT
+
+
+def test_the_error_of_a_worker_ends_the_run_with_its_line(
+    ray_cluster: RayCluster, flags: list[str], tmp_path: Path
+) -> None:
+    more = ["--engine", "ray", "--local-server-url", "http://127.0.0.1:9", "--wait-for-server", "0"]
+    with pytest.raises(ServerDownError, match=r"nothing answers at http://127\.0\.0\.1:9"):
+        trained(flags, tmp_path / "down", *more)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--num-workers 2", "--num-workers needs --engine ray"),
+        ("--local-server-url http://127.0.0.1:1", "--local-server-url needs --engine ray"),
+        ("--engine ray --algo iqn", "--engine ray is for on-policy learners"),
+        ("--engine ray --max-policy-lag 1", "leave out --max-policy-lag"),
+        ("--engine ray --num-workers 5", "--num-workers 5 is more than --num-processes 4"),
+        ("--engine ray --num-workers 4 --no-batching", "more than the 1 calls in flight of --no-batching"),
+        ("--engine ray --num-workers 0", "must be at least 1"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(given: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_config(["--num-processes", "4", *given.split()])
+
+
+def test_shares_are_nearly_equal_and_servers_are_dealt_out() -> None:
+    assert shares(7, 3) == [3, 2, 2]
+    assert dealt_out("abcde", 2) == [("a", "c", "e"), ("b", "d")]
+    assert dealt_out("ab", 3) == [("a",), ("b",), ("a",)]
+    assert dealt_out("", 2) == [(), ()]

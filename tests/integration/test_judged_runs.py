@@ -1,0 +1,121 @@
+"""A run whose reward asks a judge, over real HTTP: calls bounded and counted, no verdict never a reward; llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from query_mutator.cli.console import exit_code
+from query_mutator.embedded.models import EmbeddedModel
+from query_mutator.embedded.rule_judge import RuleJudge
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.llm.checkup import judge_form
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.rewards import Judge
+from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.training.checkpoint import read_checkpoint
+from tests.conftest import Librarian, Softener
+from tests.integration.llama_server import MODEL, LlamaServer
+from train_query_mutator import main
+
+
+class Muttering(RuleJudge):
+    """A judge that gives no verdict on answers that name a function of `os`."""
+
+    name = "muttering"
+
+    def reply(self, prompt: str) -> str:
+        """Return a verdict or a remark."""
+        return "Let me think about it." if "`os." in prompt else super().reply(prompt)
+
+
+def flags_for(server: EmbeddedServer, tiny_flags: Sequence[str], *more: str) -> list[str]:
+    flags = list(tiny_flags)
+    flags[flags.index("--ollama-url") + 1] = server.url
+    return [*flags, *more]
+
+
+class InFlight:
+    """A model whose calls are counted together with those of others while they are answered."""
+
+    peak = now = 0
+    lock = threading.Lock()
+
+    def __init__(self, inner: EmbeddedModel) -> None:
+        self.inner, self.name = inner, inner.name
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        with InFlight.lock:
+            InFlight.now += len(prompts)
+            InFlight.peak = max(InFlight.peak, InFlight.now)
+        time.sleep(0.002)
+        with InFlight.lock:
+            InFlight.now -= len(prompts)
+        return self.inner.reply_many(prompts)
+
+
+def served(*judges: RuleJudge) -> EmbeddedServer:
+    models = {model.name: InFlight(model) for model in (Librarian(), Softener(), *judges)}
+    return start_server(models, num_parallel=8)
+
+
+def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], tmp_path: Path) -> None:
+    rubric = tmp_path / "rubric.txt"
+    rubric.write_text("Say yes if an accepted name is in the answer.")
+    InFlight.peak = 0
+    with served(RuleJudge()) as server:
+        more = ("--reward", "judge", "--judge-model", "rule-judge", "--judge-rubric", str(rubric), "--no-evaluate")
+        assert main(flags_for(server, tiny_flags, *more, "--eval-interval", "0", "--cache", "off")) == 0
+        stats = server.stats()
+    run = (tmp_path / "runs" / "latest").resolve()
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    assert {row["parts"]["judge"] for row in rows if row["valid"]} == {0.0, 1.0}
+    assert all(row["parts"]["judge"] == row["parts"]["right"] for row in rows if row["valid"])
+    last = list(read_json_lines(run / "metrics.jsonl"))[-1]
+    assert last["judge/unscored"] == 0
+    assert last["judge/score"] == last["judge/gold"]
+    assert 1 < InFlight.peak <= 4  # --batch-size, of 8 slots
+    assert last["llm/calls"] == stats["calls"] - 1  # but for the question how it says yes
+    config = json.loads((run / "config.json").read_text())
+    assert config["flags"]["judge_rubric"] == "Say yes if an accepted name is in the answer.\n"
+    assert read_checkpoint(run).task.judge_rubric == config["flags"]["judge_rubric"]
+
+
+def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_flags: list[str], tmp_path: Path) -> None:
+    with served(Muttering()) as server:
+        more = ("--reward", "judge", "--judge-model", "muttering", "--no-evaluate", "--max-failure-rate", "1")
+        words = ("--judge-form", "words", "--eval-interval", "0")
+        assert main(flags_for(server, tiny_flags, *more, *words)) == 0
+    run = (tmp_path / "runs" / "latest").resolve()
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    unscored = [row for row in rows if not row["valid"]]
+    assert unscored
+    assert {row["error"]["kind"] for row in unscored} == {"unscored"}
+    assert all("muttering gave no verdict: 'Let me think about it.'" in row["error"]["message"] for row in unscored)
+    assert not [row for row in rows if row["valid"] and "`os." in row["answer"]]
+    last = list(read_json_lines(run / "metrics.jsonl"))[-1]
+    assert last["judge/unscored"] == last["llm/invalid_steps"] == len(unscored)
+
+
+def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with served() as server:
+        flags = flags_for(server, tiny_flags, "--reward", "judge", "--judge-model", "nobody")
+        assert exit_code(main, flags, prog="train") == 2
+    assert "has no model 'nobody'" in capsys.readouterr().err
+
+
+def test_llama_cpp_keeps_to_the_schema_and_gives_log_probabilities(tiny_gguf: Path) -> None:
+    with LlamaServer(tiny_gguf, slots=2) as server, closing(OpenAIBackend(server.url)) as backend:
+        assert judge_form(backend, MODEL) == ("schema", False)
+        judge = Judge(model=MODEL, rubric="Say yes.", form="schema")
+        verdicts = [judge.verdict(backend.complete(judge.request("q", f"answer {n}"))) for n in range(4)]
+        assert set(verdicts) <= {0.0, 1.0}  # random weights, but always a verdict
+        reply = backend.complete(Judge(model=MODEL, form="logprobs").request("q", "a"))
+    assert reply.ok
+    assert set(json.loads(reply.text)) == {"yes", "no"}
