@@ -415,18 +415,12 @@ class Trainer:
         return OnPolicyLoop(self.envs, learner, self.obs, max_policy_lag=config.max_policy_lag, **common)
 
     def _make_cluster_loop(self, envs: BatchedQueryMutationEnv, **common: Any) -> TrainingLoop:
-        from query_mutator.cluster.rollouts import ClusterLoop, start_workers
+        from query_mutator.cluster.rollouts import ClusterLoop, spec_of, start_workers
 
-        workers = start_workers(
-            self.ray,
-            self.config,
-            self.system,
-            self.task,
-            task_settings=self.task_settings,
-            run_dir=self.run_dir,
-            make_env=QueryMutationEnv,
-            batch_envs=BatchedQueryMutationEnv,
-        )
+        config, system, run = self.config, self.system, self.run_dir.path
+        make: dict[str, Any] = {"env": QueryMutationEnv, "envs": BatchedQueryMutationEnv}
+        spec = spec_of(config, system, self.task, self.task_settings, run, **make)
+        workers = start_workers(self.ray, config, system, spec)
         return ClusterLoop(
             envs,
             self.learner,

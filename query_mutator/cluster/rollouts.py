@@ -39,7 +39,7 @@ from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.system import System, SystemSettings, TaskSettings
 from query_mutator.training.workers import dealt_out, shares
 
-__all__ = ["ClusterLoop", "RolloutWorkers", "start_workers"]
+__all__ = ["ClusterLoop", "RolloutWorkers", "spec_of", "start_workers"]
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 
@@ -95,11 +95,6 @@ class RolloutWorkers:
                 note(f"rollout worker {number} ({before}) died and was restarted ({now})")
         self._places = places
         return rollouts
-
-    def close(self) -> None:
-        """End the workers."""
-        for actor in self._actors:
-            self._ray.kill(actor)
 
     def _results(self, refs: Sequence[Any]) -> list[Any]:
         errors = self._ray.exceptions
@@ -164,26 +159,33 @@ class ClusterLoop(OnPolicyLoop):
         self._env_steps += self._num_steps * self._envs.num_envs
 
     def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
+        """Do nothing: the workers end with the connection to Ray, calls in flight included."""
 
 
-def start_workers(
-    ray: Any,
+def start_workers(ray: Any, config: TrainConfig, system: System, spec: WorkerSpec) -> RolloutWorkers:
+    """Return the workers of a run, ready for its first rollout; UsageError where one lacks what the run needs."""
+    ends = np.cumsum([0, *shares(config.num_processes, config.num_workers)]).tolist()
+    env_ids = [range(first, end) for first, end in pairwise(ends)]
+    workers = RolloutWorkers(ray, spec, settings_of_workers(config, settled(system)), env_ids)
+    check_states(workers.prepare(), state_of(system), allow_mixed=config.allow_mixed)
+    return workers
+
+
+def spec_of(
     config: TrainConfig,
     system: System,
     task: Task,
-    *,
     task_settings: TaskSettings,
-    run_dir: RunDir,
-    make_env: Callable[..., Any],
-    batch_envs: Callable[..., Any],
-) -> RolloutWorkers:
-    """Return the workers of a run, ready for its first rollout; UsageError where one lacks what the run needs."""
+    run: Path,
+    *,
+    env: Callable[..., Any],
+    envs: Callable[..., AsyncVectorEnv],
+) -> WorkerSpec:
+    """Return what every worker of the run in folder `run` is made from; `env` and `envs` make environments."""
     questions = task.train_questions
     texts = [question.text for question in questions] + [q.reference for q in questions if q.reference]
-    spec = WorkerSpec(
-        run_dir=run_dir.path.resolve(),
+    return WorkerSpec(
+        run_dir=run.resolve(),
         folder=Path.cwd(),
         plugins=config.plugin,
         task=task_settings,
@@ -191,21 +193,12 @@ def start_workers(
         projection=task.observer.projection,
         texts=tuple(texts),
         vectors=system.encoder.encode(texts),
-        make_env=make_env,
-        batch_envs=batch_envs,
+        make_env=env,
+        batch_envs=envs,
         batches=config.use_batching,
         num_steps=config.num_steps,
         max_failure_rate=config.max_failure_rate,
     )
-    ends = np.cumsum([0, *shares(config.num_processes, config.num_workers)]).tolist()
-    env_ids = [range(first, end) for first, end in pairwise(ends)]
-    workers = RolloutWorkers(ray, spec, settings_of_workers(config, settled(system)), env_ids)
-    try:
-        check_states(workers.prepare(), state_of(system), allow_mixed=config.allow_mixed)
-    except BaseException:
-        workers.close()
-        raise
-    return workers
 
 
 def settings_of_workers(config: TrainConfig, settled: SystemSettings) -> list[SystemSettings]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
+from query_mutator.cluster.rollouts import spec_of
+from query_mutator.cluster.worker import Orders, RolloutWorker
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
+from query_mutator.training.learner import OnPolicyLearner
+from query_mutator.training.learners import make_learner, settings_of
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
 from query_mutator.training.workers import dealt_out, shares
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
@@ -90,7 +98,7 @@ def test_any_number_of_workers_gives_the_local_engines_data(
         shown = ("charts/episodic_return", "charts/success", "llm/invalid_steps", "losses/value_loss")
         for row, expected in zip(*(read_json_lines(one / "metrics.jsonl") for one in (run, local)), strict=True):
             assert {key: row[key] for key in shown} == pytest.approx({key: expected[key] for key in shown})
-    assert workers_of(ray_cluster) == []
+    wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
 
 
 def test_a_worker_that_is_killed_repeats_no_finished_call(
@@ -163,3 +171,33 @@ def test_shares_are_nearly_equal_and_servers_are_dealt_out() -> None:
     assert dealt_out("abcde", 2) == [("a", "c", "e"), ("b", "d")]
     assert dealt_out("ab", 3) == [("a",), ("b",), ("a",)]
     assert dealt_out("", 2) == [(), ()]
+
+
+def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
+    server: EmbeddedServer, flags: list[str], tmp_path: Path
+) -> None:
+    config = parse_config(flags)
+    task_settings = settings_of(TaskSettings, config)
+    questions = split_dataset(task_settings).train
+    with System(settings_of(SystemSettings, config)) as system:
+        task = make_task(system, task_settings, questions)
+        spec = spec_of(
+            config, system, task, task_settings, tmp_path, env=QueryMutationEnv, envs=BatchedQueryMutationEnv
+        )
+        learner = make_learner(config, task, None)
+    assert isinstance(learner, OnPolicyLearner)
+    rollouts, calls = [], []
+    for _ in range(2):
+        worker = RolloutWorker(settings_of(SystemSettings, config), range(2, 4), 0)
+        chosen = copy.deepcopy(learner.rollout_policy)
+        states = [QueryMutationEnv(task, client=system.calls.client).state_dict() for _ in range(2)]
+        orders = Orders(rngs=chosen.rngs[2:4], version=0, greedy=False, states=states, seed=5, since=0, keep_since=0)
+        rollouts.append(worker.collect(spec, chosen.policy, orders))
+        worker.close()
+        calls.append(server.stats()["calls"])
+    first, again = rollouts
+    assert first.totals.calls == again.totals.calls > 10
+    assert calls[0] == calls[1]
+    assert all(np.array_equal(one, other) for one, other in zip(first.steps, again.steps, strict=True))
+    assert first.steps.obs.shape[:2] == (8, 2)
+    assert first.steps.env_ids.tolist() == [[2, 3]] * 8
