@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.cli.console import note
-from query_mutator.cluster.worker import Orders, Rollout, RolloutWorker, WorkerSpec, WorkerState, state_of
+from query_mutator.cluster.worker import Orders, Rollout, RolloutWorker, WorkerSpec, WorkerState, state_of, with_arrays
 from query_mutator.encoder import FloatArray
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
@@ -131,7 +131,7 @@ class ClusterLoop(OnPolicyLoop):
         assert isinstance(self._learner, OnPolicyLearner)
         rollouts = self._workers.collect(
             self._learner,
-            self._envs.state_dict(),
+            with_arrays(self._envs.state_dict()),
             seed=self._reset_seed,
             since=self._env_steps,
             keep_since=steps_of(checkpoints_in(self._run_dir.path)[:2][-1]),

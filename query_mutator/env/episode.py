@@ -57,12 +57,12 @@ class Attempt:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Attempt:
-        """Return the attempt saved by `to_state`."""
+        """Return the attempt saved by `to_state`, whose tensors may be arrays."""
         return cls(
             text=state["text"],
             answer=state["answer"],
-            text_vector=state["text_vector"].numpy(),
-            answer_vector=state["answer_vector"].numpy(),
+            text_vector=np.array(state["text_vector"]),
+            answer_vector=np.array(state["answer_vector"]),
             fit=state["fit"],
             closeness=state["closeness"],
             reward=Reward(score=state["score"], parts=state["parts"]),
@@ -170,7 +170,7 @@ class Episode:
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
         """Return the episode saved by `to_state`; files of earlier versions lack some of its entries."""
         known = {attempt["text"]: Attempt.from_state(attempt) for attempt in state["known"]}
-        vectors = {text: vector.numpy() for text, vector in state.get("vectors", {}).items()}
+        vectors = {text: np.array(vector) for text, vector in state.get("vectors", {}).items()}
         return cls(
             index=state["index"],
             original=state["first"],
