@@ -300,12 +300,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1 + 1000 * index for index in range(8)])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.2], help="of failing calls")
     parser.add_argument("--steps", type=int, default=2048, help="of all environments together")
+    parser.add_argument("--encoder", default="all-MiniLM-L6-v2")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[Result]]] = {}
-    world = World(SystemSettings(backend="embedded"), arguments.store)
+    world = World(SystemSettings(backend="embedded", encoder=arguments.encoder), arguments.store)
     print("| learner | failing calls | success, % | mean return | seconds |\n|---|---|---|---|---|", flush=True)
     with world.system:
         settings = task_settings(parse_config(["--backend", "embedded", "--validation-fold", "0"]))
