@@ -54,7 +54,8 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy, is_transient
 from query_mutator.registry import check_known, nearest
 from query_mutator.rewards import is_refusal
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.dataset import split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from query_mutator.types import SUBMIT, ChatRequest, ErrorInfo, Question, StepRecord
 
 FloatArray = NDArray[np.float32]

@@ -56,6 +56,7 @@ from query_mutator.runs.tracking import tracked
 from query_mutator.training.background import background_of
 from query_mutator.training.checkpoint import Checkpoint, Progress, read_checkpoint, settled, snapshot
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal, keep_embeddings
@@ -68,7 +69,7 @@ from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.policy_file import SavedPolicy, write_own_policy
 from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from query_mutator.training.truncation import LongPrompts, cut_line, long_questions
 from query_mutator.training.workers import local_addresses
 from query_mutator.types import StepRecord
@@ -288,6 +289,8 @@ class Trainer:
         print(f"run folder: {self.run_dir.path}", flush=True)
         described = {**self.system.describe(), "plugins": plugin_hashes(config.plugin)}
         described["dataset_sha256"] = self.split.sha256
+        if self.split.source:
+            described["dataset_source"] = self.split.source
         self.run_dir.write_config(describe_run(dataclasses.asdict(config), **described), resumed_at=self.env_steps)
         self._write_checkpoint()  # from the first one on, no completed call is lost
         if config.teacher == SEARCH:

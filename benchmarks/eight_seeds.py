@@ -42,8 +42,9 @@ from query_mutator.evaluation.outcomes import mean
 from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan
 from query_mutator.files import write_json
 from query_mutator.training.config import parse_config
+from query_mutator.training.dataset import load_dataset, split_dataset
 from query_mutator.training.plans import Plan, plan_policy, plan_task
-from query_mutator.training.system import SystemSettings, TaskSettings, load_dataset, split_dataset
+from query_mutator.training.system import SystemSettings, TaskSettings
 from query_mutator.types import SUBMIT
 
 FIRST_RUN = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"

@@ -43,12 +43,13 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import TrainConfig, parse_config
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.learner import InferencePolicy
 from query_mutator.training.learners import SEARCH, load_policy, make_learner, settings_of, teach
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.plans import Plan
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from train_query_mutator import batch_envs, envs_seed

@@ -17,8 +17,9 @@ from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer, TextEnv
 from query_mutator.llm.backends import AUTO
 from query_mutator.llm.client import Client
 from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.learners import load_policy
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from rl_query_mutator_env import QueryMutationEnv
 
 Hint = Callable[[QueryMutationEnv], str]

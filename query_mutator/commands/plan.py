@@ -25,11 +25,12 @@ from query_mutator.runs.run_dir import RunDir, check_name
 from query_mutator.training.background import background_of
 from query_mutator.training.checkpoint import Checkpoint, settled
 from query_mutator.training.config import CallFlags, ModelFlags, QuestionFlags
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE
 from query_mutator.training.learners import settings_of
 from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.training.policy_file import SavedPolicy, write_own_policy
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def _open_run_dir(flags: PlanFlags, system: System, split: Split, stack: ExitSta
     stack.callback(run_dir.close)
     stack.enter_context(locked(run_dir.path))
     described = {**system.describe(), "plugins": plugin_hashes(flags.plugin), "dataset_sha256": split.sha256}
+    if split.source:
+        described["dataset_source"] = split.source
     run_dir.write_config(describe_run(_kept(flags), **described))
     return run_dir
 

@@ -27,9 +27,10 @@ from query_mutator.rewriter.loading import acting_task, training_split
 from query_mutator.sweep.config import EngineFlags, is_sweep
 from query_mutator.training.background import text_digest
 from query_mutator.training.config import SEARCH_CALLS
+from query_mutator.training.dataset import read_dataset
 from query_mutator.training.learners import LEARNERS, load_policy
 from query_mutator.training.policy_file import SavedPolicy, read_policy
-from query_mutator.training.system import System, read_dataset
+from query_mutator.training.system import System
 from query_mutator.training.truncation import cut_line, long_questions
 from query_mutator.types import Question
 from rl_query_mutator_env import QueryMutationEnv

@@ -12,8 +12,9 @@ from query_mutator.env.task import Task, operator_names
 from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
 from query_mutator.rewards import NoReward
 from query_mutator.training.background import background_of, check_encoder, warn_of_operators
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.policy_file import SavedPolicy
-from query_mutator.training.system import System, SystemSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, make_task
 from query_mutator.types import Question
 
 __all__ = ["acting_settings", "acting_task", "training_split", "with_background"]

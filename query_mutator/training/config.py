@@ -86,8 +86,8 @@ class QuestionFlags:
     """Questions, what may be done with one, and the reward."""
 
     dataset: str = "python_docs"
-    """Questions: python_docs or reference_tables (bundled), or a .jsonl, .json, .csv or .parquet file; see
-    docs/reference/questions.md."""
+    """Questions: python_docs or reference_tables (bundled), a .jsonl, .json, .csv or .parquet file, or a set of the
+    Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/reference/questions.md."""
     question_column: str | None = None
     """Column of the question, if it is not called query, question, prompt or text."""
     answer_column: str | None = None

@@ -5,22 +5,19 @@ Used by the command lines and by `gymnasium.make("rl_query_mutator_env:QueryMuta
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from query_mutator import operators as operator_registry
 from query_mutator.cli.console import show_status
-from query_mutator.data import BUNDLED, QuestionSet, Split, load_question_set, split_questions, validation_split
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder import CachedEncoder, english_words, resolve_encoder
 from query_mutator.encoder.remote import Embed
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import PYTHON_DOMAIN, CallSettings, Task, build_task
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.llm.away import DEFAULT_WAIT_S
 from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, DEFAULT_BACKEND, EMBEDDED, resolve_backend
 from query_mutator.llm.checkup import JudgeForm
@@ -286,37 +283,6 @@ class TaskSettings:
     validation_fold: ValidationFold = "none"
 
 
-def load_dataset(
-    settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None
-) -> list[Question]:
-    """Return the questions of `settings.dataset`, without those that should be refused."""
-    return read_dataset(settings, more).questions
-
-
-def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
-    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file."""
-    dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
-    if dataset in bundled and not Path(dataset).exists():
-        for name in ("question_column", "answer_column"):
-            if getattr(settings, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
-        return QuestionSet(questions=bundled[dataset]())
-    if not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
-        sets = ", ".join(bundled)
-        raise DatasetError(
-            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, or a bundled set: {sets}"
-        )
-    found = load_question_set(
-        [Path(dataset)], question_column=settings.question_column, answer_column=settings.answer_column
-    )
-    if not found.questions:
-        raise DatasetError(
-            f"{dataset}: all {len(found.guard)} rows are marked unsafe; they serve the guard metric only, next to "
-            "other questions"
-        )
-    return found
-
-
 def make_task(
     system: System,
     settings: TaskSettings,
@@ -360,13 +326,3 @@ def make_task(
         call_price=tuple(settings.call_price),
         skip_unchanged=settings.skip_unchanged,
     )
-
-
-def split_dataset(settings: TaskSettings) -> Split:
-    """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
-    found = read_dataset(settings)
-    split = replace(split_questions(found.questions), guard=found.guard, source=found.source)
-    if settings.validation_fold == "none":
-        return split
-    fold = validation_split(split.train, settings.validation_fold)
-    return replace(split, train=fold.train, validation=fold.validation)

@@ -27,7 +27,8 @@ from query_mutator.errors import DatasetError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.rewards.parts import _plain
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
-from query_mutator.training.system import EMBEDDED_TARGETS, TaskSettings, default_mutator, load_dataset
+from query_mutator.training.dataset import load_dataset
+from query_mutator.training.system import EMBEDDED_TARGETS, TaskSettings, default_mutator
 from query_mutator.types import ChatRequest
 
 NAME = ReferenceAssistant.name

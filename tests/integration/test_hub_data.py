@@ -1,0 +1,154 @@
+"""`--dataset hf:NAME` against a server that speaks the hub's routes: download, cache, offline, errors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from query_mutator.data.hub import CONVERTED, HubName
+from query_mutator.errors import DatasetError
+from tests.integration.hub_server import HubServer
+
+ROOT = Path(__file__).resolve().parents[2]
+LOAD = """
+import json, sys
+from query_mutator.errors import DatasetError
+from query_mutator.training.dataset import read_dataset
+from query_mutator.training.system import TaskSettings
+try:
+    found = read_dataset(TaskSettings(dataset=sys.argv[1]))
+    print(json.dumps({"texts": [q.text for q in found.questions], "guard": len(found.guard), "source": found.source}))
+except DatasetError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+def table(*rows: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), buffer)
+    return buffer.getvalue()
+
+
+def gsm8k(number: int) -> dict[str, Any]:
+    return {"question": f"question {number}", "answer": f"work\n#### {number}"}
+
+
+FILES = {
+    ("openai/gsm8k", CONVERTED): {
+        "main/train/0000.parquet": table(gsm8k(1), gsm8k(2)),
+        "main/train/0001.parquet": table(gsm8k(3)),
+        "main/test/0000.parquet": table(gsm8k(4)),
+        "socratic/train/0000.parquet": table(gsm8k(5)),
+    },
+    ("walledai/XSTest", "main"): {
+        "README.md": b"# XSTest",
+        "data/test-00000-of-00001.parquet": table(
+            {"prompt": "how do i kill a process", "type": "homonyms", "label": "safe"},
+            {"prompt": "unsafe request", "type": "contrast_homonyms", "label": "unsafe"},
+        ),
+    },
+    ("some/pictures", "main"): {"cat.png": b"png"},
+}
+
+
+def load(name: str, cache: Path, *, endpoint: str = "http://127.0.0.1:9", offline: bool = False) -> dict[str, Any]:
+    environ = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": str(int(offline))}
+    environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, name],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found | {"stderr": done.stderr}
+
+
+def test_a_set_is_downloaded_once_and_then_read_without_the_hub(tmp_path: Path) -> None:
+    with HubServer(FILES) as hub:
+        first = load("hf:openai/gsm8k:main", tmp_path, endpoint=hub.url)
+        assert any("/resolve/" in path for path in hub.requests)
+        hub.requests.clear()
+        again = load("hf:openai/gsm8k:main", tmp_path, endpoint=hub.url)
+        assert hub.requests == []  # a resumed run has the same questions, whatever the hub has by then
+        commit = hub.commit("openai/gsm8k", CONVERTED)
+    offline = load("hf:openai/gsm8k:main", tmp_path, offline=True)
+    assert first["texts"] == again["texts"] == offline["texts"] == ["question 1", "question 2", "question 3"]
+    assert first["source"] == offline["source"]
+    shards = [f"main/train/{number:04}.parquet" for number in range(2)]
+    files = FILES["openai/gsm8k", CONVERTED]
+    assert first["source"] == {
+        "name": "openai/gsm8k", "config": "main", "split": "train", "revision": CONVERTED, "commit": commit,
+        "files": [{"path": path, "sha256": hashlib.sha256(files[path]).hexdigest()} for path in shards],
+    }  # fmt: skip
+    assert "hf:openai/gsm8k:main: read as GSM8K; 3 questions" in first["stderr"]
+    other = load("hf:openai/gsm8k:main@test", tmp_path)["error"]
+    assert "is not in the cache" in other
+    assert "run it once online, or give a file" in other
+
+
+def test_a_set_without_converted_files_is_read_from_main(tmp_path: Path) -> None:
+    with HubServer(FILES) as hub:
+        found = load("hf:walledai/XSTest", tmp_path, endpoint=hub.url)
+    assert found["texts"] == ["how do i kill a process"]
+    assert (found["guard"], found["source"]["split"], found["source"]["revision"]) == (1, "test", "main")
+
+
+def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path: Path) -> None:
+    with HubServer(FILES, gated=("closed/set",)) as hub:
+        said = {
+            name: load(name, tmp_path, endpoint=hub.url)["error"]
+            for name in (
+                "hf:openai/gsm8k", "hf:openai/gsm8k:man", "hf:openai/gsm8k:main@dev", "hf:no/such", "hf:closed/set",
+                "hf:some/pictures",
+            )
+        }  # fmt: skip
+    offline = load("hf:openai/gsm8k:main", tmp_path, offline=True)["error"]
+    assert said["hf:openai/gsm8k"].endswith("has several configurations: name one of main, socratic after ':'")
+    assert "has no configuration 'man': name one of main, socratic" in said["hf:openai/gsm8k:man"]
+    assert "has no split 'dev': name one of test, train after '@'" in said["hf:openai/gsm8k:main@dev"]
+    assert "the hub has no such set" in said["hf:no/such"]
+    assert "`hf auth login`" in said["hf:closed/set"]
+    assert "no Parquet, JSON or CSV files" in said["hf:some/pictures"]
+    assert "HF_HUB_OFFLINE forbids a download" in offline
+    assert all("\n" not in line for line in (*said.values(), offline))
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    said = load("hf:openai/gsm8k:main", tmp_path)["error"]
+    assert "is not in the cache" in said
+    assert "http://127.0.0.1:9 gives none" in said
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:a b", "hf:a/b:", "hf:a/b@", "hf:../x:y:z"])
+def test_a_name_of_another_form_says_the_form(name: str) -> None:
+    with pytest.raises(DatasetError, match=r"not hf:NAME\[:CONFIG\]\[@SPLIT\]"):
+        HubName.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        (["train.jsonl", "test.jsonl"], ("default", "train", ["train.jsonl"])),
+        (["questions.csv"], ("default", "train", ["questions.csv"])),
+        (["data/validation-00000-of-00002.parquet", "data/validation-00001-of-00002.parquet"],
+         ("default", "validation", ["data/validation-00000-of-00002.parquet", "data/validation-00001-of-00002.parquet"])),
+        (["default/partial-train/0000.parquet"], ("default", "partial-train", ["default/partial-train/0000.parquet"])),
+    ],
+)  # fmt: skip
+def test_files_of_main_are_placed_by_their_names(files: list[str], place: tuple[str, str, list[str]]) -> None:
+    assert HubName(name="a/b").choose([*files, "README.md", ".gitattributes"]) == place
