@@ -87,7 +87,7 @@ class QuestionFlags:
 
     dataset: str = "python_docs"
     """Questions: python_docs or reference_tables (bundled), a .jsonl, .json, .csv or .parquet file, or a set of the
-    Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/reference/questions.md."""
+    Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/how-to/use-your-own-data.md."""
     question_column: str | None = None
     """Column of the question, if it is not called query, question, prompt or text."""
     answer_column: str | None = None

@@ -19,6 +19,7 @@ from query_mutator.data.hub import CONVERTED, HubName
 from query_mutator.errors import DatasetError
 from tests.integration.hub_server import HubServer
 
+SHARDS = [f"data/validation-0000{number}-of-00002.parquet" for number in range(2)]
 ROOT = Path(__file__).resolve().parents[2]
 LOAD = """
 import json, sys
@@ -145,8 +146,7 @@ def test_a_name_of_another_form_says_the_form(name: str) -> None:
     [
         (["train.jsonl", "test.jsonl"], ("default", "train", ["train.jsonl"])),
         (["questions.csv"], ("default", "train", ["questions.csv"])),
-        (["data/validation-00000-of-00002.parquet", "data/validation-00001-of-00002.parquet"],
-         ("default", "validation", ["data/validation-00000-of-00002.parquet", "data/validation-00001-of-00002.parquet"])),
+        (SHARDS, ("default", "validation", SHARDS)),
         (["default/partial-train/0000.parquet"], ("default", "partial-train", ["default/partial-train/0000.parquet"])),
     ],
 )  # fmt: skip
