@@ -22,7 +22,7 @@ _END = 256  # the token that ends a reply
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
-def write_gguf(folder: Path, *, seed: int = 0) -> Path:
+def write_gguf(folder: Path, *, seed: int = 0, template: str = _TEMPLATE) -> Path:
     """Write a Llama of two layers with random weights and a byte-level tokenizer as llama.cpp reads it."""
     import gguf
 
@@ -38,6 +38,8 @@ def write_gguf(folder: Path, *, seed: int = 0) -> Path:
     writer.add_rope_dimension_count(_WIDTH // _HEADS)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _add_tokenizer(writer)
+    if template:
+        writer.add_chat_template(template)
     for name, weight in _weights(np.random.default_rng(seed)).items():
         writer.add_tensor(name, weight.astype(np.float32))
     writer.write_header_to_file()
@@ -63,7 +65,6 @@ def _add_tokenizer(writer: object) -> None:
     writer.add_bos_token_id(_END)
     writer.add_eos_token_id(_END)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(_TEMPLATE)
 
 
 def _weights(rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -1,0 +1,305 @@
+"""`--gguf`: the user's own files as target and mutator, in processes that end with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from query_mutator import Rewriter
+from query_mutator.errors import UsageError
+from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.gguf_file import digest_of
+from query_mutator.llm.llama import LlamaBackend
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.stack import build_client
+from query_mutator.types import ChatRequest
+from tests.integration.killing import kill_when, start, train, transcript, weights
+from tests.integration.llama_server import CONTEXT, LlamaServer, write_gguf
+from tests.qm_command import qm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def file(tiny_gguf: Path, tmp_path: Path) -> Path:
+    """Return a file of this test, so that its processes can be told from those of others."""
+    return Path(shutil.copy(tiny_gguf, tmp_path / "small.gguf"))
+
+
+@pytest.fixture
+def backend(file: Path) -> Iterator[LlamaBackend]:
+    (found,) = LlamaBackend.open([str(file)], pool_size=4, timeout_s=30.0)
+    yield found
+    found.close()
+
+
+def ask(text: str, **fields: object) -> ChatRequest:
+    return ChatRequest.user(text, **{"model": "small", "max_tokens": 24, **fields})
+
+
+def processes(file: Path) -> list[psutil.Process]:
+    """Return the processes that run a file."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if str(file) in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return [process for process in found if "llama_child.py" in " ".join(process.info["cmdline"])]
+
+
+def assert_none_left(file: Path) -> None:
+    deadline = time.monotonic() + 20.0
+    while processes(file):
+        assert time.monotonic() < deadline, processes(file)
+        time.sleep(0.05)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def test_replies_are_those_of_the_same_file_behind_llama_server(backend: LlamaBackend, file: Path) -> None:
+    requests = [ask(f"question {number}") for number in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        replies = [reply.text for reply in pool.map(backend.complete, requests)]
+    with LlamaServer(file, slots=4) as server:
+        behind = OpenAIBackend(server.url)
+        assert [behind.complete(ask(f"question {number}", model="tiny")).text for number in range(12)] == replies
+        behind.close()
+    assert len(set(replies)) > 6
+    assert (backend.slots("small"), backend.context("small")) == (4, CONTEXT)
+
+
+def test_the_context_of_a_slot_is_num_ctx(file: Path) -> None:
+    (server,) = LlamaBackend.open([str(file)], pool_size=3, runner_options={"num_ctx": 512})
+    assert server.context("small") == 512
+    assert server.complete(ask("word " * 60)).ok
+    server.close()
+
+
+def test_a_prompt_that_does_not_fit_is_not_sent(backend: LlamaBackend) -> None:
+    assert backend.complete(ask("word")).ok
+    error = backend.complete(ask("word " * CONTEXT)).error
+    assert error is not None
+    assert (error.kind, error.status) == ("prompt_too_long", None)  # no status: no reply of the server
+    assert f"a prompt of {5 * CONTEXT} tokens does not fit the context of {CONTEXT} tokens" in error.message
+
+
+def test_a_reply_is_cut_once_its_beginning_is_enough(backend: LlamaBackend) -> None:
+    whole = backend.complete(ask("a long one", max_tokens=1500))
+    cut = backend.complete_until(ask("a long one", max_tokens=1500), lambda text: len(text) >= 3)
+    assert whole.text.startswith(cut.text)
+    assert 3 <= len(cut.text) < max(16, len(whole.text))
+
+
+def test_close_cancels_calls_in_flight_and_ends_the_process(backend: LlamaBackend, file: Path) -> None:
+    assert backend.complete(ask("load it")).ok
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(backend.complete, ask(f"{n} " * 600, max_tokens=1000)) for n in range(16)]
+        threading.Timer(0.05, backend.close).start()
+        kinds = {call.result().error.kind for call in calls if call.result().error is not None}  # type: ignore[union-attr]
+    assert kinds <= {"cancelled"}
+    assert_none_left(file)
+    assert backend.complete(ask("after the end")).error is not None
+
+
+def test_a_process_that_crashed_is_started_again(file: Path) -> None:
+    stack = build_client([str(file)], backend="llama", batch_size=2)
+    stack.require_models(["small"])
+    first = stack.retry.complete(ask("one"))
+    [process] = processes(file)
+    process.kill()
+    process.wait(10)
+    again = stack.retry.complete(ask("one"))
+    assert [one.pid for one in processes(file)] != [process.pid]
+    stack.close()
+    assert (first.ok, again.text) == (True, first.text)
+
+
+def test_two_files_are_target_and_mutator(file: Path, tmp_path: Path) -> None:
+    other = write_gguf(tmp_path, seed=1)
+    choice = resolve_backend(gguf=(str(file), str(other)))
+    assert (choice.kind, choice.default_models, choice.urls) == ("llama", ("small", "tiny"), (str(file), str(other)))
+    stack = build_client(choice.urls, backend=choice.kind, batch_size=2)
+    stack.require_models(["small", "tiny"])
+    texts = {name: stack.client.complete(ask("hello", model=name)).text for name in ("small", "tiny")}
+    stack.close()
+    assert texts["small"] != texts["tiny"]
+    assert_none_left(file)
+    assert_none_left(other)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_of_an_unchanged_file_is_read_from_the_cache(file: Path, tmp_path: Path) -> None:
+    first = digest_of(file)
+    [kept] = (tmp_path / "cache").rglob("gguf.json")
+    known = json.loads(kept.read_text())
+    kept.write_text(json.dumps(dict.fromkeys(known, "f" * 64)))
+    assert digest_of(file) == "f" * 64
+    with file.open("ab") as content:
+        content.write(b"\0")
+    assert digest_of(file) not in (first, "f" * 64)
+
+
+def test_a_model_in_several_files_has_the_digest_of_all(file: Path, tmp_path: Path) -> None:
+    parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    shutil.copy(file, parts[0])
+    with pytest.raises(UsageError, match=r"2 files, and big-00002-of-00002\.gguf is not there"):
+        digest_of(parts[0])
+    parts[1].write_bytes(b"one")
+    first = digest_of(parts[0])
+    parts[1].write_bytes(b"other")
+    assert digest_of(parts[0]) != first
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory"),
+        (b"", "not a GGUF file (an empty file)"),
+        (b"<html>", "not a GGUF file (it starts with b'<htm')"),
+        ("cut", "tensor 'blk.1.ffn_down.weight' data is not within the file bounds, model is corrupted or incomplete"),
+        ("head", "no chat template in the file, or the file is cut"),
+    ],
+)
+def test_a_wrong_file_costs_one_line(
+    content: bytes | str | None, words: str, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole, wrong = file.read_bytes(), tmp_path / "wrong.gguf"
+    made = {"cut": whole[:-5000], "head": whole[:300]}
+    if content is not None:
+        wrong.write_bytes(made[content] if isinstance(content, str) else content)
+    assert qm("doctor", "--gguf", wrong) == 2
+    assert qm("plan", "--gguf", wrong, "--encoder", "hash", "--save-dir", tmp_path / "runs") == 2
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if words in line] == said
+    assert len(said) == 2
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_wrong_flags_cost_one_line(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = write_gguf(tmp_path, template="")
+    assert qm("doctor", "--gguf", bare) == 2
+    assert "no chat template" in capfd.readouterr().err
+    assert qm("doctor", "--backend", "llama") == 2
+    assert "give its file with --gguf FILE" in capfd.readouterr().err
+    assert qm("doctor", "--gguf", file, bare, tmp_path) == 2
+    assert "--gguf takes one file, or two" in capfd.readouterr().err
+    assert qm("doctor", "--gguf", file, "--ollama-url", "http://127.0.0.1:1") == 2
+    assert "--ollama-url and --gguf name servers of two kinds" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)  # as where it is not installed
+    assert qm("doctor", "--gguf", file) == 2
+    assert "pip install 'query-mutator[llama]'" in capfd.readouterr().err
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flags(file: Path, dataset: Path, tmp_path: Path) -> list[str]:
+    return [
+        *("--gguf", str(file), "--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
+        *("--operators", "spelling,neutral,filler", "--save-interval", "1", "--num-processes", "4"),
+        *("--num-steps", "4", "--batch-size", "4", "--num-mini-batch", "2", "--num-env-steps", "48"),
+        *("--target-max-tokens", "16", "--mutator-max-tokens", "16", "--no-evaluate"),
+        *("--deterministic", "--cache", "off"),
+    ]
+
+
+def test_a_training_that_is_killed_resumes_to_the_same_weights_and_leaves_no_process(
+    flags: list[str], file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path)
+    assert_none_left(file)
+    run = tmp_path / "killed" / "latest"
+    checkpoint = run / "checkpoints" / "step_16.pt"
+    assert kill_when(start([*flags, "--save-dir", str(tmp_path / "killed")], tmp_path), checkpoint.exists)
+    assert_none_left(file)
+    train(["--resume", str(run)], tmp_path)
+    whole = tmp_path / "whole" / "latest"
+    assert transcript(run) == transcript(whole)
+    assert all((weights(run)[name] == value).all() for name, value in weights(whole).items())
+    assert_none_left(file)
+
+    capfd.readouterr()
+    assert qm("eval", run) == 0
+    assert "answered by small" in capfd.readouterr().out
+    check_other_commands(run, file, tmp_path, capfd)
+    check_a_changed_file(run, file, capfd)
+    assert_none_left(file)
+
+
+def check_other_commands(run: Path, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 0
+    with Rewriter.load(run, gguf=str(file)) as rewriter:
+        assert (rewriter.target_model, rewriter.mutator_model) == ("small", "small")
+        assert rewriter.rewrite("how do i sort teh list").answer
+    questions = tmp_path / "in.jsonl"
+    questions.write_text('{"id": "a", "prompt": "how do i sort"}\n')
+    assert qm("batch", questions, "--out", tmp_path / "plain.jsonl", "--gguf", file, "--batch-size", "2") == 0
+    assert qm("batch", questions, "--out", tmp_path / "rewritten.jsonl", "--checkpoint", run) == 0
+    assert len((tmp_path / "rewritten.jsonl").read_text().splitlines()) == 1
+    capfd.readouterr()
+    assert qm("doctor", "--gguf", file, "--batch-size", "3") == 0
+    assert "slots:   3, as the server reports" in capfd.readouterr().out
+
+
+def check_a_changed_file(run: Path, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with file.open("ab") as content:
+        content.write(bytes(32))  # which llama.cpp does not read
+    capfd.readouterr()
+    assert qm("train", "--resume", run, "--num-env-steps", "64", "--no-use-linear-lr-decay") == 2
+    assert qm("eval", run) == 2
+    said = capfd.readouterr().err
+    assert f"{file} changed since this policy was trained" in said
+    assert qm("rewrite", "how do i sort", "--checkpoint", run, "--gguf", file) == 0
+
+
+def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Path, tmp_path: Path) -> None:
+    import requests
+
+    argv: list[str | Path] = [
+        "--gguf",
+        file,
+        "--encoder",
+        "hash",
+        "--dataset",
+        dataset,
+        "--operators",
+        "spelling,filler",
+    ]
+    short = ["--max-calls", "60", "--target-max-tokens", "8", "--mutator-max-tokens", "8", "--batch-size", "2"]
+    assert qm("plan", *argv, *short, "--save-dir", tmp_path / "plans") == 0
+    command = [sys.executable, "-m", "query_mutator", "serve", str(tmp_path / "plans" / "latest"), "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        texts = []
+        for model in ("small", "small+qm"):
+            messages = [{"role": "user", "content": "how do i sort teh list"}]
+            body = {"model": model, "max_tokens": 8, "messages": messages}
+            reply = requests.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+            texts.append(reply["choices"][0]["message"]["content"])
+        process.kill()
+    assert all(texts)
+    assert_none_left(file)
