@@ -32,7 +32,21 @@ DEFAULTS = shlex.split(
 SIZES = shlex.split("--num-processes 4 --num-steps 8 --num-mini-batch 2 --batch-size 4 --num-env-steps 64")
 
 #: Programs that blocks may name besides ours; their flags are not ours to check.
-FOREIGN = {"ollama", "pip", "tensorboard", "wandb", "trackio", "mlflow", "torchrun", "git", "cd", "curl", "kill", "ray"}
+FOREIGN = {
+    "docker",
+    "ollama",
+    "pip",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "mlflow",
+    "torchrun",
+    "git",
+    "cd",
+    "curl",
+    "kill",
+    "ray",
+}
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SHELL = re.compile(r"[|&<>]|\$\(|^\w+=", re.MULTILINE)

@@ -19,7 +19,7 @@ from query_mutator.training.learners import load_policy
 from query_mutator.training.policy_file import SavedPolicy, read_policy
 from query_mutator.training.system import System, SystemSettings
 
-__all__ = ["Policy", "PolicyFlags", "RunFlags", "max_failure_rate", "open_policy", "system_settings"]
+__all__ = ["Policy", "PolicyFlags", "RunFlags", "max_failure_rate", "open_policy", "system_settings", "take_run"]
 
 LATEST = "runs/latest"
 
@@ -75,9 +75,14 @@ class RunFlags(PolicyFlags):
 
     def __post_init__(self) -> None:
         if self.run:
-            if self.checkpoint not in (LATEST, self.run):
-                raise ValueError(f"{self.run} and --checkpoint {self.checkpoint} are two policies; give one")
-            object.__setattr__(self, "checkpoint", self.run)
+            take_run(self, self.run)
+
+
+def take_run(flags: PolicyFlags, run: str) -> None:
+    """Make a run that is given as an argument the policy; ValueError when --checkpoint names another."""
+    if flags.checkpoint not in (LATEST, run):
+        raise ValueError(f"{run} and --checkpoint {flags.checkpoint} are two policies; give one")
+    object.__setattr__(flags, "checkpoint", run)
 
 
 @dataclass(frozen=True, kw_only=True)

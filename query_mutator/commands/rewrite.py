@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy
+from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy, take_run
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
@@ -27,7 +27,9 @@ class RewriteFlags(PolicyFlags, OutputFlags):
     """Rewrite a question as the trained policy would, and show the answer."""
 
     question: Positional[str]
-    """The question; - reads one per line from standard input."""
+    """The question; - reads one per line from standard input. Of two arguments the first is the run."""
+    after_run: Positional[str] = ""
+    """The question, if a run is given before it."""
     mode: Mode = "full"
     """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
     max_calls: int | None = None
@@ -38,6 +40,9 @@ class RewriteFlags(PolicyFlags, OutputFlags):
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
 
     def __post_init__(self) -> None:
+        if self.after_run:
+            take_run(self, self.question)
+            object.__setattr__(self, "question", self.after_run)
         Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
 
 

@@ -69,6 +69,13 @@ def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.Ca
     assert len(one["rewrites"]) == sum(name not in ("undo", "submit") for name in one["operators"])
 
 
+def test_rewrite_takes_the_run_before_the_question(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", run, "plz sort my list", "--json") == 0
+    assert told(capsys)[0]["question"] == "plz sort my list"
+    assert qm("rewrite", run, "plz sort my list", "--checkpoint", "other") == 2
+    assert f"{run} and --checkpoint other are two policies; give one" in capsys.readouterr().err
+
+
 def test_rewrite_reads_lines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("join my words\n\n  umm length plz\n"))
     assert qm("rewrite", "--checkpoint", run, "--json", "-") == 0

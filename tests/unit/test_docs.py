@@ -20,6 +20,7 @@ OTHERS = {
     "--seeds", "--repeats", "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes",
     "--run", "--out", "--slots", "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
     "--generate", "--object-store-memory", "--resources",  # of ray
+    "--lowest",  # of check_wheel.py
 }  # fmt: skip
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
