@@ -153,3 +153,27 @@ def test_resources_decide_how_many_trials_run_and_what_no_node_has_is_said(
         assert needy.slots == 1
         assert list(needy.run([])) == []
     assert "no node of the cluster has 1 CPU, 1 GPU, 2 server; trials wait" in capsys.readouterr().err
+
+
+def test_a_trial_whose_worker_dies_too_often_has_failed_and_can_be_retried(
+    ray_cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killer = tmp_path / "killer.py"  # kills the worker that runs it, as the kernel does when memory runs out
+    killer.write_text(
+        "import os, sys, time\n"
+        "file = os.path.join(os.environ['QM_TRIAL_DIR'], 'began')\n"
+        "open(file, 'a').write('x')\n"
+        "if len(open(file).read()) <= 2:\n"
+        "    os.kill(os.getppid(), 9)\n"
+        "    time.sleep(60)\n"
+        "print('{\"success\": 0.5}')\n"
+    )
+    folder = tmp_path / "s"
+    words = ["sweep", "--grid", "x=1", "--seeds", "1", "--out", folder, "--engine", "ray", "--task-retries", "1"]
+    command = ["--", "{python}", killer]
+    assert qm(*words, *command) == 2  # no trial has a number
+    assert "lost with its node or worker more often than --task-retries" in capsys.readouterr().err
+    assert began(folder) == {"x=1,seed=1": 2}
+    assert qm(*words, "--retry-failed", *command) == 0
+    assert began(folder) == {"x=1,seed=1": 3}
+    assert [row["status"] for row in rows_of(folder)] == ["failed", "done"]
