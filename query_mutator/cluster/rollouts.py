@@ -39,7 +39,7 @@ from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.system import System, SystemSettings, TaskSettings
 from query_mutator.training.workers import dealt_out, shares
 
-__all__ = ["ClusterLoop", "RolloutWorkers", "spec_of", "start_workers"]
+__all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "spec_of", "start_workers"]
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFlags:
-    """Rollout workers on a Ray cluster; see docs/how-to/several-machines.md."""
+    """Rollout workers on a Ray cluster; see docs/how-to/use-rollout-workers.md."""
 
     BOUNDS: ClassVar[Bounds] = {"num_workers": (1, 1024)}
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from query_mutator.cluster.rollouts import spec_of
-from query_mutator.cluster.worker import Orders, RolloutWorker
+from query_mutator.cluster.rollouts import check_states, spec_of
+from query_mutator.cluster.worker import Orders, RolloutWorker, WorkerSpec, WorkerState
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.runs.json_lines import read_json_lines
@@ -201,3 +201,24 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
     assert all(np.array_equal(one, other) for one, other in zip(first.steps, again.steps, strict=True))
     assert first.steps.obs.shape[:2] == (8, 2)
     assert first.steps.env_ids.tolist() == [[2, 3]] * 8
+
+
+def test_a_worker_without_the_run_folder_says_what_to_share(tmp_path: Path) -> None:
+    missing = tmp_path / "of another machine"
+    spec = cast(WorkerSpec, SimpleNamespace(run_dir=missing))
+    worker = RolloutWorker(SystemSettings(), range(2), 0)
+    with pytest.raises(UsageError, match=r"of another machine: no such folder on .*; give a --save-dir that all"):
+        worker.prepare(spec)
+    assert not missing.exists()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "digest", "message"),
+    [("other", "a", "the sentence encoder on there has other weights"), ("same", "b", "librarian is not the same on")],
+)
+def test_a_worker_with_other_weights_ends_the_run(encoder: str, digest: str, message: str) -> None:
+    own = WorkerState(place="here", encoder="same", digests={"librarian": frozenset("a")})
+    state = WorkerState(place="there", encoder=encoder, digests={"librarian": frozenset(digest)})
+    with pytest.raises(UsageError, match=message):
+        check_states([own, state], own, allow_mixed=False)
+    check_states([own, replace(state, encoder="same")], own, allow_mixed=True)
