@@ -65,6 +65,10 @@ class PolicyFlags:
     device: str | None = None
     """Torch device of the sentence encoder."""
 
+    def of_training(self, settings: SystemSettings) -> SystemSettings:
+        """Return the training's settings that stand where no flag is given."""
+        return settings
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(PolicyFlags):
@@ -105,7 +109,7 @@ def open_policy(flags: PolicyFlags) -> Iterator[Policy]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = read_policy(flags.checkpoint)
     saved.checkpoint.load_plugins()
-    system = System(system_settings(flags, saved.checkpoint.system), light=True)
+    system = System(system_settings(flags, flags.of_training(saved.checkpoint.system)), light=True)
     with system, closing_on_interrupt(system.calls.close):
         task = acting_task(saved, system)
         with closing(system.calls):

@@ -6,7 +6,7 @@ import ipaddress
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from query_mutator.rewriter import Limits, Rewriter
 from query_mutator.runs.json_lines import JsonLines
 from query_mutator.runs.lock import locked_file
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
+from query_mutator.training.system import SystemSettings
 
 if TYPE_CHECKING:
     from query_mutator.serve.app import ProxyApp
@@ -75,6 +76,10 @@ class ServeFlags(RunFlags):
     """Model that compares the two answers of --shadow, at two calls for a question."""
     api_key: str | None = None
     """Key that clients must send as `Authorization: Bearer KEY`; QM_API_KEY sets the default."""
+
+    def of_training(self, settings: SystemSettings) -> SystemSettings:
+        """Return the training's settings without its context: calls of a client's model have the client's."""
+        return replace(settings, num_ctx=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -154,7 +154,7 @@ class PolicyAnswerer:
             return {"question": question, "operators": [], "calls": 0, "problem": reason}
         if not self._episodes.can_be_blind:
             return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
-        found = await self._episodes.rewrite(question, self._rules.limits, place=self._status.queue.place)
+        found = await self._episodes.rewrite(call, self._rules.limits, place=self._status.queue.place)
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
         operators = list(found.operators)
         return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
@@ -168,7 +168,7 @@ class PolicyAnswerer:
     # --- the modes -------------------------------------------------------------------------------------------------
 
     async def _blind(self, request: _Request, question: str) -> Reply:
-        found = await self._episodes.rewrite(question, request.rules.limits, place=self._status.queue.place)
+        found = await self._episodes.rewrite(request.call, request.rules.limits, place=self._status.queue.place)
         self._decide(request, question, found)
         return await self._ask(request, request.call.asking(found.text), found.text)
 
@@ -202,7 +202,7 @@ class PolicyAnswerer:
 
         first = texts.get(question)
         found = await self._episodes.answer(
-            question, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
+            request.call, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
         )
         self._decide(request, question, found)
         if found.text not in replies:

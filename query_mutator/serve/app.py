@@ -14,8 +14,9 @@ import orjson
 
 from query_mutator.embedded.access import Access
 from query_mutator.serve.contract import Answerer, ClientLimits, Reply
+from query_mutator.serve.cors import PREFLIGHT, cors_headers, without_origin
 from query_mutator.serve.models import LISTS, merged_list
-from query_mutator.serve.replies import parsed, read_lines, renamed
+from query_mutator.serve.replies import parsed, renamed_lines
 from query_mutator.serve.requests import (
     ANYWHERE_PATHS,
     CHAT_PATHS,
@@ -104,6 +105,7 @@ class _Exchange:
         self._headers: list[Header] = list(scope["headers"])
         self._has_body = asyncio.Event()  # the whole of it
         self._began = False
+        self._cors: list[Header] = []  # of every reply to a page of another address
 
     async def run(self) -> None:
         """Reply, or stop at once when the client is gone."""
@@ -132,6 +134,10 @@ class _Exchange:
             refusal = self._refusal()
             if refusal is not None:
                 await self._error(*refusal)
+                return
+            self._cors = cors_headers(self._app.access, self._headers)
+            if self._method == "OPTIONS" and self._header(PREFLIGHT) is not None:
+                await self._whole(204, b"")
             elif not await self._own_route():
                 await self._forward_or_rewrite()
         except _TooLarge:
@@ -255,12 +261,13 @@ class _Exchange:
             chunks: AsyncIterator[bytes] = response.aiter_raw()
             if alias is not None:
                 kept = end_to_end(kept, without=(b"content-length",))
-                chunks = _under(alias, read_lines(response))
+                chunks = renamed_lines(response, alias)
             await self._stream(Reply(status=response.status_code, headers=kept, body=chunks))
 
     def _forwarded(self) -> list[Header]:
         """Return the client's headers, without the proxy's own key."""
-        return [pair for pair in self._headers if self._app.key is None or pair[0] != b"authorization"]
+        kept = without_origin(self._headers)
+        return [pair for pair in kept if self._app.key is None or pair[0] != b"authorization"]
 
     def _without_coding(self) -> list[Header]:
         return [pair for pair in self._forwarded() if pair[0] != b"accept-encoding"]
@@ -307,18 +314,14 @@ class _Exchange:
     async def _begin(self, status: int, headers: Iterable[Header]) -> None:
         self._began = True
         self._app.status.count("qm_requests_total", route=_route(self._path), code=str(status))
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        sent = [*without_origin(headers), *self._cors] if self._cors else list(headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": sent})
 
     async def _error(self, status: int, message: str) -> None:
         error: object = {"message": message, "type": "api_error", "param": None, "code": None}
         await self._whole(
             status, orjson.dumps({"error": error if self._path.startswith("/v1/") else message}), _JSON_TYPE
         )
-
-
-async def _under(alias: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for line in lines:
-        yield renamed(line, alias)
 
 
 def _route(path: str) -> str:

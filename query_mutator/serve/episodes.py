@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from query_mutator.env.async_flow import run_flow_async
 from query_mutator.env.flow import Flow
@@ -13,6 +13,7 @@ from query_mutator.rewards import cosine
 from query_mutator.rewriter import Limits, Rewrite, Rewriter
 from query_mutator.serve.guards import rewrite_problem
 from query_mutator.serve.queue import Place
+from query_mutator.serve.requests import ChatCall
 from query_mutator.types import CONTROLS, ChatRequest, Completion
 
 __all__ = ["Ask", "Episodes", "Rewritten"]
@@ -42,28 +43,31 @@ class Episodes:
         """Return whether the policy rewrites without looking at an answer."""
         return "blind" in self._rewriter.modes
 
-    async def rewrite(self, question: str, limits: Limits, *, place: Place) -> Rewritten:
-        """Return the wording that a blind policy would ask, or the question if it must not be asked.
+    async def rewrite(self, call: ChatCall, limits: Limits, *, place: Place) -> Rewritten:
+        """Return the wording that a blind policy would ask in place of a call's question, or that if it must not be.
 
         `place` holds a slot for each call to the mutator.
         """
+        question = call.question or ""
         flow = await asyncio.to_thread(self._rewriter.flow, question, mode="blind", limits=limits, asks_at_end=False)
-        return await self._run(question, flow, _never, place)
+        return await self._run(call, flow, _never, place)
 
     async def answer(
-        self, question: str, ask: Ask, limits: Limits, *, place: Place, first_answer: str | None = None
+        self, call: ChatCall, ask: Ask, limits: Limits, *, place: Place, first_answer: str | None = None
     ) -> Rewritten:
-        """Return the wording whose answer the policy submits.
+        """Return the wording whose answer the policy submits to a call's question.
 
         `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
         submit it in the place of asking what it rewrote.
         """
+        question = call.question or ""
         if self._rewriter.task.ask == "policy":
             first_answer = None
         flow = await asyncio.to_thread(self._rewriter.flow, question, limits=limits, first_answer=first_answer)
-        return await self._run(question, flow, ask, place)
+        return await self._run(call, flow, ask, place)
 
-    async def _run(self, question: str, flow: Flow, ask: Ask, place: Place) -> Rewritten:
+    async def _run(self, call: ChatCall, flow: Flow, ask: Ask, place: Place) -> Rewritten:
+        question = call.question or ""
         calls, client, system = 0, self._rewriter.system.calls.eval_client, self._rewriter.system
 
         async def complete(request: ChatRequest) -> Completion:
@@ -71,6 +75,8 @@ class Episodes:
             if request.purpose == "target":
                 return await ask(request.messages[-1].content)
             calls += 1
+            if options := call.runner_options(request.model):
+                request = replace(request, options={**request.options, **options})
             async with place(request.model):
                 return await complete_in_thread(client, request)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.client import Client
@@ -42,19 +43,21 @@ class Judge:
     def __init__(self, client: Client, model: str) -> None:
         self._client, self.model = client, model
 
-    async def choose(self, question: str, first: str, second: str, *, place: Place) -> Choice:
+    async def choose(
+        self, question: str, first: str, second: str, *, place: Place, options: Mapping[str, Any]
+    ) -> Choice:
         """Return the better answer; a tie if the two orders disagree, or a reply names none. JudgeFailed."""
         if first == second:
             return "tie"
-        forward = await self._letter(question, first, second, place)
-        backward = await self._letter(question, second, first, place)
+        forward = await self._letter(question, first, second, place, options)
+        backward = await self._letter(question, second, first, place, options)
         if (forward, backward) == ("A", "B"):
             return "first"
         return "second" if (forward, backward) == ("B", "A") else "tie"
 
-    async def _letter(self, question: str, a: str, b: str, place: Place) -> str | None:
+    async def _letter(self, question: str, a: str, b: str, place: Place, options: Mapping[str, Any]) -> str | None:
         prompt = PROMPT.format(question=question, a=a, b=b)
-        request = ChatRequest.user(prompt, model=self.model, purpose="judge", max_tokens=_MAX_TOKENS)
+        request = ChatRequest.user(prompt, model=self.model, purpose="judge", max_tokens=_MAX_TOKENS, options=options)
         async with place(self.model):
             reply = await complete_in_thread(self._client, request)
         if reply.error is not None:

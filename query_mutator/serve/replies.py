@@ -10,7 +10,10 @@ import orjson
 from query_mutator.serve.requests import Api, ChatCall
 from query_mutator.serve.upstream import Response
 
-__all__ = ["STREAM_TYPES", "LineReader", "as_stream", "read_lines", "renamed", "text_of", "tokens_of", "with_fields"]
+__all__ = [
+    "STREAM_TYPES", "LineReader", "as_stream", "parsed", "read_lines", "renamed", "renamed_lines", "text_of",
+    "tokens_of", "with_fields",
+]  # fmt: skip
 
 Json = dict[str, Any]
 
@@ -86,6 +89,12 @@ def renamed(line: bytes, model: str) -> bytes:
     prefix = b"data: " if line.lstrip().startswith(_DATA) else b""
     named = {"model": model} if "model" in found else {"response": {**found["response"], "model": model}}
     return prefix + orjson.dumps({**found, **named}) + b"\n"
+
+
+async def renamed_lines(response: Response, model: str) -> AsyncIterator[bytes]:
+    """Yield the lines of a reply with the client's model name."""
+    async for line in read_lines(response):
+        yield renamed(line, model)
 
 
 def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:

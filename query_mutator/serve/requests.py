@@ -26,6 +26,7 @@ CHAT_PATHS: Mapping[str, Api] = {
 MODEL_PATHS = frozenset({
     *CHAT_PATHS, "/api/embed", "/api/embeddings", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
 })  # fmt: skip
+_RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
 #: What names a model that need not exist yet.
 ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
@@ -96,6 +97,13 @@ class ChatCall:
     def has_images(self) -> bool:
         """Return whether a message carries images."""
         return any(message.get("images") for message in self._messages())
+
+    def runner_options(self, model: str) -> Json:
+        """Return what another call of `model` must send, lest Ollama load the client's model again."""
+        options = self.body.get("options")
+        if self.api == "openai_chat" or not isinstance(options, dict) or not same_model(model, self.upstream_model):
+            return {}
+        return {name: options[name] for name in _RUNNER_OPTIONS if name in options}
 
     def asking(self, question: str, *, stream: bool | None = None) -> Json:
         """Return the body that asks another question in the place of the client's, and nothing else differently."""

@@ -110,7 +110,7 @@ class OtherWay:
             return Completion(text=answers[wording].text)
 
         acted = await self._episodes.answer(
-            sent.question, ask, self._limits, place=self._queue.spare, first_answer=answer.text
+            sent.call, ask, self._limits, place=self._queue.spare, first_answer=answer.text
         )
         await ask(acted.text)
         calls = sum(each.calls for each in answers.values()) + acted.calls
@@ -216,15 +216,17 @@ class Shadow:
             "question": sent.question,
             "rewrite": pair.rewritten.asked,
             **{name: _way(way, fit) for (name, way), fit in zip(ways.items(), fits, strict=True)},
-            "judge": await self._judged(sent.question, pair),
+            "judge": await self._judged(sent, pair),
         }
 
-    async def _judged(self, question: str, pair: Pair) -> dict[str, str] | None:
+    async def _judged(self, sent: Sent, pair: Pair) -> dict[str, str] | None:
         if self._judge is None:
             return None
         answers = pair.original.text, pair.rewritten.text
         try:
-            choice = await self._judge.choose(question, *answers, place=self._status.queue.spare)
+            options = sent.call.runner_options(self._judge.model)
+            place = self._status.queue.spare
+            choice = await self._judge.choose(sent.question, *answers, place=place, options=options)
         except JudgeFailed as error:  # the pair shows the rest without it
             logger.warning("the judge %s made no choice: %s", self._judge.model, error)
             return None

@@ -307,6 +307,19 @@ def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: En
     assert final == {**body, "model": MODEL, "messages": [messages[0], {"role": "user", "content": "sort my list"}]}
 
 
+@pytest.mark.parametrize("mode", ["blind", "full"])
+def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encoder, mode: Mode) -> None:
+    seen: list[dict[str, Any]] = []
+    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode=mode) as url:
+        chat(url, SORT, model="softener+qm", options={"num_ctx": 512, "temperature": 0.5})  # which is the mutator too
+        chat(url, SORT, options={"num_ctx": 512})
+    same, other = seen[:2], seen[2:4]
+    assert [body["model"].partition(":")[0] for body in seen] == ["softener", "softener", "softener", "librarian"]
+    assert [body["options"]["num_ctx"] for body in same] == [512, 512]
+    assert same[0]["options"]["temperature"] == 0.0
+    assert ["num_ctx" in body["options"] for body in other] == [False, True]
+
+
 @contextmanager
 def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
     """Serve the librarian and note the bodies of chat requests, through a small forwarding server."""
@@ -357,6 +370,36 @@ def test_a_key_is_asked_for_and_not_sent_on(tiny_server: EmbeddedServer, hash_en
         assert requests.get(f"{url}/metrics", headers=wrong, timeout=10).status_code == 401
         right = {"Authorization": "Bearer secret"}
         assert requests.get(f"{url}/api/version", headers=right, timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "same"])
+def test_an_allowed_page_can_read_every_reply(gate: str, origin: str) -> None:
+    headers = {"Origin": gate if origin == "same" else origin}
+    body = {"model": VIRTUAL, "messages": [{"role": "user", "content": KILL}]}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-qm-body"}
+    preflight = requests.options(f"{gate}/api/chat", headers={**headers, **asked}, timeout=10)
+    assert preflight.status_code == 204
+    assert preflight.headers["Access-Control-Allow-Headers"] == "content-type,x-qm-body"
+    replies = [
+        requests.post(f"{gate}/api/chat", json={**body, "stream": stream}, headers=headers, timeout=10)
+        for stream in (False, True)
+    ]
+    replies += [requests.get(f"{gate}{path}", headers=headers, timeout=10) for path in ("/api/tags", "/qm/queue")]
+    for reply in replies:
+        assert reply.status_code == 200
+        assert reply.headers["Access-Control-Allow-Origin"] == headers["Origin"]  # once
+        assert "x-qm-decision" in reply.headers["Access-Control-Expose-Headers"]
+    assert "Access-Control-Allow-Origin" not in requests.get(f"{gate}/api/tags", timeout=10).headers
+
+
+def test_the_upstream_does_not_see_the_origin_that_the_proxy_has_allowed(hash_encoder: Encoder) -> None:
+    headers: list[dict[str, str]] = []
+    with recording([], headers) as upstream, proxy(upstream, hash_encoder) as url:
+        for model in (MODEL, VIRTUAL):
+            sent = {"model": model, "messages": [{"role": "user", "content": SORT}]}
+            assert requests.post(f"{url}/api/chat", json=sent, headers={"Origin": url}, timeout=10).status_code == 200
+    assert len(headers) == 2
+    assert all("origin" not in found for found in headers)
 
 
 def test_metrics_queue_health_and_page(gate: str) -> None:
