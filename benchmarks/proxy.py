@@ -5,9 +5,13 @@
     python benchmarks/proxy.py --run RUN --soak 60                 200 clients, 50 ms a call; the upstream is restarted
 
 RUN is any run folder, PATH is LiteLLM's executable. The upstream is the embedded server with the model `babble`, whose
-reply is another for every prompt. Its latency depends on the prompt, so each prompt takes the same time on every way:
-the overhead of a request is the difference to the same request without a proxy. Ways alternate in blocks; every process
-is separate.
+reply is another for every prompt; how long it takes follows from the prompt, so what a request takes beyond that is
+known. Ways alternate in blocks; every process is separate. Two loads: `steady`, each client begins at a random moment
+of the first second and its first request does not count; `start`, all clients connect and ask at the same instant.
+
+`added` is a way's excess over the upstream's time, less that of direct requests at the same percentile: the client and
+the upstream wait for a processor too. `direct again` shows how far two such measurements differ by chance. `cpu_ms` is
+the processor time of the proxy per request, which other programs on the machine hardly change.
 """
 
 from __future__ import annotations
@@ -16,34 +20,39 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx2
+import aiohttp
+import requests
 
+from query_mutator.embedded.latency import Latency
 from query_mutator.embedded.models import Babble
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, BABBLE = "babble", Babble()
 KEY = "sk-0123456789abcdef0123456789abcdef"  # LiteLLM wants one
+LATENCY = Latency(mean_s=1.0, sigma=0.2)
+SHARES = (0.5, 0.9, 0.99)
+DIRECT, AGAIN, OURS, LITELLM = "direct", "direct again", "qm serve", "litellm"
 
 
 def main() -> None:
-    """Print a line of JSON per way, or the result of the soak."""
+    """Print a line of JSON per way and load, or the result of the soak."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--litellm")
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=250, help="per block")
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=6, help="per client and block")
     parser.add_argument("--soak", type=float, default=0.0)
     arguments = parser.parse_args()
     if arguments.soak:
@@ -57,42 +66,65 @@ def main() -> None:
 
 
 def overheads(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield a row for each way."""
+    """Yield a row for each load and way."""
     with ExitStack() as stack:
-        upstream = stack.enter_context(embedded(free_port(), latency_ms=1000))
-        ways = {"direct": upstream, "qm serve": stack.enter_context(proxy(arguments.run, upstream))}
+        upstream = stack.enter_context(embedded(free_port(), latency=LATENCY))
+        ways = {DIRECT: upstream, AGAIN: upstream, OURS: stack.enter_context(proxy(arguments.run, upstream))}
         if arguments.litellm:
-            ways["litellm"] = stack.enter_context(litellm(arguments.litellm, upstream))
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
+            ways[LITELLM] = stack.enter_context(litellm(arguments.litellm, upstream))
+        excess: dict[tuple[str, str], list[float]] = defaultdict(list)
+        cpu_s: Counter[str] = Counter()
         for block in range(arguments.blocks):
             order = list(ways.items())[block % len(ways) :] + list(ways.items())[: block % len(ways)]
             for name, url in order:
-                prompts = [f"request {block} {number}" for number in range(arguments.requests)]
-                seconds[name] += asyncio.run(clients(url, prompts, arguments.clients))
-        for name in ways:
-            added = sorted(1000 * (a - b) for a, b in zip(seconds[name], seconds["direct"], strict=True))
-            at = {share: added[int(share * (len(added) - 1))] for share in (0.5, 0.9, 0.99)}
-            median = statistics.median(seconds[name])
-            yield {"way": name, "requests": len(added), "median_s": round(median, 4)} | {
-                f"added_p{round(100 * share)}_ms": round(value, 2) for share, value in at.items()
-            }
+                excess["start", name] += asyncio.run(clients(url, block, arguments.clients, requests_each=1))
+                before = processor_seconds(name)
+                found = clients(url, block, arguments.clients, requests_each=arguments.requests, spread_s=1.0)
+                excess["steady", name] += asyncio.run(found)
+                cpu_s[name] += processor_seconds(name) - before
+        made = arguments.blocks * arguments.clients * (arguments.requests + 1)
+        for (load, name), seconds in sorted(excess.items(), reverse=True):
+            row: dict[str, object] = {"load": load, "way": name, "requests": len(seconds)}
+            for share in SHARES:
+                ours, theirs = (1000 * quantile(excess[load, way], share) for way in (name, DIRECT))
+                row |= {f"excess_p{share:.0%}_ms": round(ours, 2), f"added_p{share:.0%}_ms": round(ours - theirs, 2)}
+            yield row | {"cpu_ms": round(1000 * cpu_s[name] / made, 2)}
 
 
-async def clients(url: str, prompts: Sequence[str], count: int) -> list[float]:
-    """Return the seconds of each request, `count` at once."""
-    seconds = [0.0] * len(prompts)
-    waiting = iter(enumerate(prompts))
-    async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value below which that share lies."""
+    return sorted(values)[int(share * (len(values) - 1))]
 
-        async def one() -> None:
-            for place, prompt in waiting:
+
+def processor_seconds(name: str) -> float:
+    """Return the processor time of a way's proxy, 0 for a way without one."""
+    if name not in children():
+        return 0.0
+    fields = Path(f"/proc/{children()[name]}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def clients(url: str, block: int, count: int, *, requests_each: int, spread_s: float = 0.0) -> list[float]:
+    """Return the seconds of each request beyond the upstream's; with a spread without each client's first."""
+    seconds: list[float] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def one(number: int) -> None:
+            await asyncio.sleep(spread_s * random.Random(block * count + number).random())
+            for turn in range(requests_each + bool(spread_s)):
+                prompt = f"request {block} {number} {turn}"
                 body = {"model": MODEL, "stream": False, "messages": [{"role": "user", "content": prompt}]}
                 started = time.perf_counter()
-                reply = await client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"})
-                seconds[place] = time.perf_counter() - started
-                assert reply.json()["choices"][0]["message"]["content"] == expected(prompt), reply.text
+                headers = {"Authorization": f"Bearer {KEY}"}
+                async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
+                    data = await reply.read()
+                took = time.perf_counter() - started
+                assert json.loads(data)["choices"][0]["message"]["content"] == expected(prompt), data
+                if turn or not spread_s:
+                    seconds.append(took - LATENCY.total_s(prompt))
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*map(one, range(count)))
     return seconds
 
 
@@ -109,14 +141,14 @@ def soak(run: str, seconds: float) -> dict[str, object]:
     port = free_port()
     with ExitStack() as stack:
         first = ExitStack()
-        upstream = first.enter_context(embedded(port, latency_ms=50))
+        upstream = first.enter_context(embedded(port, latency=FAST))
         url = stack.enter_context(proxy(run, upstream))
-        process = int(Path(f"/proc/{children()['serve']}").name)
+        process = children()[OURS]
         result, used = Counter[str](), []
 
         async def work() -> None:
             end = time.monotonic() + seconds
-            async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=LIMITS) as client:
+            async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as client:
                 tasks = [asyncio.create_task(talk(client, number, end, result)) for number in range(200)]
                 await asyncio.sleep(0.3 * seconds)
                 used.append(usage(process))
@@ -124,7 +156,7 @@ def soak(run: str, seconds: float) -> dict[str, object]:
                 await asyncio.to_thread(first.close)
                 result["restarts"] += 1
                 await asyncio.sleep(0.1 * seconds)
-                await asyncio.to_thread(lambda: stack.enter_context(embedded(port, latency_ms=50)))
+                await asyncio.to_thread(lambda: stack.enter_context(embedded(port, latency=FAST)))
                 await asyncio.sleep(max(0.0, end - time.monotonic() - 1.0))
                 used.append(usage(process))
                 await asyncio.gather(*tasks)
@@ -134,10 +166,10 @@ def soak(run: str, seconds: float) -> dict[str, object]:
     return {**result, "rss_mib": rss, "descriptors": descriptors}
 
 
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200)
+FAST = Latency(mean_s=0.05, sigma=0.2)
 
 
-async def talk(client: httpx2.AsyncClient, number: int, end: float, result: Counter[str]) -> None:
+async def talk(client: aiohttp.ClientSession, number: int, end: float, result: Counter[str]) -> None:
     """Ask until the end and count what comes: the own reply, another client's, or a status."""
     turn = 0
     while time.monotonic() < end:
@@ -145,15 +177,16 @@ async def talk(client: httpx2.AsyncClient, number: int, end: float, result: Coun
         said = f"client {number} turn {turn} says hello to you"
         body = {"model": MODEL, "stream": turn % 2 == 0, "messages": [{"role": "user", "content": said}]}
         try:
-            reply = await client.post("/api/chat", json=body)
-        except httpx2.HTTPError as error:
+            async with client.post("/api/chat", json=body) as reply:
+                content = await reply.read()
+        except aiohttp.ClientError as error:
             result[type(error).__name__] += 1
             continue
-        if reply.status_code != 200:
-            result[f"status {reply.status_code}"] += 1
+        if reply.status != 200:
+            result[f"status {reply.status}"] += 1
             await asyncio.sleep(0.2)
             continue
-        lines = [json.loads(line) for line in reply.text.splitlines() if line]
+        lines = [json.loads(line) for line in content.splitlines() if line]
         text = "".join(line["message"]["content"] for line in lines if "message" in line)
         result["right" if text == expected(said) else ("incomplete" if not lines[-1].get("done") else "wrong")] += 1
 
@@ -198,16 +231,16 @@ def process(name: str, command: Sequence[str], url: str, **environment: str) -> 
 def answers(url: str) -> bool:
     """Return whether a server answers."""
     try:
-        return httpx2.get(url, timeout=2, trust_env=False).status_code < 500
-    except httpx2.HTTPError:
+        return requests.get(url, timeout=2).status_code < 500
+    except requests.RequestException:
         return False
 
 
 @contextmanager
-def embedded(port: int, *, latency_ms: float) -> Iterator[str]:
+def embedded(port: int, *, latency: Latency) -> Iterator[str]:
     """Run the upstream."""
     flags = ["--port", str(port), "--model", MODEL, "--num-parallel", "256"]
-    flags += ["--latency-ms", str(latency_ms), "--latency-sigma", "0.2"]
+    flags += ["--latency-ms", str(1000 * latency.mean_s), "--latency-sigma", str(latency.sigma)]
     with process(
         "embedded", [sys.executable, "-m", "query_mutator.embedded", *flags], f"http://127.0.0.1:{port}"
     ) as url:
@@ -221,7 +254,7 @@ def proxy(run: str, upstream: str) -> Iterator[str]:
     flags = ["--checkpoint", run, "--port", str(port), "--ollama-url", upstream, "--backend", "ollama"]
     flags += ["--target-model", MODEL, "--mutator-model", MODEL]
     command = [sys.executable, "-m", "query_mutator", "serve", *flags]
-    with process("serve", command, f"http://127.0.0.1:{port}") as url:
+    with process(OURS, command, f"http://127.0.0.1:{port}") as url:
         yield url
 
 
@@ -235,7 +268,7 @@ def litellm(executable: str, upstream: str) -> Iterator[str]:
         config.write_text(f"model_list:\n  - model_name: {MODEL}\n    litellm_params: {parameters}\n")
         command = [executable, "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
         settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
-        with process("litellm", command, f"http://127.0.0.1:{port}", **settings) as url:
+        with process(LITELLM, command, f"http://127.0.0.1:{port}", **settings) as url:
             yield url
 
 
