@@ -73,7 +73,7 @@ def overheads(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
         if arguments.litellm:
             ways[LITELLM] = stack.enter_context(litellm(arguments.litellm, upstream))
         excess: dict[tuple[str, str], list[float]] = defaultdict(list)
-        cpu_s: Counter[str] = Counter()
+        cpu_s: dict[str, float] = defaultdict(float)
         for block in range(arguments.blocks):
             order = list(ways.items())[block % len(ways) :] + list(ways.items())[: block % len(ways)]
             for name, url in order:
@@ -87,7 +87,8 @@ def overheads(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
             row: dict[str, object] = {"load": load, "way": name, "requests": len(seconds)}
             for share in SHARES:
                 ours, theirs = (1000 * quantile(excess[load, way], share) for way in (name, DIRECT))
-                row |= {f"excess_p{share:.0%}_ms": round(ours, 2), f"added_p{share:.0%}_ms": round(ours - theirs, 2)}
+                row |= {f"excess_p{100 * share:.0f}_ms": round(ours, 2)}
+                row |= {f"added_p{100 * share:.0f}_ms": round(ours - theirs, 2)}
             yield row | {"cpu_ms": round(1000 * cpu_s[name] / made, 2)}
 
 

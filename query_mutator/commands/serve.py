@@ -93,7 +93,7 @@ class ServeFlags(RunFlags):
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
     try:
-        from query_mutator.serve.server import bind, make_server
+        from query_mutator.serve.server import bind, make_server, run_frozen
     except ImportError as error:
         raise UsageError(f"qm serve needs {error.name}: pip install 'query-mutator[serve]'") from None
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
@@ -109,7 +109,7 @@ def serve(flags: ServeFlags) -> None:
         host, port = listening.getsockname()[:2]
         note(f"{policy.system.url} is served on http://{host}:{port}; {policy.system.target_model}+qm is rewritten")
         print(f"listening on http://{host}:{port}", flush=True)
-        make_server(app).run(sockets=[listening])
+        run_frozen(make_server(app), listening)
 
 
 @contextmanager
