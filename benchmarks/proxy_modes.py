@@ -3,6 +3,7 @@
     python benchmarks/proxy_modes.py RUN                           questions of the validation fold
     python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
     python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
+    python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, as `qm embedded` with a latency
 
 RUN is a run on the embedded default. Every question, and every request that should be refused, goes through the proxy
 over HTTP as a stream, to the plain model name (identity) and to the virtual one in each mode that the policy allows.
@@ -50,9 +51,10 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--modes", default="blind,gate,full")
     parser.add_argument("--min-meaning", default="0")
+    parser.add_argument("--ollama-url", nargs="*", default=[])
     parser.add_argument("--questions", type=int, default=None, help="at most so many")
     arguments = parser.parse_args()
-    flags = ServeFlags(checkpoint=arguments.run)
+    flags = ServeFlags(checkpoint=arguments.run, ollama_url=tuple(arguments.ollama_url))
     with open_policy(flags) as policy, Rewriter(policy.saved, policy.system, task=policy.task) as rewriter:
         questions = questions_of(policy.saved, held_out=arguments.held_out)[: arguments.questions]
         guard = guard_questions()
