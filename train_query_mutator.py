@@ -36,7 +36,7 @@ from query_mutator.errors import BackendError, DiskError, TooManyFailuresError, 
 from query_mutator.evaluation.bandit_rival import BanditRival
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
 from query_mutator.evaluation.found_plan import FoundPlan, kept_plan, search_plan
-from query_mutator.evaluation.heldout import compare, embed_questions
+from query_mutator.evaluation.heldout import Rivals, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.plan_search import check_calls
@@ -368,10 +368,8 @@ class Trainer:
                     self.split.test,
                     policy,
                     seed=config.seed,
-                    bandit=self.bandit.fit(),
+                    rivals=Rivals(bandit=self.bandit.fit(), search_calls=config.plan_calls, plan=self.plan),
                     most_calls=config.eval_calls,
-                    search_calls=config.plan_calls,
-                    plan=self.plan,
                     guard=self.split.guard,
                     rows_path=self.run_dir.evaluation_path,
                     show=lambda report: print(result_table(report)),

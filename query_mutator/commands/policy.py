@@ -19,7 +19,7 @@ from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.evaluation.bandit_rival import fitted_bandit
-from query_mutator.evaluation.heldout import compare, embed_questions
+from query_mutator.evaluation.heldout import Rivals, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.report.table import result_table
@@ -110,11 +110,13 @@ def evaluate_policy(flags: EvalFlags) -> None:
             asked.questions,
             load_policy(saved.checkpoint),
             seed=flags.seed,
-            rewriter=flags.rewriter,
+            rivals=Rivals(
+                rewriter=flags.rewriter,
+                search_calls=flags.plan_calls,
+                bandit=fitted_bandit(saved.checkpoint.bandit, policy.task),
+                is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
+            ),
             most_calls=flags.eval_calls,
-            search_calls=flags.plan_calls,
-            bandit=fitted_bandit(saved.checkpoint.bandit, policy.task),
-            is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
             trained_on=asked.trained_targets,
             guard=asked.guard,
             rows_path=Path(flags.evaluation) if flags.evaluation else None,

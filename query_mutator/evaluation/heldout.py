@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.training.system import System
 from query_mutator.types import Question
 
-__all__ = ["SEEN", "UNSEEN", "compare", "embed_questions", "fixed_sample"]
+__all__ = ["SEEN", "UNSEEN", "Rivals", "compare", "embed_questions", "fixed_sample"]
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
@@ -49,6 +50,31 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
     return tuple(questions[index] for index in sorted(chosen))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """What a policy is compared with besides the baselines.
+
+    `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none. A policy
+    that `is_plan` needs none. `bandit` was fitted on the training's transitions; `rewriter` names a model.
+    """
+
+    rewriter: str | None = None
+    search_calls: int = 0
+    plan: FoundPlan | None = None
+    bandit: InferencePolicy | None = None
+    is_plan: bool = False
+
+    @property
+    def calls_to_search(self) -> int:
+        """Return the bound on calls of the search for a plan."""
+        return 0 if self.is_plan or self.plan is not None else self.search_calls
+
+    @property
+    def have_plan(self) -> bool:
+        """Return whether there is a plan, or will be one."""
+        return self.plan is not None or self.calls_to_search > 0
+
+
 def compare(
     evaluator: Evaluator,
     system: System,
@@ -57,12 +83,8 @@ def compare(
     policy: InferencePolicy,
     *,
     seed: int,
-    rewriter: str | None = None,
+    rivals: Rivals,
     most_calls: int | None = None,
-    search_calls: int = 0,
-    plan: FoundPlan | None = None,
-    bandit: InferencePolicy | None = None,
-    is_plan: bool = False,
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     rows_path: Path | None = None,
@@ -70,43 +92,38 @@ def compare(
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
-    `guard` are requests that should be refused, in addition to the bundled ones: no answer to them is scored.
-    `bandit` was fitted on the training's transitions. `is_plan`: the policy is a plan, so no other one is searched for.
-
-    It is a report even if no question could be scored; `check_report` raises for too many of those. `task` has the
-    rules of the policy's episodes. `search_calls` of 0 search for no plan; `plan` is one that was found before.
-    `most_calls` bounds the calls by a random sample of the questions; those about targets in `trained_on` are a group.
-    `rows_path` gets a row for each method and question. After an interruption `show` is called with the report on what
-    all methods finished, if anything.
+    `guard` are requests that should be refused, in addition to the bundled ones: no answer to them is scored. It is a
+    report even if no question could be scored; `check_report` raises for too many of those. `task` has the rules of the
+    policy's episodes. `most_calls` bounds the calls by a random sample of the questions; those about targets in
+    `trained_on` are a group. `rows_path` gets a row for each method and question. After an interruption `show` is
+    called with the report on what all methods finished, if anything.
     """
-    search_calls = 0 if is_plan or plan is not None else search_calls
-    has_plan = plan is not None or search_calls > 0
     guard = (*guard_questions(), *guard)
-    cost = _cost(task, questions, rewriter, search_calls, num_guard=len(guard), has_plan=has_plan).within(most_calls)
+    cost = _cost(task, questions, rivals, num_guard=len(guard)).within(most_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
     if cost.search_calls:
-        plan = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
-    methods = standard_methods(task, greedy(policy), seed=seed, rewriter=rewriter)
-    if plan is not None:
-        methods.append(_plan_row(plan.best, task))
+        found = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
+        rivals = replace(rivals, plan=found)
+    methods = standard_methods(task, greedy(policy), seed=seed, rewriter=rivals.rewriter)
+    if rivals.plan is not None:
+        methods.append(_plan_row(rivals.plan.best, task))
         cost = cost.with_plan(methods[-1].most_calls(task), most_calls)
-    if bandit is not None:
-        methods.append(Method(name=BANDIT, make=greedy(bandit)))
+    if rivals.bandit is not None:
+        methods.append(Method(name=BANDIT, make=greedy(rivals.bandit)))
     questions = fixed_sample(questions, cost.num_test)
     embed_questions(system.encoder, questions)
     contest = Contest(evaluator, _tasks(task, questions, guard, cost), methods)
+    report = partial(_report, contest, system, trained_on, rivals, of=len(questions))
     try:
         contest.run()
     except KeyboardInterrupt:
         if contest.results().questions:
-            show(_report(contest, system, trained_on, of=len(questions), plan=plan, is_plan=is_plan))
+            show(report())
             _write_rows(contest.results(), rows_path)
         raise
     _write_rows(contest.results(), rows_path)
-    return _report(contest, system, trained_on, of=len(questions), plan=plan, is_plan=is_plan) | {
-        "calls_at_most": announced
-    }
+    return report() | {"calls_at_most": announced}
 
 
 def _tasks(task: Task, questions: Sequence[Question], guard: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
@@ -121,15 +138,7 @@ def _plan_row(plan: Plan, task: Task) -> Method:
     return Method(name=PLAN, make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
 
 
-def _cost(
-    task: Task,
-    questions: Sequence[Question],
-    rewriter: str | None,
-    search_calls: int,
-    *,
-    num_guard: int,
-    has_plan: bool,
-) -> EvaluationCost:
+def _cost(task: Task, questions: Sequence[Question], rivals: Rivals, *, num_guard: int) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
         num_guard=num_guard,
@@ -137,24 +146,24 @@ def _cost(
         num_operators=len(task.operators),
         asking=task.reward.asking,
         episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps, answer=task.answer),
-        search_calls=search_calls,
-        plan_calls=PLAN_CALLS if has_plan else 0,
-        more_calls=REWRITER_CALLS if rewriter else 0,
+        search_calls=rivals.calls_to_search,
+        plan_calls=PLAN_CALLS if rivals.have_plan else 0,
+        more_calls=REWRITER_CALLS if rivals.rewriter else 0,
     )
 
 
 def _report(
-    contest: Contest, system: System, trained_on: Collection[str], *, of: int, plan: FoundPlan | None, is_plan: bool
+    contest: Contest, system: System, trained_on: Collection[str], rivals: Rivals, *, of: int
 ) -> dict[str, Any]:
     results = contest.results()
     seen = [target_key(question) in trained_on for question in results.questions]
     groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
     return {
-        **summarize(results, groups=groups, is_plan=is_plan),
+        **summarize(results, groups=groups, is_plan=rivals.is_plan),
         "asked": of,
         "best_single_operator": contest.ranking[0] if contest.ranking else None,
         "k": contest.k,
-        "plan_search": dict(plan.search) if plan else None,
+        "plan_search": dict(rivals.plan.search) if rivals.plan else None,
         "target": system.target_model,
         "mutator": system.mutator_model,
         "embedded": system.embedded,
