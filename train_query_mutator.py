@@ -384,6 +384,7 @@ class Trainer:
         print(f"run folder:     {self.run_dir.path}\nlearning curve: {self.run_dir.curve_path}")
         if page := write_report(self.run_dir.path):
             print(f"report:         {page}")
+        print(f'next:           qm show {self.run_dir.path}; qm rewrite {self.run_dir.path} "a question of yours"')
         return report
 
     def _learn_from_plan(self) -> None:

@@ -46,7 +46,7 @@ TABLES = (
     "data batchplan shard", "data batching histogram", "data batching analyze", "data batching suggest",
     "data batch generate", "data export", "gym run", "gym info", "gym serve", "train", "train sft", "bench", "runs",
     "compare", "analyze", "sweep", "size", "size throughput", "size verify", "size calibrate", "size replay",
-    "size workers", "size calls", "benchmark",
+    "size workers", "size calls", "judge check", "benchmark",
 )  # fmt: skip
 
 _read: dict[str, str] = {}  # path -> SHA-256 of the files of flags that this process used

@@ -54,6 +54,7 @@ COMMANDS = {
     "export-policy": Command(
         "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
     ),
+    "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "data lengths build": Command(
         "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"

@@ -156,7 +156,11 @@ class _Exchange:
         if why is not None:
             return 403, why
         given = self._header(b"authorization") or ""
-        if app.key is not None and self._method != "OPTIONS" and not hmac.compare_digest(given.encode(), app.key):
+        if (
+            app.key is not None
+            and self._method != "OPTIONS"
+            and not hmac.compare_digest(given.encode("latin-1"), app.key)
+        ):
             return 401, "send the key of qm serve --api-key as Authorization: Bearer KEY"
         return None
 

@@ -51,10 +51,10 @@ def skip_reason(call: ChatCall, headers: Mapping[str, str], *, max_tokens: int =
         return call.special
     if call.has_images:
         return "images"
+    if call.is_empty or (text is not None and not text.strip()):
+        return "empty"
     if text is None:
         return "content"
-    if not text.strip():
-        return "empty"
     if is_ui_task(call, text):
         return "ui-task"
     if _CODE.search(text):

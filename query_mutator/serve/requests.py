@@ -86,7 +86,14 @@ class ChatCall:
     @property
     def special(self) -> str | None:
         """Return the first field that a plain question does not have, None without one."""
+        if self.api == "openai_chat" and self.body.get("n") not in (None, 1):
+            return "n"  # several answers, of which the modes would look at one
         return next((name for name in _SPECIAL[self.api] if self.body.get(name) not in (None, [], "", {}, False)), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the request has no turn at all, which only loads the model."""
+        return self.api != "ollama_generate" and self.body.get("messages") in (None, [])
 
     @property
     def earlier_turns(self) -> int:

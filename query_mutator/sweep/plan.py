@@ -31,7 +31,8 @@ Value = int | float | str
 Setting = Mapping[str, Value]
 
 FOLD = "validation_fold"  # a name in the grid that tells repeats apart, as seeds do
-_OUR_TRAINER = "train_query_mutator.py"
+_OUR_TRAINER = "train_query_mutator.py"  # or `qm train`, `python -m query_mutator train`
+_OUR_PROGRAMS = {"qm", "query_mutator"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +112,16 @@ def command_of(trial: Trial, command: Sequence[str], folder: Path) -> list[str]:
     for name, value in flags.items():
         if name not in named:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if "dir" not in named and any(Path(word).name == _OUR_TRAINER for word in command):
+    if "dir" not in named and _is_our_trainer(command):
         words += ["--save-dir", str(folder)]
     return words
+
+
+def _is_our_trainer(command: Sequence[str]) -> bool:
+    names = [Path(word).name for word in command]
+    starts = zip(names, names[1:], [*names[2:], ""], strict=False)
+    as_command = any(one in _OUR_PROGRAMS and two == "train" and three != "sft" for one, two, three in starts)
+    return as_command or _OUR_TRAINER in names
 
 
 def extended(values: Sequence[Value], end: str) -> Value | None:

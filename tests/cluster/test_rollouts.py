@@ -7,7 +7,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import psutil
@@ -21,9 +24,10 @@ from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
+from query_mutator.training.dataset import split_dataset
 from query_mutator.training.learner import OnPolicyLearner
 from query_mutator.training.learners import make_learner, settings_of
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task, split_dataset
+from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
 from query_mutator.training.workers import dealt_out, shares
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until

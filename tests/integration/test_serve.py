@@ -286,6 +286,8 @@ def test_what_is_not_a_plain_question_passes_under_the_upstreams_name(gate: str)
         (chat(gate, task), "ui-task"),
         (chat(gate, KILL, format="json"), "format"),
         (requests.post(f"{gate}/api/generate", json={"model": VIRTUAL, "stream": False}, timeout=10), "empty"),
+        (requests.post(f"{gate}/api/chat", json={"model": VIRTUAL, "stream": False}, timeout=10), "empty"),
+        (requests.post(f"{gate}/api/chat", json={"model": VIRTUAL, "messages": []}, timeout=10), "empty"),
     ):
         assert reply.headers["x-qm-decision"] == f"passed; {reason}"
         assert reply.json()["model"] == VIRTUAL
@@ -361,6 +363,13 @@ def test_other_hosts_and_pages_of_other_sites_are_refused(gate: str) -> None:
         assert (
             requests.post(f"{gate}/api/chat", json={"model": VIRTUAL}, headers=headers, timeout=10).status_code == 403
         )
+
+
+def test_a_key_may_have_any_letters(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+    with proxy(tiny_server.url, hash_encoder, api_key="schlüssel") as url:
+        for key, status in (("schlüssel", 200), ("schlussel", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert requests.get(f"{url}/api/tags", headers=headers, timeout=10).status_code == status
 
 
 def test_a_key_is_asked_for_and_not_sent_on(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:

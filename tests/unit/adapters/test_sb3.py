@@ -2,82 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from sb3_contrib import MaskablePPO
-from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
-from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.env_checker import check_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from query_mutator.adapters.sb3 import GymVecEnv
-from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
-
-MakeTask = Callable[..., Task]
-Vector = type[SyncVectorEnv] | type[AsyncVectorEnv]
-SAME_STEP = AutoresetMode.SAME_STEP
-NUM_ENVS = 3
-MAX_STEPS = 7
-
-
-class Recorded(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the options of the last reset; its picture is black, and needs no pygame."""
-
-    greeting = "hello"
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.options: dict[str, Any] | None = None
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.options = options
-        return self.env.reset(seed=seed, options=options)
-
-    def render(self) -> Any:
-        return np.zeros((4, 6, 3), np.uint8)
-
-    def add(self, one: int, *, other: int) -> int:
-        return one + other
-
-
-def cart_pole() -> gym.Env[Any, Any]:
-    return Recorded(TimeLimit(gym.make("CartPole-v1", render_mode="rgb_array").unwrapped, MAX_STEPS))
-
-
-@pytest.fixture(params=[SyncVectorEnv, AsyncVectorEnv])
-def vector(request: pytest.FixtureRequest) -> Vector:
-    kind: Vector = request.param
-    return kind
-
-
-@pytest.fixture
-def carts(vector: Vector) -> Iterator[GymVecEnv]:
-    envs = GymVecEnv(vector([cart_pole] * NUM_ENVS, autoreset_mode=SAME_STEP))
-    yield envs
-    envs.close()
-
-
-def ours(tiny_task: MakeTask, client: Client, **settings: Any) -> BatchedQueryMutationEnv:
-    task = tiny_task()
-    return BatchedQueryMutationEnv([QueryMutationEnv(task, client=client, env_id=i) for i in range(5)], **settings)
-
-
-@pytest.fixture
-def questions(tiny_task: MakeTask, tiny_client: Client) -> Iterator[GymVecEnv]:
-    envs = GymVecEnv(ours(tiny_task, tiny_client))
-    yield envs
-    envs.close()
+from tests.unit.adapters.carts import MAX_STEPS, NUM_ENVS, SAME_STEP, MakeTask, Recorded, Vector, cart_pole
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -327,46 +266,3 @@ def test_a_vector_environment_without_single_ones_lends_its_own_methods() -> Non
         envs.set_attr("speed", 5, indices=[0])
     assert envs.env_is_wrapped(Monitor) == [False, False]
     MaskablePPO("MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=1, device="cpu").learn(16)
-
-
-# --- trainers --------------------------------------------------------------------------------------------------------
-
-
-def test_episode_statistics_of_gymnasiums_wrapper_reach_sb3s_logger(vector: Vector) -> None:
-    envs = GymVecEnv(RecordEpisodeStatistics(vector([cart_pole] * 2, autoreset_mode=SAME_STEP)))
-    model = PPO("MlpPolicy", envs, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
-    assert model.ep_info_buffer is not None
-    assert [episode["l"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
-    assert [episode["r"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
-    envs.close()
-
-
-def test_sb3s_wrappers_and_evaluation_work_over_it(questions: Any) -> None:
-    envs = VecNormalize(VecMonitor(questions))
-    model = PPO("MlpPolicy", envs, n_steps=8, batch_size=20, n_epochs=1, device="cpu").learn(40)
-    returns, lengths = evaluate_policy(model, envs, n_eval_episodes=7, return_episode_rewards=True)
-    assert len(returns) == len(lengths) == 7  # type: ignore[arg-type]
-    assert all(1 <= length <= 5 for length in lengths)  # type: ignore[union-attr]
-
-
-def test_maskable_ppo_takes_only_allowed_actions(questions: Any) -> None:
-    assert is_masking_supported(questions)
-    model = MaskablePPO("MlpPolicy", questions, n_steps=8, batch_size=20, n_epochs=1, device="cpu").learn(40)
-    obs = questions.reset()
-    for _ in range(10):
-        masks = get_action_masks(questions)
-        assert np.array_equal(masks, questions.envs.unwrapped.action_masks())
-        actions, _ = model.predict(obs, action_masks=masks)
-        assert masks[range(5), actions].all()
-        obs = questions.step(actions)[0]
-
-
-def test_dqn_trains_on_it_and_its_texts_are_in_the_infos(questions: Any) -> None:
-    DQN("MlpPolicy", questions, learning_starts=10, train_freq=1, device="cpu").learn(40)
-    questions.reset()
-    _, _, _, infos = questions.step(np.zeros(5, dtype=int))
-    assert all({"question_id", "rewrite", "answer"} == set(info["_text"]) for info in infos)
-
-
-def test_a_single_environment_passes_sb3s_checker(tiny_task: MakeTask, tiny_client: Client) -> None:
-    check_env(QueryMutationEnv(tiny_task(), client=tiny_client, on_failure="truncate"))

@@ -220,6 +220,14 @@ def test_settings_of_grids_and_of_chance() -> None:
     assert (extended((64, 512), "high"), extended((64, 512), "low"), extended(("a", "b"), "low")) == (4096, 8, None)
     filled = command_of(Trial(setting={"x": 2}, seed=1), ["run", "--n={x}", "{dir}/{seed}"], Path("d"))
     assert filled == ["run", "--n=2", "d/1"]
+    for words in (
+        ["python", "x/train_query_mutator.py"],
+        ["qm", "train"],
+        ["{python}", "-m", "query_mutator", "train"],
+    ):
+        assert command_of(Trial(setting={}, seed=1), words, Path("d"))[-4:] == ["--seed", "1", "--save-dir", "d"]
+    for words in (["qm", "train", "sft"], ["python", "train.py"], ["qm", "train", "--save-dir={dir}"]):
+        assert "--save-dir" not in command_of(Trial(setting={}, seed=1), words, Path("d"))
     of_fold = Trial(setting={"x": 2}, seed=1, fold=3)
     assert of_fold.name == "x=2,validation_fold=3,seed=1"
     assert command_of(of_fold, ["run"], Path("d")) == ["run", "--x", "2", "--validation-fold", "3", "--seed", "1"]

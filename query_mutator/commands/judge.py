@@ -1,0 +1,182 @@
+"""`qm judge check`: how a judge agrees with labels of people, before it is trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from tyro.conf import Positional
+
+from query_mutator.cli.bounds import Bounds
+from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.console import closing_on_interrupt, progress
+from query_mutator.data.readers import read_rows
+from query_mutator.errors import DatasetError, TooManyFailuresError
+from query_mutator.llm.flags import ServerFlags
+from query_mutator.llm.retry import Retry
+from query_mutator.rewards import Judge
+from query_mutator.stats.agreement import Agreement, agreement
+from query_mutator.training.judging import make_judge, rubric_text
+from query_mutator.training.system import System, SystemSettings, TaskSettings
+from query_mutator.types import Completion
+
+__all__ = ["JudgeCheckFlags", "check_judge"]
+
+_YES = frozenset({"yes", "y", "1", "1.0", "true", "right", "correct", "good"})
+_NO = frozenset({"no", "n", "0", "0.0", "false", "wrong", "incorrect", "bad"})
+GOOD_KAPPA, FEW = 0.4, 50  # lower end of the interval: "moderate" of Landis and Koch (1977); labelled answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeCheckFlags(ServerFlags, JsonFlags):
+    """Compare a judge's verdicts with labels: Cohen's kappa and rates, next to those of a constant answer.
+
+    The file has the columns question, answer and label (yes or no), and may have accepted (a text or a list).
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = ("file", "judge_model", "judge_rubric", "backend", "ollama_url", "openai_url")
+    BOUNDS: ClassVar[Bounds] = {"batch_size": (1, 1024)}
+
+    file: Positional[str]
+    """The labelled answers: .jsonl, .json, .csv or .parquet."""
+    judge_model: str
+    """The model that judges."""
+    judge_rubric: str = ""
+    """File with the rubric; by default whether the answer is correct."""
+    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
+    """How the judge says yes or no, as in training."""
+    batch_size: int = 8
+    """Calls in flight at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Labelled:
+    question: str
+    answer: str
+    accepted: tuple[str, ...]
+    label: bool
+
+
+def check_judge(flags: JudgeCheckFlags) -> None:
+    """Print the agreement of the judge with the labels, and in one sentence what it is good for."""
+    rubric = rubric_text(flags.judge_rubric)
+    rows = _read(Path(flags.file))
+    settings = SystemSettings(
+        **{name: value or None for name, value in flags.urls.items()},  # type: ignore[arg-type]
+        backend=flags.backend,
+        target_model=flags.judge_model,
+        mutator_model=flags.judge_model,
+        encoder="hash",
+        batch_size=flags.batch_size,
+        timeout_s=flags.timeout_s,
+        max_reply_mb=flags.max_reply_mb,
+        num_ctx=flags.num_ctx,
+        keep_alive=flags.keep_alive,
+        allow_mixed=flags.allow_mixed,
+        cache="eval",
+    )
+    with System(settings, light=True) as system, closing_on_interrupt(system.calls.close), closing(system.calls):
+        judging = TaskSettings(judge_model=flags.judge_model, judge_rubric=rubric, judge_form=flags.judge_form)
+        judge = make_judge(system.calls, judging)
+        assert judge is not None
+        replies = _ask(Retry(system.calls.eval_client, system.retry_policy), judge, rows, flags.batch_size)
+    report = _report(judge, rows, replies)
+    show(flags, report, _in_words(report))
+
+
+def _read(path: Path) -> list[_Labelled]:
+    rows = [_labelled(row, f"{path}:{line}") for line, row in read_rows(path)]
+    labels = {row.label for row in rows}
+    if len(labels) < 2:
+        what = "no rows" if not rows else f"only the label {'yes' if rows[0].label else 'no'}"
+        raise DatasetError(f"{path}: {what}; give answers of both labels, about as many of each")
+    return rows
+
+
+def _labelled(row: dict[str, Any], where: str) -> _Labelled:
+    """Return a row of the file; DatasetError for one that lacks a column or has another label."""
+    for name in ("question", "answer"):
+        if not isinstance(row.get(name), str):
+            raise DatasetError(f"{where}: `{name}` must be a text; columns: {', '.join(map(str, row))[:200]}")
+    word = str(row.get("label")).strip().lower()
+    if word not in _YES | _NO:
+        raise DatasetError(f"{where}: `label` is {word[:40]!r}; write yes or no")
+    accepted = row.get("accepted") or ()
+    accepted = (accepted,) if isinstance(accepted, str) else accepted
+    if not isinstance(accepted, (list, tuple)) or not all(isinstance(text, str) for text in accepted):
+        raise DatasetError(f"{where}: `accepted` must be a text or a list of texts")
+    return _Labelled(question=row["question"], answer=row["answer"], accepted=tuple(accepted), label=word in _YES)
+
+
+def _ask(client: Retry, judge: Judge, rows: Sequence[_Labelled], batch_size: int) -> list[Completion]:
+    requests = [judge.request(row.question, row.answer, accepted=row.accepted) for row in rows]
+    with ThreadPoolExecutor(batch_size) as pool, progress("judging", len(rows), unit="answer") as bar:
+        replies = []
+        for reply in pool.map(client.complete, requests):
+            replies.append(reply)
+            bar.update()
+    return replies
+
+
+def _report(judge: Judge, rows: Sequence[_Labelled], replies: Sequence[Completion]) -> dict[str, Any]:
+    """Return the report; TooManyFailuresError when no answer has a verdict."""
+    found = [judge.verdict(reply) if reply.ok else None for reply in replies]
+    kinds = Counter(
+        reply.error.kind if reply.error else "no verdict"
+        for reply, verdict in zip(replies, found, strict=True)
+        if verdict is None
+    )
+    scored = [(verdict >= 0.5, row.label) for verdict, row in zip(found, rows, strict=True) if verdict is not None]
+    if not scored:
+        reasons = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        raise TooManyFailuresError(f"{judge.model} gave no verdict on any answer ({reasons}); use another model")
+    labels = [label for _, label in scored]
+    usual = 2 * sum(labels) >= len(labels)
+    own, constant = agreement([said for said, _ in scored], labels), agreement([usual] * len(labels), labels)
+    constant = replace(constant, kappa_ci=(0.0, 0.0))  # 0 whatever the labels
+    return {
+        "judge": judge.model,
+        "form": judge.form,
+        "unscored": dict(kinds),
+        "agreement": asdict(own),
+        "constant": {"verdict": "yes" if usual else "no", **asdict(constant)},
+        "verdict": _sentence(judge.model, own, constant, "yes" if usual else "no"),
+    }
+
+
+def _sentence(model: str, own: Agreement, constant: Agreement, usual: str) -> str:
+    low, high = own.kappa_ci
+    kappa = f"kappa {own.kappa:.2f} [{low:.2f}, {high:.2f}]"
+    few = f"; with {own.n} labelled answers every interval is wide" if own.n < FEW else ""
+    if low <= 0:
+        return f"Do not train on {model}: it is not shown to be better than always answering {usual} ({kappa}){few}."
+    if low < GOOD_KAPPA:
+        return f"{model} agrees with the labels better than a constant answer, but perhaps weakly ({kappa}){few}."
+    rates = f"{own.true_positive_rate:.0%} of the labels yes and {own.true_negative_rate:.0%} of the labels no"
+    return f"{model} agrees with the labels ({kappa}): it finds {rates}{few}."
+
+
+def _in_words(report: dict[str, Any]) -> str:
+    names = {
+        "accuracy": "accuracy",
+        "true_positive": "yes where the label is yes",
+        "true_negative": "no where the label is no",
+        "kappa": "Cohen's kappa",
+    }
+    columns = (report["agreement"], report["constant"])
+    lines = [f"{'':28}{report['judge'][:24]:>26}{'always ' + report['constant']['verdict']:>26}"]
+    for key, name in names.items():
+        cells = []
+        for column in columns:
+            value = column[key] if key in column else column[f"{key}_rate"]
+            low, high = column[f"{key}_ci"]
+            cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
+        lines.append(f"{name:28}{cells[0]:>26}{cells[1]:>26}")
+    unscored = ", ".join(f"{count} {kind}" for kind, count in report["unscored"].items()) or "none"
+    lines += [f"{report['agreement']['n']} labelled answers, 95 % intervals; without a verdict: {unscored}"]
+    return "\n".join([*lines, report["verdict"]])
