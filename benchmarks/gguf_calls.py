@@ -3,8 +3,8 @@
     python benchmarks/gguf_calls.py --gguf model.gguf   prompts with one instruction, replies of 32 tokens
     python benchmarks/gguf_calls.py                     a tiny random model: the cost of the call itself
 
-Ways alternate in blocks with as many calls in flight as there are slots, each with its own prompts, so that no reply is
-in a cache. A third way calls the binding in this process, without HTTP: what --gguf could gain.
+Ways alternate in blocks with as many calls in flight as there are slots, on the same prompts, new ones in each block:
+the length of a reply depends on its prompt. A third way calls the binding in this process, without HTTP.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def compared(path: Path, slots: int, arguments: argparse.Namespace) -> dict[str,
     with ExitStack() as stack:
         ways = dict(started(path, slots, arguments.max_tokens, stack))
         for block in range(-1, arguments.blocks):  # the first loads and warms up
-            for name, call in ways.items():
-                rate = calls_per_s(call, slots, arguments.calls, seed=f"{block} {name}")
+            turn = block % len(ways)
+            for name, call in [*ways.items()][turn:] + [*ways.items()][:turn]:
+                rate = calls_per_s(call, slots, arguments.calls, seed=str(block))
                 if block >= 0:
                     rates.setdefault(name, []).append(rate)
     ratios = sorted(one / other for one, other in zip(rates["gguf"], rates["http"], strict=True))

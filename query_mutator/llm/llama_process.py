@@ -44,7 +44,7 @@ class LlamaProcess:
             stdin=subprocess.PIPE,  # its end is the sign that this process is gone
             stdout=subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the run
+            process_group=0,  # Ctrl-C is for the run; a new session would be scheduled apart from it (Linux autogroups)
         )
         try:
             self.url = self._ready_url()
