@@ -155,12 +155,8 @@ class _Exchange:
         why = app.access.refusal({name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers})
         if why is not None:
             return 403, why
-        given = self._header(b"authorization") or ""
-        if (
-            app.key is not None
-            and self._method != "OPTIONS"
-            and not hmac.compare_digest(given.encode("latin-1"), app.key)
-        ):
+        given = (self._header(b"authorization") or "").encode("latin-1")
+        if app.key is not None and self._method != "OPTIONS" and not hmac.compare_digest(given, app.key):
             return 401, "send the key of qm serve --api-key as Authorization: Bearer KEY"
         return None
 
@@ -179,9 +175,8 @@ class _Exchange:
         elif self._path == "/healthz":
             await self._whole(200, b'{"status":"ok"}', _JSON_TYPE)
         elif self._path == "/qm/queue":
-            await self._whole(
-                200, orjson.dumps({"models": status.queue.to_json(), "requests": self._app.open}), _JSON_TYPE
-            )
+            counts = {"models": status.queue.to_json(), "requests": self._app.open}
+            await self._whole(200, orjson.dumps(counts), _JSON_TYPE)
         elif self._path == "/" and "text/html" in (self._header(b"accept") or ""):
             page = resources.files("query_mutator.serve").joinpath("page.html").read_bytes()
             await self._whole(200, page, _HTML_TYPE, _POLICY)
@@ -323,9 +318,8 @@ class _Exchange:
 
     async def _error(self, status: int, message: str) -> None:
         error: object = {"message": message, "type": "api_error", "param": None, "code": None}
-        await self._whole(
-            status, orjson.dumps({"error": error if self._path.startswith("/v1/") else message}), _JSON_TYPE
-        )
+        body = {"error": error if self._path.startswith("/v1/") else message}
+        await self._whole(status, orjson.dumps(body), _JSON_TYPE)
 
 
 def _route(path: str) -> str:
