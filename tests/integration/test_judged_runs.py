@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm_main
+from query_mutator.data import guard_questions
 from query_mutator.embedded.models import EmbeddedModel
 from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
@@ -101,6 +105,37 @@ def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_fla
     assert not [row for row in rows if row["valid"] and "`os." in row["answer"]]
     last = list(read_json_lines(run / "metrics.jsonl"))[-1]
     assert last["judge/unscored"] == last["llm/invalid_steps"] == len(unscored)
+
+
+class Recording(RuleJudge):
+    """A judge that remembers what it was asked."""
+
+    prompts: ClassVar[list[str]] = []
+
+    def reply(self, prompt: str) -> str:
+        """Return a verdict."""
+        self.prompts.append(prompt)
+        return super().reply(prompt)
+
+
+def test_an_evaluation_judges_answers_but_none_to_what_should_be_refused(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recording.prompts.clear()
+    with served(Recording()) as server:
+        more = ("--reward", "judge", "--judge-model", "rule-judge", "--plan-calls", "0", "--eval-interval", "0")
+        assert main(flags_for(server, tiny_flags, *more, "--cache-path", str(tmp_path / "c.sqlite"))) == 0
+        assert qm_main(["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--plan-calls", "0"]) == 0
+        total = server.stats()["calls"]
+    asked = "\n".join(Recording.prompts)
+    assert "umm join path parts" in asked or "plz sort" in asked
+    assert not [request.id for request in guard_questions() if request.text in asked]
+    rows = list(read_json_lines(tmp_path / "runs" / "latest" / "evaluation.jsonl"))
+    assert {row["success"] for row in rows if row["set"] == "test"} <= {0.0, 1.0}
+    assert any(row["success"] for row in rows if row["set"] == "test")
+    found = re.search(r"evaluation: at most ([\d,]+) model calls", capsys.readouterr().err)
+    assert found is not None
+    assert total < int(found[1].replace(",", ""))
 
 
 def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
