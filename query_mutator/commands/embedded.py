@@ -14,6 +14,7 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
 from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.models import Babble, Echo
+from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import ServerSettings, start_server
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
@@ -26,7 +27,9 @@ __all__ = ["EmbeddedFlags", "main"]
 
 PROG = "python -m query_mutator.embedded"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
-MODEL_NAMES = ("pydoc-assistant", "reference-assistant", "rule-rewriter", EMBEDDING_MODEL, Echo.name, Babble.name)
+MODEL_NAMES = (
+    "pydoc-assistant", "reference-assistant", "rule-rewriter", RuleJudge.name, EMBEDDING_MODEL, Echo.name, Babble.name
+)  # fmt: skip
 
 
 def _from_environment(name: str, default: int) -> int:
