@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from query_mutator.sweep import guard
+
 _UP_WITHIN_S = 60
 _STORE_BYTES = 80_000_000
 #: Of Ray itself: no telemetry, no token file in the home folder, and a dead node is found in seconds.
@@ -76,6 +78,9 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.nodes = folder, list[RayNode]()
+        # Kills the nodes when the tests are killed.
+        words = [sys.executable, "-I", "-S", guard.__file__]
+        self._guard = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self.head = self._start("--head", "--port", "0", "--include-dashboard", "false")
         current = self.folder / "ray_current_cluster"
         wait_until(current.exists, "the head does not start")
@@ -96,6 +101,7 @@ class RayCluster:
         """Kill all nodes; return the command lines of what they left behind."""
         for node in self.nodes:
             node.kill()
+        self._guard.communicate()
         return [" ".join(one.cmdline()) for one in processes_with(str(self.folder))]
 
     def _start(self, *flags: str) -> RayNode:
@@ -111,6 +117,8 @@ class RayCluster:
                 start_new_session=True,
             )
         )
+        assert self._guard.stdin is not None
+        print(f"+{node.process.pid}", file=self._guard.stdin, flush=True)
         self.nodes.append(node)
         return node
 
