@@ -19,6 +19,8 @@ from query_mutator.page.cost import Price
 
 __all__ = ["ReportFlags", "ShowFlags", "report", "show"]
 
+LATEST = "runs/latest"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(OutputFlags):
@@ -34,8 +36,9 @@ class ReportFlags(OutputFlags):
     """Price of a million reply tokens."""
 
     def __post_init__(self) -> None:
-        if not self.runs:
+        if not self.runs and not Path(LATEST).is_dir():
             raise ValueError("no run is named; give run folders such as runs/latest")
+        object.__setattr__(self, "runs", self.runs or (LATEST,))
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both --price-in and --price-out; give both")
         for flag, price in (("--price-in", self.price_in), ("--price-out", self.price_out)):
@@ -54,7 +57,7 @@ class ReportFlags(OutputFlags):
 class ShowFlags:
     """Open the page of a run in the browser; it is written first where it is missing or older than the run."""
 
-    run: Positional[str] = "runs/latest"
+    run: Positional[str] = LATEST
     """Run folder."""
 
 

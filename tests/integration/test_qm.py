@@ -69,6 +69,14 @@ def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.Ca
     assert len(one["rewrites"]) == sum(name not in ("undo", "submit") for name in one["operators"])
 
 
+def test_report_takes_the_latest_run(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "runs").mkdir(parents=True)
+    (tmp_path / "here" / "runs" / "latest").symlink_to(Path(run).resolve())
+    monkeypatch.chdir(tmp_path / "here")
+    assert qm("report") == 0
+    assert Path("report.html").stat().st_size > 10_000
+
+
 def test_rewrite_takes_the_run_before_the_question(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert qm("rewrite", run, "plz sort my list", "--json") == 0
     assert told(capsys)[0]["question"] == "plz sort my list"
