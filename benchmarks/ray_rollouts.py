@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--node-local", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the nodes end with this process
     with tempfile.TemporaryDirectory(prefix="qm-ray-", dir="/tmp") as folder, two_nodes(Path(folder)) as cluster:
         if arguments.kills:
             print(json.dumps(kills(arguments, cluster, Path(folder))))
