@@ -3,7 +3,7 @@
     python benchmarks/proxy_modes.py RUN                           questions of the validation fold
     python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
     python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
-    python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, as `qm embedded` with a latency
+    python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm embedded`
 
 RUN is a run on the embedded default. Every question, and every request that should be refused, goes through the proxy
 over HTTP as a stream, to the plain model name (identity) and to the virtual one in each mode that the policy allows.

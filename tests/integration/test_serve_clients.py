@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,6 @@ from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, proxy
 
 STOPPED = "`os.kill` is what you want."
 MESSAGES: Any = [{"role": "user", "content": KILL}]
-#: A Python that has LiteLLM, which needs older versions of packages than the tests.
-LITELLM_PYTHON = os.environ.get("QM_LITELLM_PYTHON", "")
 TIMES = ("created_at", "created", "id", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 
@@ -109,11 +108,10 @@ print(json.dumps([whole.choices[0].message.content, text, whole.usage.completion
 """
 
 
-@pytest.mark.skipif(not LITELLM_PYTHON, reason="QM_LITELLM_PYTHON names no Python that has LiteLLM")
 @pytest.mark.parametrize("provider", ["openai", "ollama_chat"])
 def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer, provider: str) -> None:
     def asked(url: str, model: str) -> list[Any]:
-        command = [LITELLM_PYTHON, "-c", _LITELLM % KILL, url, provider, model]
+        command = [sys.executable, "-c", _LITELLM % KILL, url, provider, model]
         settings = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
         done = subprocess.run(command, capture_output=True, timeout=120, env=settings)
         assert done.returncode == 0, done.stderr.decode()[-2000:]
