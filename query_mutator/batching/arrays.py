@@ -17,8 +17,11 @@ def index_type(count: int) -> type[np.signedinteger[Any]]:
 
 def permutation(count: int, *seed: int) -> IndexArray:
     """Return 0..count-1 in an order that depends on all seed numbers."""
+    # SeedSequence joins the 32-bit words of its numbers, so [2**32, 0] would be [0, 1]: higher words follow the others.
+    high = [number >> 32 for number in seed]
+    words = [*(number % 2**32 for number in seed), *high, 1] if any(high) else seed
     # The raw words of a bit generator never change, unlike Generator.permutation; the low bits make them unique.
-    raw = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
+    raw = np.random.PCG64(np.random.SeedSequence(words)).random_raw(count)
     mask = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
     keys = (raw & ~mask) | np.arange(count, dtype=np.uint64)
     keys.sort()

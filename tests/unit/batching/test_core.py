@@ -29,6 +29,7 @@ from query_mutator.batching import (
     save_samples,
     save_samples_async,
 )
+from query_mutator.batching.arrays import permutation
 from query_mutator.batching.files import read_arrays, read_checked_json, write_arrays, write_checked_json
 from query_mutator.errors import DatasetError, DiskError, UsageError
 
@@ -346,3 +347,8 @@ def test_a_file_written_by_version_0_1_0_is_read() -> None:
     assert found.meta["budget"] == 128
     assert found.arrays["lengths"].tolist() == list(range(7))
     assert found.arrays["flags"].tolist() == [True, False, True]
+
+
+def test_seeds_beyond_32_bits_have_orders_of_their_own() -> None:
+    orders = [permutation(50, *seed).tolist() for seed in [(0, 1), (2**32, 0), (0, 2**32), (2**32, 1), (1, 2**32)]]
+    assert len({tuple(order) for order in orders}) == len(orders)
