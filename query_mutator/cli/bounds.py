@@ -65,6 +65,7 @@ _TABLE: tuple[tuple[str, float, float], ...] = (
     ("slots", 0, 1e4),
     ("max_requests max_question_tokens", 1, 1e6),
     ("min_meaning", -1, 1),
+    ("shadow", 0, 1),
     ("price_in price_out", 0, 1e6),
     ("max_queue", 0, 1e6),
     ("port gym_port", 0, 65_535),

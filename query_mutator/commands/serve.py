@@ -83,8 +83,6 @@ class ServeFlags(RunFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.shadow <= 1:
-            raise ValueError(f"--shadow {self.shadow} must be a share from 0 to 1, as 0.01")
         for flag, value in (("--shadow-file", self.shadow_file), ("--judge-model", self.judge_model)):
             if value is not None and not self.shadow:
                 raise ValueError(f"{flag} {value} needs --shadow, the share of the questions; try --shadow 0.01")
