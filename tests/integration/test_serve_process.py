@@ -122,7 +122,7 @@ def test_a_shadow_that_cannot_be_kept_is_refused(
     other.write_bytes(b'{"mine": 1}\nno end of line')
     shutil.copy(plan / "policy.qm", tmp_path / "policy.qm")
     for flags, message in (
-        ((str(plan), "--shadow", "1.5"), "share from 0 to 1"),
+        ((str(plan), "--shadow", "1.5"), "between 0 and 1"),
         ((str(plan), "--judge-model", "librarian"), "needs --shadow"),
         ((str(plan), "--shadow", "1", "--shadow-file", str(other)), "notes.jsonl"),
         ((str(plan), "--shadow", "1", "--judge-model", "nobody"), "nobody"),
