@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,6 +86,14 @@ class Softener:
         tag = "question" if "<question>" in prompt else "answer"
         question = prompt.split(f"<{tag}>")[-1].split(f"</{tag}>")[0]  # a server may have cut the beginning
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def plain_inspect() -> Iterator[None]:
+    """Undo what ray does to `inspect` when it is imported: its functions are names that questions accept."""
+    before = dict(vars(inspect))
+    yield
+    vars(inspect).update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,9 @@ from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result
 __all__ = ["CompareFlags", "compare_runs"]
 
 
+_NUMBER = f"{{}} runs are named; give 2 to {MOST_RUNS}, one may be given twice"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompareFlags(JsonFlags):
     """Compare our runs question by question: gained, lost, same, McNemar's p, and the difference with its interval.
@@ -36,10 +39,10 @@ class CompareFlags(JsonFlags):
     """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
 
     def __post_init__(self) -> None:
-        if self.traffic is not None:
-            return
+        if len(self.runs) == 1:
+            return  # a single one may hold pairs, which is seen when it is read
         if not 2 <= len(self.runs) <= MOST_RUNS:
-            raise ValueError(f"{len(self.runs)} runs are named; give 2 to {MOST_RUNS}, one may be given twice")
+            raise ValueError(_NUMBER.format(len(self.runs)))
         if len(self.method) not in (1, len(self.runs)):
             raise ValueError(
                 f"--method has {len(self.method)} names for {len(self.runs)} runs; give one, or one for each"
@@ -61,10 +64,12 @@ class CompareFlags(JsonFlags):
         return self.method if len(self.method) > 1 else self.method * len(self.runs)
 
     def named(self) -> list[tuple[Path, str]]:
-        """Return path and method of each run; UsageError for a path that does not exist."""
+        """Return path and method of each run; UsageError for a path that does not exist, or for a single one."""
         for run in self.runs:
             if not _path(run).exists():
                 raise UsageError(f"{run}: no such run; give a run folder, or its name in runs/ (qm runs lists them)")
+        if len(self.runs) == 1:
+            raise UsageError(f"{_NUMBER.format(1)}; {self.runs[0]} has no pairs of qm serve --shadow either")
         return [(_path(run), method) for run, method in zip(self.runs, self._methods(), strict=True)]
 
 

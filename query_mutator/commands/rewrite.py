@@ -43,6 +43,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
         if self.after_run:
             take_run(self, self.question)
             object.__setattr__(self, "question", self.after_run)
+            object.__setattr__(self, "after_run", "")
         Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from query_mutator.cli.console import note
-from query_mutator.cli.outputs import Output, holding
+from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
@@ -35,7 +35,7 @@ MAX_CALLS = {"blind": 9, "gate": 3, "full": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(RunFlags):
+class ServeFlags(RunFlags, OutputFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -173,9 +173,9 @@ def _shadow(flags: ServeFlags, rewriter: Rewriter, other: OtherWay, status: Stat
     if flags.judge_model is not None:
         judge = Judge(calls.eval_client, calls.servers[0].require_text_model(flags.judge_model))
     with locked_file(path):
-        if path.exists() and path.stat().st_size:
+        if path.exists() and path.stat().st_size and not flags.force:
             read_shadow(path)  # or rows would be added to a file of another kind
-        with closing(JsonLines(path, mode=0o600)) as file:
+        with closing(JsonLines(path, cut_at=0 if flags.force else None, mode=0o600)) as file:
             path.chmod(0o600)
             encoder = rewriter.system.encoder
             shadow = Shadow(share=flags.shadow, file=file, other=other, encoder=encoder, status=status, judge=judge)

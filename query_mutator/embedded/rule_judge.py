@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from query_mutator.embedded.digests import digest_of
-
 __all__ = ["RuleJudge"]
 
 #: The material of `rewards.judge`: parts between lines with the same mark.
@@ -25,6 +23,8 @@ class RuleJudge:
     name = "rule-judge"
 
     def __init__(self) -> None:
+        from query_mutator.embedded.digests import digest_of  # loads numpy
+
         self.digest = digest_of(sources=("rule_judge.py",))
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:

@@ -104,7 +104,7 @@ def test_rewrite_tells_it_in_words(run: str, capsys: pytest.CaptureFixture[str])
         (["eval", "--chekpoint", "x"], "qm: unknown flag --chekpoint; did you mean --checkpoint?"),
         (["eval", "--checkpoint", "nowhere"], "qm: nowhere: no such file; give a run folder such as runs/latest"),
         (["rewrite"], "qm: question is missing; see --help"),
-        (["rewrite", "one", "two"], "qm: unexpected argument 'two'"),
+        (["rewrite", "one", "two", "three"], "qm: unexpected argument 'three'"),
         (["rewrite", "--batch-size", "0", "x"], "qm: batch_size=0 must be at least 1"),
     ],
 )
