@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,14 @@ def results_of(folder: Path) -> Mapping[str, Any]:
     return found
 
 
-def age_s(process: psutil.Process) -> float:
-    """Return the seconds since a process began, 0 if it has ended."""
+def trial_of(process: psutil.Process) -> str:
+    """Return the name of the trial that a process runs, "" if it has ended."""
     try:
-        return time.time() - process.create_time()
+        words = process.cmdline()
     except psutil.NoSuchProcess:
-        return 0.0
+        return ""
+    flags = dict(itertools.pairwise(words))
+    return f"x={flags.get('--x')},seed={flags.get('--seed')}"
 
 
 def files_of(folder: Path) -> set[str]:
@@ -84,10 +86,9 @@ def test_a_sweep_survives_a_node_and_finds_what_the_local_engine_finds(
     folder, local, (node,) = tmp_path / "ray", tmp_path / "local", ray_cluster.workers
 
     def is_in_the_middle() -> bool:
-        known = {one.pid for one in node.processes}
-        # A third of a second after its start a trial has noted that it began, and has not ended.
-        ours = [one for one in processes_with(str(trainer)) if one.pid in known and age_s(one) > 0.3]
-        return len(rows_of(folder)) >= 2 and bool(ours)
+        known, begun = {one.pid for one in node.processes}, began(folder)
+        ours = [one for one in processes_with(str(trainer)) if one.pid in known]
+        return len(rows_of(folder)) >= 2 and any(trial_of(one) in begun for one in ours)
 
     def kill() -> None:
         wait_until(is_in_the_middle, "no trial runs on the worker")
@@ -95,7 +96,7 @@ def test_a_sweep_survives_a_node_and_finds_what_the_local_engine_finds(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert qm(*sweep_words(folder, trainer, "--engine", "ray", seconds=0.6)) == 0
+    assert qm(*sweep_words(folder, trainer, "--engine", "ray", seconds=1.5)) == 0
     killer.join()
     assert not node.is_alive
     assert [row["status"] for row in rows_of(folder)] == ["done"] * 12
