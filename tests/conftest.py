@@ -12,6 +12,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: no test waits for a hub
 
 from query_mutator import operators
+from query_mutator.data import pynames
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -93,7 +94,11 @@ def plain_inspect() -> Iterator[None]:
     """Undo what ray does to `inspect` when it is imported: its functions are names that questions accept."""
     before = dict(vars(inspect))
     yield
-    vars(inspect).update(before)
+    if vars(inspect) != before:
+        vars(inspect).update(before)
+        for function in vars(pynames).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
 
 @pytest.fixture(autouse=True)
