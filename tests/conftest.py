@@ -22,6 +22,9 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import Question
 from tests.tiny_lm import save_model, save_tokenizer
 
+#: As the standard library has it, taken before a test imports ray.
+ISGENERATOR = inspect.isgenerator
+
 QUESTIONS = tuple(
     Question(id=f"q{index}", text=text, accept=(name,), reference=reference)
     for index, (text, name, reference) in enumerate(
@@ -90,15 +93,12 @@ class Softener:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def plain_inspect() -> Iterator[None]:
-    """Undo what ray does to `inspect` when it is imported: its functions are names that questions accept."""
-    before = dict(vars(inspect))
-    yield
-    if vars(inspect) != before:
-        vars(inspect).update(before)
-        for function in vars(pynames).values():
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
+def plain_inspect() -> None:
+    """Undo what an import of ray does to `inspect`, whose functions are names that questions accept."""
+    if inspect.isgenerator is not ISGENERATOR:
+        inspect.isgenerator = ISGENERATOR
+        for function in (pynames.resolve, pynames.same_object):
+            function.cache_clear()
 
 
 @pytest.fixture(autouse=True)
