@@ -127,7 +127,7 @@ def show_equivalence(spec: Spec, rng: np.random.Generator, simulations: int) -> 
         for _ in range(simulations):
             means = [1.0, *[1.0 + distance] * (groups - 1)]
             found.append(
-                "equivalent" in verdicts(compared(spec, [m + SPREAD * rng.normal(size=5) for m in means], rng))
+                "equivalent" in verdicts(compared(spec, [m + NARROW * rng.normal(size=5) for m in means], rng))
             )
         print(f"{f'{groups} groups of 5, {100 * distance:g} % apart':<38} {share(found)}", flush=True)
 
