@@ -3,7 +3,7 @@
     reset   draw a question, ask the target the original
     step    an operator: the mutator rewrites the present question, the target answers it
             undo:        return to the original question
-            submit:      the episode terminates; after `max_episode_steps` steps it is truncated
+            submit:      the episode terminates, as it does after `max_episode_steps` steps
     reward  change of the score of what would be submitted now, minus the price of the step's calls;
             so the return is final score - baseline score - prices
 
@@ -302,8 +302,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode = self.engine.episode
         episode.total_reward += reward
         cut_off = error is not None and self.on_failure != "mask"
-        terminated = terminated and not cut_off  # the result of a submit that failed is unknown
-        truncated = cut_off or (not terminated and episode.steps >= self.task.max_episode_steps)
+        limit = episode.steps >= self.task.max_episode_steps
+        # The observation shows how many steps are left, so the limit is a state that ends the episode. The result of a
+        # failed step is unknown.
+        terminated = (terminated or (limit and error is None)) and not cut_off
+        truncated = cut_off or (limit and not terminated)
         episode.ended = terminated or truncated
         self._record(name, reward, error, calls)
         self.total_steps += 1

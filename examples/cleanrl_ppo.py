@@ -3,8 +3,8 @@
     python examples/cleanrl_ppo.py --total-timesteps 4096
 
 Where CleanRL's loop treats every end of an episode as terminal, this one bootstraps from the last observation of a
-truncated episode (`--no-bootstrap`: as CleanRL). Episodes are truncated after `max_episode_steps`, and where a call
-failed for good; without the bootstrap use `--on-failure raise`, or a failed call looks like a state without a future.
+truncated episode (`--no-bootstrap`: as CleanRL). An episode is truncated where a call failed for good; without the
+bootstrap use `--on-failure raise`, or a failed call looks like a state without a future.
 
 T steps, N environments
 """

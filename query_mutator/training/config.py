@@ -131,7 +131,7 @@ class EpisodeFlags:
     ask: AskRule = "every_step"
     """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
     max_episode_steps: int = 5
-    """Steps after which an episode is truncated."""
+    """Steps after which an episode ends."""
     embedding_dims: int = 6
     """Principal components of the embeddings in an observation."""
 

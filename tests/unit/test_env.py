@@ -109,11 +109,11 @@ def test_actions_that_lead_nowhere_are_closed(env: QueryMutationEnv) -> None:
     assert obs[columns].tolist() == [1, 0, 0, 1, 0]  # what spelling makes of it is known
 
 
-def test_episode_is_cut_off_after_its_steps(tiny_task: MakeTask, tiny_client: Client) -> None:
+def test_an_episode_terminates_after_its_steps(tiny_task: MakeTask, tiny_client: Client) -> None:
     env = QueryMutationEnv(tiny_task(max_episode_steps=2), client=tiny_client)
     env.reset(seed=0, options=KILL)
     assert env.step(UNDO)[2:4] == (False, False)
-    assert env.step(UNDO)[2:4] == (False, True)
+    assert env.step(UNDO)[2:4] == (True, False)
 
 
 def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client: Client) -> None:

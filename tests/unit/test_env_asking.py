@@ -110,12 +110,12 @@ def test_submit_asks_when_nothing_was_asked(env: QueryMutationEnv) -> None:
     assert info["_text"]["answer"] == "`os.kill` is what you want."
 
 
-def test_the_last_step_of_a_truncated_episode_asks(task: Task, tiny_client: Client) -> None:
+def test_the_last_allowed_step_asks_and_terminates(task: Task, tiny_client: Client) -> None:
     env = QueryMutationEnv(replace(task, max_episode_steps=2), client=tiny_client)
     env.reset(seed=0, options=KILL)
     env.step(SPELLING)
     _, _, terminated, truncated, info = env.step(NEUTRAL)
-    assert (terminated, truncated) == (False, True)
+    assert (terminated, truncated) == (True, False)
     assert (info["success"], info["calls"]) == (1, 3)
 
 

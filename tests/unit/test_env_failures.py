@@ -66,6 +66,16 @@ def test_a_failed_step_truncates_the_episode_with_the_observation_it_started_fro
     assert env.reset()[1]["valid"]
 
 
+def test_a_last_step_that_is_masked_truncates_since_its_result_is_unknown(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    env = failing_env(tiny_task(max_episode_steps=2), tiny_client, "mask", "softener")
+    env.reset(seed=0, options=KILL)
+    assert env.step(UNDO)[2:4] == (False, False)
+    _, reward, terminated, truncated, info = env.step(NEUTRAL)
+    assert (reward, terminated, truncated, bool(info["valid"])) == (0.0, False, True, False)
+
+
 def test_a_submit_that_fails_is_truncated_and_a_moved_question_is_not_observed(
     tiny_task: MakeTask, tiny_client: Client
 ) -> None:
