@@ -125,11 +125,21 @@ class Sweep:
         return self._findings()
 
     def _run(self, trials: Sequence[Trial]) -> None:
-        self._ended |= self._runner.run(trials, retry_failed=self.flags.retry_failed)
+        again = self._without_number() if self.flags.retry_failed else {}
+        self._ended |= self._runner.run(trials, retry_failed=self.flags.retry_failed, again=again)
+
+    def _without_number(self) -> dict[str, Ended]:
+        """Return as failed the trials that succeeded without a finite number for the metric; none if all lack it."""
+        ended = self._folder.ended()
+        rows = self._measured([trial for trial in self.trials if trial.name in ended])
+        lost = {row.trial.name for row in rows if row.performance is None}
+        says = f"its {self.metric.name} is missing, NaN or infinite"
+        return {name: replace(ended[name], status="failed", says=says) for name in lost if len(lost) < len(rows)}
 
     def _measured(self, trials: Sequence[Trial]) -> list[Measured]:
         """Return the numbers of the trials that succeeded."""
-        done = [trial for trial in trials if trial.name in self._ended and self._ended[trial.name].status == "done"]
+        ended = self._folder.ended()
+        done = [trial for trial in trials if trial.name in ended and ended[trial.name].status == "done"]
         return measure(self._folder, done, self.spec, self.flags)
 
     def _results(self, trials: Sequence[Trial]) -> list[SettingResult]:
@@ -162,7 +172,7 @@ class Sweep:
         results = by_setting(measured, maximize=self.metric.maximize, bounds=self.metric.bounds)
         optimum = optimum_of(measured, maximize=self.metric.maximize)
         ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
-        failed = [one for one in ended if one.status != "done"]
+        failed = [*(one for one in ended if one.status != "done"), *self._without_number().values()]
         self._note_failures(failed)
         best = best_setting(results, optimum, maximize=self.metric.maximize)
         says = [sentence(self.metric, optimum, best)]

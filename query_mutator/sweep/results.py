@@ -29,6 +29,9 @@ _MOST = 1e300  # printed numbers are below: NaN, infinity and integers beyond fl
 _KINDS = {
     "interior": "The golden middle is at",
     "edge": "An edge optimum, at",
+    "coarse": "The grid is too coarse; the best guess is",
+    "plateau": "A plateau, at",
+    "ridge": "A ridge; the best guess on it is",
     "undecided": "Undecided; the best guess is",
 }
 
@@ -102,9 +105,9 @@ def by_setting(measured: Sequence[Measured], *, maximize: bool, bounds: Interval
     """
     rows_of: dict[tuple[tuple[str, Value], ...], list[Measured]] = {}
     for row in measured:
-        if row.performance is not None:
-            rows_of.setdefault(tuple(row.trial.setting.items()), []).append(row)
-    results = [_setting_result(dict(key), rows, bounds) for key, rows in rows_of.items()]
+        rows = rows_of.setdefault(tuple(row.trial.setting.items()), [])
+        rows.extend([row] if row.performance is not None else [])
+    results = [_setting_result(dict(key), rows, bounds) for key, rows in rows_of.items() if rows]
     if not all(math.isfinite(result.throughput) for result in results):
         return results
     sign = 1.0 if maximize else -1.0
@@ -132,10 +135,10 @@ def optimum_of(measured: Sequence[Measured], *, maximize: bool) -> Optimum | str
 
 
 def best_setting(results: Sequence[SettingResult], found: Optimum | str, *, maximize: bool) -> SettingResult:
-    """Return the setting next to the optimum, else the one with the best mean; UsageError when there is none."""
+    """Return the setting next to the optimum, else (as on a coarse grid) the best mean; UsageError for no result."""
     if not results:
         raise UsageError("no trial has a number for the metric; see the trials' stderr.txt, or name another --metric")
-    if isinstance(found, str):
+    if isinstance(found, str) or found.kind == "coarse":
         sign = 1.0 if maximize else -1.0
         return max(results, key=lambda result: sign * result.mean)
     return min(results, key=lambda result: _distance(result.setting, found))
@@ -176,16 +179,16 @@ def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval
 
 
 def _curves(folder: Path, metrics: Sequence[MetricSpec], spec: Spec, axis: str) -> dict[str, Curve]:
-    """Return metric -> curve of the newest run under a trial's folder."""
+    """Return metric -> curve of the newest run under a trial's folder, without those that end in NaN or infinity."""
     path = newest_run(folder)
     if path is None:
         return {}
     run = load_run(path)
     found = {}
     for metric in metrics:
-        curves = [curve.finite() for curve in curves_of(run, metric, spec, axis=axis).values()]
-        if curves and len(curves[0]):
-            found[metric.name] = curves[0]
+        curve = next(iter(curves_of(run, metric, spec, axis=axis).values()), None)
+        if curve is not None and len(curve) and math.isfinite(curve.y[-1]):
+            found[metric.name] = curve.finite()
     return found
 
 

@@ -8,7 +8,7 @@ DIR/trials/NAME/              what the trial wrote, with command.txt, stdout.txt
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,13 +56,18 @@ class Runner:
         self.folder, self.engine, self.command = folder, engine, tuple(command)
         self.timeout_s = timeout_min * 60 if timeout_min else None
 
-    def run(self, trials: Sequence[Trial], *, retry_failed: bool = False) -> dict[str, Ended]:
-        """Run the trials that have not ended yet; return how each ended. A failed trial does not stop the others."""
+    def run(
+        self, trials: Sequence[Trial], *, retry_failed: bool = False, again: Collection[str] = ()
+    ) -> dict[str, Ended]:
+        """Run the trials that have not ended yet, and those named in `again`; return how each ended.
+
+        A failed trial does not stop the others.
+        """
         before = self.folder.ended()
         jobs = [
             Job(trial=trial, command=self.command, folder=self.folder.folder_of(trial), timeout_s=self.timeout_s)
             for trial in trials
-            if trial.name not in before or (retry_failed and before[trial.name].status != "done")
+            if trial.name not in before or trial.name in again or (retry_failed and before[trial.name].status != "done")
         ]
         rows = JsonLines(self.folder.rows_path)
         with (

@@ -93,6 +93,59 @@ def test_failures_are_reported_and_a_rerun_resumes_the_sweep(
         main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
 
 
+def test_a_trial_without_a_finite_number_has_failed(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(trainer[-1])
+    diverging = TRAINER.replace("noise = 0.01", "noise = (math.nan if broken else 0.01)")
+    script.write_text(
+        diverging.replace("if (os", "broken = (os").replace('1001):\n    sys.exit("no memory left")', "1001)")
+    )
+    monkeypatch.setenv("BROKEN", "yes")
+    with pytest.raises(TooManyFailuresError, match="4 of 12 trials failed; --retry-failed"):
+        run_sweep(tmp_path / "s", trainer, "64,128,512,2048")
+    told = capsys.readouterr()
+    assert told.err.count("its success is missing, NaN or infinite") == 4
+    assert "nan" not in told.out
+    monkeypatch.delenv("BROKEN")
+    found = run_sweep(tmp_path / "s", trainer, "64,128,512,2048", "--retry-failed")
+    assert found["failed"] == []
+    assert all(len(row["values"]) == 3 for row in found["settings"])  # type: ignore[attr-defined]
+
+
+def test_a_run_that_ends_in_nan_does_not_count_and_shortens_no_other(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import json, math, os, pathlib, sys\n"
+        "value, seed = int(sys.argv[2]), int(sys.argv[4])\n"
+        "folder = pathlib.Path(os.environ['QM_TRIAL_DIR']) / 'run'\n"
+        "folder.mkdir(parents=True)\n"
+        "(folder / 'config.json').write_text('{}')\n"
+        "broken = (value, seed) == (4, 1)\n"
+        "value = lambda k: math.nan if broken and k > 2 else k / 10\n"
+        "rows = [{'step': 100 * k, 'validation/success': value(k)} for k in range(1, 9)]\n"
+        "(folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
+    )
+    grid = ["--grid", "x=2,4,8", "--seeds", "2", "--dir", str(tmp_path / "s"), "--", sys.executable, str(script)]
+    with pytest.raises(TooManyFailuresError, match="1 of 6 trials failed"):
+        main(["sweep", *grid])
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [len(row["values"]) for row in found["settings"]] == [2, 1, 2]
+    assert min(value for row in found["settings"] for value in row["values"]) > 0.5
+
+
+def test_a_cliff_between_two_settings_is_answered_with_values_to_try(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(trainer[-1]).write_text(
+        TRAINER.replace("(math.log2(batch) - 9) ** 2", "(20 * (batch > 600) - math.log2(batch))")
+    )
+    found = run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048,4096")
+    assert "The grid is too coarse; the best guess is" in capsys.readouterr().out
+    assert "try --grid train_batch_size=512,609,724,861,1024" in found["optimum"]["why"]  # type: ignore[index]
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
+
+
 def test_a_trial_that_times_out_is_killed_with_all_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
