@@ -7,7 +7,8 @@
 
 `held`: the region holds the truth, or "grid too coarse" is said. Along a ridge the truth is the product; of a plateau,
 the end of it, and the smallest setting named as good must cost no more than is said. `false interior`: said without
-an optimum inside, or of a region that misses it. `width`: octaves, over the axes' mean, where "too coarse" is not said.
+an optimum inside, or of a region that misses it. `coarse`: how often that is said. `advice`: how often the truth lies
+between the values that it names. `width`: octaves, mean of the axes, where "too coarse" is not said.
 """
 
 from __future__ import annotations
@@ -215,6 +216,16 @@ def says_false_interior(case: Case, found: Optimum) -> bool:
     return case.kind in ("edge", "flat", "plateau", "ridge") or not held(case, found)
 
 
+def advice_holds(case: Case, found: Optimum) -> bool:
+    """Return whether the truth lies within the values to try, on the axes that they are of."""
+    for item in found.finer:
+        name, values = item.split("=")
+        tried = [math.log2(float(value)) for value in values.split(",")]
+        if case.truth is None or not min(tried) <= case.truth[NAMES.index(name)] <= max(tried):
+            return False
+    return True
+
+
 def width(found: Optimum) -> float:
     return float(np.mean([math.log2(axis.high / axis.low) for axis in found.axes]))
 
@@ -235,11 +246,15 @@ def row_of(case: Case, found: Sequence[Optimum]) -> str:
         for of in (lambda one: held(case, one), lambda one: says_false_interior(case, one), is_coarse)
     )
     numbers = "  ".join(f"{share:5.1f}" for share in shares)
+    advised = [advice_holds(case, one) for one in found if getattr(one, "finer", ()) and case.truth is not None]
+    numbers += f"  {100 * np.mean(advised):5.1f}" if advised else "      -"
     return f"{numbers}  {np.mean(fine) if fine else math.nan:5.2f}  {common}"
 
 
 def show_verdicts(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[float], count: int) -> None:
-    print(f"{'surface':<28} {'seeds':>5} {'noise':>5}   held  false interior  coarse  width  verdicts", flush=True)
+    print(
+        f"{'surface':<28} {'seeds':>5} {'noise':>5}   held  false interior  coarse  advice  width  verdicts", flush=True
+    )
     for case in chosen:
         for noise in noises:
             for number in seeds:

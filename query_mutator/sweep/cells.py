@@ -24,6 +24,7 @@ _SMOOTH = 0.5  # a bell that is as wide as the grid's steps continues to fall at
 _ABRUPT = 1 / 3  # below this share it is narrower than the grid
 _STEEPER = 2.5  # the last drop against the steepest elsewhere; a parabola's is at most twice as steep
 _FAR_STEEPER = 3.0
+_STEEP_TOO = 0.25  # of the abrupt fall
 _BENT = 0.5  # of the bend at the top: how much a smooth curve bends next to it
 _NEGLIGIBLE = 0.05  # of the range along an axis: a rise that does not count
 _AS_GOOD = 0.25  # of the range along an axis: how much a plateau may rise, and
@@ -39,6 +40,7 @@ class Drop:
     end: float
     low: float  # the cell's neighbors on both sides
     high: float
+    also: tuple[float, ...]  # the other neighbor, if as good or the fall to it steep: a peak may lie on either side
     is_certain: bool
 
 
@@ -81,17 +83,33 @@ class Cells:
         """Return the abrupt falls next to the rivals, where seeds show the noise."""
         sides = [one for one in self._sides() if self.degrees and not set(one[1][1:3]) & set(self.rivals)]
         far = self._t(len(sides))
-        found = []
-        for axis, ladder in sides:
-            contrasts = self._lack_of_fit(axis, ladder)
-            if contrasts is not None and self._estimate(contrasts[0])[0] > 0:
-                value, error = self._estimate(contrasts[1])
-                start, end = (float(self.places[at, axis]) for at in ladder[:2])
-                low, high = self._neighbors(ladder[0], axis)
-                is_certain = value > far * error and self._is_seen(ladder[0], ladder[1])
-                is_certain &= len(ladder) > 2 or ladder[0] == self.best  # a rival on a slope is not a cliff's edge
-                found.append(Drop(axis=axis, start=start, end=end, low=low, high=high, is_certain=is_certain))
-        return found
+        return [drop for axis, ladder in sides if (drop := self._drop(axis, ladder, far)) is not None]
+
+    def _drop(self, axis: int, ladder: list[int], far: float) -> Drop | None:
+        """Return the fall at the start of a ladder if it is abrupt; it is certain at `far` standard errors."""
+        contrasts = self._lack_of_fit(axis, ladder)
+        if contrasts is None or self._estimate(contrasts[0])[0] <= 0:
+            return None
+        value, error = self._estimate(contrasts[1])
+        is_certain = value > far * error and self._is_seen(ladder[0], ladder[1])
+        is_certain &= len(ladder) > 2 or ladder[0] == self.best  # a rival on a slope is not a cliff's edge
+        fall = self._estimate(self._slope(axis, *ladder[:2]))[0]
+        line = self._line(ladder[0], axis)
+        at = line.index(ladder[0])
+        around = [cell for cell in line[max(0, at - 1) : at + 2] if cell != ladder[0]]
+        other = [cell for cell in around if cell != ladder[1]]
+        falls = [self._estimate(self._slope(axis, ladder[0], cell))[0] for cell in other]
+        also = [c for c, its in zip(other, falls, strict=True) if c in self.rivals or its > _STEEP_TOO * fall]
+        places = [float(place) for place in self.places[:, axis]]
+        return Drop(
+            axis=axis,
+            start=places[ladder[0]],
+            end=places[ladder[1]],
+            low=min(places[cell] for cell in around),
+            high=max(places[cell] for cell in around),
+            also=tuple(places[cell] for cell in also),
+            is_certain=is_certain,
+        )
 
     def kinks(self) -> list[tuple[int, float]]:
         """Return axis and place of how far from a rival the peak of a concave curve may lie, where it bends at the top.
@@ -182,7 +200,7 @@ class Cells:
         return value > self._t(len(self.places) * (len(self.places) - 1) // 2) * error
 
     def bends_at_top(self, axis: int) -> bool:
-        """Return whether the line through the best cell bends there and at its better neighbor, and hardly elsewhere."""
+        """Return whether the line through the best cell bends there and at its better neighbor only."""
         line = self._line(self.best, axis)
         at, f, top = self.places[line, axis], self.means[line], line.index(self.best)
         if len(line) < 4:
@@ -194,12 +212,6 @@ class Cells:
         inner = [bends[cell - 1] for cell in (low, high) if 0 < cell < len(line) - 1]
         outer = [bends[cell - 1] for cell in (low - 1, high + 1) if 0 < cell < len(line) - 1]
         return bool(inner and outer) and bool(np.mean(outer) < _BENT * np.mean(inner))
-
-    def _neighbors(self, cell: int, axis: int) -> tuple[float, float]:
-        line = self._line(cell, axis)
-        at = line.index(cell)
-        around = self.places[line[max(0, at - 1) : at + 2], axis]
-        return float(around.min()), float(around.max())
 
     def _lack_of_fit(self, axis: int, ladder: list[int]) -> tuple[Mapping[int, float], Mapping[int, float]] | None:
         """Return two contrasts, each above 0 for a drop that is abrupt: by the point estimate, and to be tested."""

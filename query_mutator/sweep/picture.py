@@ -12,6 +12,7 @@ import numpy as np
 from query_mutator.analysis.figures import new_figure, save_figure
 from query_mutator.stats.intervals import Floats
 from query_mutator.sweep.results import SettingResult
+from query_mutator.sweep.shapes import Ridge
 from query_mutator.sweep.surface import AxisOptimum, Optimum
 
 __all__ = ["draw_sweep"]
@@ -57,7 +58,10 @@ def _heat_map(
     if not isinstance(found, str):
         region = {axis.name: axis for axis in found.axes}
         if x in region and y in region:
-            _outline(axes, region[x], columns, region[y], rows)
+            if found.ridge is not None and {found.ridge.first, found.ridge.second} == {x, y}:
+                _ridge(axes, found.ridge, x, columns, y, rows)
+            else:
+                _outline(axes, region[x], columns, region[y], rows, has_best=found.kind != "plateau")
 
 
 def _color_range(means: Floats, results: Sequence[SettingResult]) -> tuple[float, float]:
@@ -74,15 +78,32 @@ def _interval_of(results: Sequence[SettingResult]) -> str:
     return "[{:.3g}, {:.3g}]".format(*results[0].interval)
 
 
-def _outline(axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, rows: Sequence[Any]) -> None:
+def _ridge(axes: Any, ridge: Ridge, x: str, columns: Sequence[Any], y: str, rows: Sequence[Any]) -> None:
+    """Draw the line of the best settings, and the ends of its region across."""
+    levels = {x: np.array(columns, dtype=float), y: np.array(rows, dtype=float)}
+    second = np.geomspace(levels[ridge.second].min(), levels[ridge.second].max(), 201)
+    for value, style in ((ridge.best, "-"), (ridge.low, "--"), (ridge.high, "--")):
+        first = value / second**ridge.exponent
+        inside = (first >= levels[ridge.first].min()) & (first <= levels[ridge.first].max())
+        at = {ridge.first: first[inside], ridge.second: second[inside]}
+        places = ([_place(one, levels[name].tolist()) for one in at[name].tolist()] for name in (x, y))
+        label = {"-": f"ridge: {ridge.formula}"}.get(style) or ("95 % region" if value == ridge.low else None)
+        axes.plot(*places, color="red", linestyle=style, linewidth=1.5, label=label)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+
+
+def _outline(
+    axes: Any, x: AxisOptimum, columns: Sequence[Any], y: AxisOptimum, rows: Sequence[Any], *, has_best: bool
+) -> None:
     from matplotlib.patches import Rectangle
 
     (left, right), (bottom, top) = _sides(x, columns), _sides(y, rows)
     region = Rectangle((left, bottom), right - left, top - bottom, fill=False, color="red", linewidth=1.5)
     region.set_label("95 % region of the optimum")
     axes.add_patch(region)
-    axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12, label="best guess")
-    axes.legend(loc="uppercenter", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+    if has_best:
+        axes.plot([_place(x.best, columns)], [_place(y.best, rows)], "r+", markersize=12, label="best guess")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
 
 
 def _sides(axis: AxisOptimum, levels: Sequence[Any]) -> tuple[float, float]:
@@ -106,8 +127,11 @@ def _line(axes: Any, results: Sequence[SettingResult], name: str, found: Optimum
         axes.set_xscale("log", base=2)
         axes.set_xticks(levels, map(str, levels))
     if not isinstance(found, str):
-        axes.axvspan(found.axes[0].low, found.axes[0].high, color="#c1666b", alpha=0.15)
-        axes.axvline(found.axes[0].best, color="#c1666b", linestyle="--")
+        spans = [(flat.smallest, flat.largest) for flat in found.plateaus] or [(found.axes[0].low, found.axes[0].high)]
+        for low, high in spans:
+            axes.axvspan(low, high, color="#c1666b", alpha=0.15)
+        if not found.plateaus:
+            axes.axvline(found.axes[0].best, color="#c1666b", linestyle="--")
     axes.set(xlabel=name)
     axes.grid(alpha=0.3)
 

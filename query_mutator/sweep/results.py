@@ -30,8 +30,6 @@ _KINDS = {
     "interior": "The golden middle is at",
     "edge": "An edge optimum, at",
     "coarse": "The grid is too coarse; the best guess is",
-    "plateau": "A plateau, at",
-    "ridge": "A ridge; the best guess on it is",
     "undecided": "Undecided; the best guess is",
 }
 
@@ -138,9 +136,15 @@ def best_setting(results: Sequence[SettingResult], found: Optimum | str, *, maxi
     """Return the setting next to the optimum, else (as on a coarse grid) the best mean; UsageError for no result."""
     if not results:
         raise UsageError("no trial has a number for the metric; see the trials' stderr.txt, or name another --metric")
-    if isinstance(found, str) or found.kind == "coarse":
-        sign = 1.0 if maximize else -1.0
+    sign = 1.0 if maximize else -1.0
+    if isinstance(found, str):
         return max(results, key=lambda result: sign * result.mean)
+    if found.plateaus:
+        return _cheapest(results, found)
+    if found.ridge is not None:
+        line = found.ridge
+        on_it = [result for result in results if line.holds(result.setting)] or results
+        return max(on_it, key=lambda result: sign * result.mean)
     return min(results, key=lambda result: _distance(result.setting, found))
 
 
@@ -150,6 +154,14 @@ def sentence(metric: MetricSpec, found: Optimum | str, best: SettingResult) -> s
     measured = f"{best.name} ({measured}, {best.repeats})"
     if isinstance(found, str):
         return f"Best measured: {measured}; {found}."
+    if found.ridge is not None:
+        line, region = found.ridge, f"{found.confidence:.0%} region"
+        about = f"{line.formula} about {number(line.best)} ({region} {number(line.low)} to {number(line.high)})"
+        return f"A ridge, {about}: {found.why}. Best measured along it: {measured}."
+    if found.plateaus:
+        return (
+            f"A plateau: {found.why}. {'Fastest' if math.isfinite(best.throughput) else 'Measured'} there: {measured}."
+        )
     where = " and ".join(
         f"{axis.name} about {number(axis.best)} "
         f"({found.confidence:.0%} region {number(axis.low)} to {number(axis.high)})"
@@ -158,8 +170,30 @@ def sentence(metric: MetricSpec, found: Optimum | str, best: SettingResult) -> s
     return f"{_KINDS[found.kind]} {where}: {found.why}. Best measured nearby: {measured}."
 
 
+def _cheapest(results: Sequence[SettingResult], found: Optimum) -> SettingResult:
+    """Return the fastest setting of a plateau, or the smallest where throughput was not measured."""
+    flats = {flat.name: flat for flat in found.plateaus}
+    others = [axis for axis in found.axes if axis.name not in flats]
+
+    def off_it(result: SettingResult) -> float:
+        """Return how far a setting is from the best along the axes without a plateau."""
+        return sum(_octaves(result.setting, axis.name, axis.best) for axis in others)
+
+    on_it = [result for result in results if all(flat.holds(result.setting[name]) for name, flat in flats.items())]
+    nearest = min(map(off_it, on_it))
+    on_it = [result for result in on_it if off_it(result) <= nearest]
+    if all(math.isfinite(result.throughput) for result in on_it):
+        return max(on_it, key=lambda result: result.throughput)
+    return min(on_it, key=lambda result: [float(result.setting[name]) for name in flats])
+
+
 def _distance(setting: Setting, found: Optimum) -> float:
-    return sum((math.log2(float(setting[axis.name])) - math.log2(axis.best)) ** 2 for axis in found.axes)
+    return sum(_octaves(setting, axis.name, axis.best) for axis in found.axes)
+
+
+def _octaves(setting: Setting, name: str, to: float) -> float:
+    """Return the squared distance of a setting from a place on one axis."""
+    return (math.log2(float(setting[name])) - math.log2(to)) ** 2
 
 
 def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval) -> SettingResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ _EXPONENTS = {
 _ACROSS = 0.5  # of the width of a region without a direction: how wide a ridge may be
 _ALONG = 0.3  # of an axis: how long it must be
 _PLAINER = 0.8  # how much narrower a square or a root must be than the product
+_ROUNDING = 1e-9  # of powers of logarithms
 _BETWEEN = 3  # settings to try between two that are neighbors
 
 
@@ -43,6 +44,11 @@ class Ridge:
     def formula(self) -> str:
         """Return what is constant along the ridge."""
         return _EXPONENTS[self.exponent].format(self.first, self.second)
+
+    def holds(self, setting: Mapping[str, int | float | str]) -> bool:
+        """Return whether a setting lies on the ridge."""
+        at = float(setting[self.first]) * float(setting[self.second]) ** self.exponent
+        return bool(self.low <= at <= self.high)
 
     @property
     def why(self) -> str:
@@ -64,13 +70,16 @@ class Flat:
     end: End
     loss: float  # the upper 95 % limit of what the smallest costs
 
+    def holds(self, value: int | float | str) -> bool:
+        """Return whether a level lies on the plateau."""
+        return self.smallest * (1 - _ROUNDING) <= float(value) <= self.largest * (1 + _ROUNDING)
+
     @property
     def why(self) -> str:
         """Return what the plateau means for a choice."""
         return (
             f"from {self.smallest:.6g} to {self.largest:.6g}, the {self.end} end of the grid, {self.name} makes no "
-            f"difference; the smallest that is as good is {self.smallest:.6g}, "
-            f"which costs at most {self.loss:.2g}"
+            f"difference; the smallest that is as good, {self.smallest:.6g}, costs at most {self.loss:.2g}"
         )
 
 
@@ -108,7 +117,8 @@ def finer_grid(cells: Cells, names: Sequence[str]) -> tuple[str, ...]:
         values: set[str] = set()
         for drop in cells.drops:
             if drop.axis == axis and drop.is_certain:
-                values |= _between(drop.start, drop.end, is_whole=is_whole)
+                for end in (drop.end, *drop.also):
+                    values |= _between(drop.start, end, is_whole=is_whole)
         if values:
             found.append(f"{name}={','.join(sorted(values, key=float))}")
     return tuple(found)

@@ -83,7 +83,7 @@ def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool =
     (low, high), best, predicted = _region(cells, surface, is_coarse=bool(finer))
     ends = logs.min(axis=0), logs.max(axis=0)
     axes = tuple(
-        _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), step)
+        _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), 0.0 if finer else step)
         for d, (name, step) in enumerate(zip(names, surface.steps, strict=True))
     )
     flats = find_flats(cells, [axis.reaches for axis in axes], names, scale=scale)
@@ -172,7 +172,7 @@ def _verdict(
     if ridge is not None:
         return "ridge", "; ".join(filter(None, (ridge.why, advice)))
     if finer:
-        return "coarse", f"between neighboring settings the results fall abruptly, and {advice}"
+        return "coarse", f"between neighboring settings the results fall abruptly; {advice}"
     if p < _EXCLUDED and not any(axis.reaches for axis in axes):
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
     if flats:
