@@ -21,13 +21,15 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError, reason_of
 from query_mutator.sizing.cards import Fit
 from query_mutator.sizing.cuda import CudaFullPrecision, reserved_peak
 from query_mutator.sizing.real_steps import Optimizer
-from query_mutator.sizing.tracker import BLOCK_BYTES, Ledger, StorageTracker
+from query_mutator.sizing.scratch import Probe, onednn, peak_of, recorded_allocations
+from query_mutator.sizing.tracker import BLOCK_BYTES, GUESSES, Ledger, StorageTracker
 
 __all__ = [
     "MemoryEstimate", "Recipe", "Trainer", "Workload", "estimate", "fit", "largest_batch",
@@ -35,14 +37,25 @@ __all__ = [
 ]  # fmt: skip
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Batch = tuple[Tensor, ...]
+Batch = tuple[Tensor, ...] | dict[str, Any] | Tensor
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "sgd-momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+    "adafactor": torch.optim.Adafactor,
+}
+_PROBE = Probe()  # what is learned serves all estimates
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What to train: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar."""
+    """What to train: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar.
+
+    Inputs that are a dict or a single tensor are passed as one argument: `loss(module, inputs)`.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -64,6 +77,11 @@ class Recipe:
     set_to_none: bool = True
     autocast: Literal["cuda", "cpu"] = "cuda"  # whose list of operations stays in fp32 with bf16 and fp16
 
+    def __post_init__(self) -> None:
+        for name, known in (("optimizer", tuple(_OPTIMIZERS)), ("precision", ("fp32", *_DTYPES))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} {getattr(self, name)!r} is unknown; known are {', '.join(known)}")
+
     def on(self, device: str) -> Self:
         """Return the recipe as PyTorch carries it out on a device, `cpu` or a GPU."""
         return replace(self, foreach=False, autocast="cpu") if device == "cpu" else self
@@ -71,10 +89,12 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes of a training step at one batch size."""
+    """Bytes of a training step at one batch size; the peak is a range from `low` where scratch is not known exactly."""
 
     batch: int
     peak: int
+    low: int
+    data_dependent: bool  # the peak depends on values of tensors, so that it is only an example
     reserved: int  # what CUDA's caching allocator would hold, simulated
     phases: dict[str, int]
     parameters: int
@@ -95,49 +115,82 @@ def estimate(
 ) -> MemoryEstimate:
     """Return the memory of a training step without allocating it; UsageError if the model's code needs real data."""
     recipe, began = recipe or Recipe(), time.perf_counter()
+    step = _track(workload, batch, recipe, rounding)
+    tracked = min(recipe.accumulate, 2)
+    return MemoryEstimate(
+        batch=batch,
+        peak=step.peak,
+        low=max(step.lows.values()),
+        data_dependent=step.guessed and _depends_on_data(workload, batch, recipe),
+        reserved=reserved_peak(step.trace),
+        phases=step.peaks,
+        flops=step.flops * recipe.accumulate // tracked,
+        seconds=time.perf_counter() - began,
+        **step.sizes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tracked:
+    """What the ledger has after the second step."""
+
+    peaks: dict[str, int]
+    lows: dict[str, int]
+    trace: list[tuple[int, int]]
+    flops: int
+    sizes: dict[str, int]
+    guessed: bool
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks.values())
+
+
+def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, guess: int = 0) -> _Tracked:
+    """Track two steps; UsageError if the model's code needs real data. `guess` chooses what .item() returns."""
+    on_cpu = recipe.autocast == "cpu"
     ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
-    tracker = StorageTracker(ledger, fake, scratch=recipe.autocast == "cpu" and not torch.backends.mkldnn.enabled)
-    tracked = min(recipe.accumulate, 2)  # further micro-batches add nothing
-    with warnings.catch_warnings(action="ignore"), fake, tracker:
+    tracker = StorageTracker(ledger, fake, probe=_PROBE if on_cpu else None, guess=guess)
+    of_cpu = onednn(on_cpu and bool(torch.backends.mkldnn.enabled))  # a GPU has other layers
+    with warnings.catch_warnings(action="ignore"), of_cpu, fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
             trainer.step(micro_batches=1)  # creates the optimizer's state
             tracker.flops = 0
-            trainer.step(micro_batches=tracked)
-            peaks, trace = dict(ledger.peaks), list(ledger.trace)
+            trainer.step(micro_batches=min(recipe.accumulate, 2))  # further micro-batches add nothing
         except RuntimeError as error:
-            reason = reason_of(error)
             raise UsageError(
-                f"{workload.name} cannot be sized: its code needs the data of a tensor ({reason})"
+                f"{workload.name} cannot be sized: a step on tensors without data fails ({reason_of(error)}); if its "
+                "sizes depend on data, measure real steps with qm size verify"
             ) from error
-        sizes = trainer.sizes()
-    peaks.pop("build", None)
-    return MemoryEstimate(
-        batch=batch,
-        peak=max(peaks.values()),
-        reserved=reserved_peak(trace),
-        phases=peaks,
-        flops=tracker.flops * recipe.accumulate // tracked,
-        seconds=time.perf_counter() - began,
-        **sizes,
-    )
+        for peaks in (ledger.peaks, ledger.lows):
+            peaks.pop("build", None)
+        return _Tracked(
+            peaks=dict(ledger.peaks),
+            lows=dict(ledger.lows),
+            trace=list(ledger.trace),
+            flops=tracker.flops,
+            sizes=trainer.sizes(),
+            guessed=tracker.guessed,
+        )
+
+
+def _depends_on_data(workload: Workload, batch: int, recipe: Recipe) -> bool:
+    """Return whether other guesses of what .item() returns change a phase's peak or the work, as branches do."""
+    try:
+        tracked = [_track(workload, batch, recipe, 1, guess=guess) for guess in range(len(GUESSES))]
+    except UsageError:
+        return True
+    return any((one.peaks, one.flops) != (tracked[0].peaks, tracked[0].flops) for one in tracked)
 
 
 def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) -> int:
     """Return the real peak on this CPU in bytes, summed from the profiler's record of every block."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with recorded_allocations() as sizes:
         trainer = Trainer(workload, recipe or Recipe(), batch)
         for _ in range(2):
             trainer.step(micro_batches=trainer.recipe.accumulate)
-    del trainer
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
+    return peak_of(sizes)
 
 
 def fit(workload: Workload, recipe: Recipe | None = None, *, batches: tuple[int, int] = (16, 32)) -> Fit:
@@ -169,7 +222,7 @@ def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
         name, _, value = item.partition(":")
         if name in ("bf16", "fp16", "fp32"):
             recipe = replace(recipe, precision=name)  # type: ignore[arg-type]
-        elif name in ("sgd", "adam", "adamw"):
+        elif name in _OPTIMIZERS:
             recipe = replace(recipe, optimizer=name)  # type: ignore[arg-type]
         elif name == "checkpointing" and not value:
             recipe = replace(recipe, checkpointing=True)
@@ -178,7 +231,7 @@ def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
         elif name == "frozen":
             recipe = replace(recipe, frozen=(value or "*",))
         else:
-            known = "bf16, fp16, checkpointing, accumulate:N, frozen, frozen:PREFIX, sgd, adam, adamw"
+            known = "bf16, fp16, checkpointing, accumulate:N, frozen, frozen:PREFIX, " + ", ".join(_OPTIMIZERS)
             raise UsageError(f"--what-if {item} is unknown; known are {known}")
     return recipe
 
@@ -208,21 +261,21 @@ class Trainer:
         if recipe.checkpointing:
             _checkpoint_blocks(self.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
-        self.optimizer: torch.optim.Optimizer = kind(self.trained, lr=1e-3, foreach=recipe.foreach)
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](self.trained, lr=1e-3, foreach=recipe.foreach)
 
     def step(self, *, micro_batches: int) -> None:
         """Take one step: run micro-batches forward and backward, clip, update, drop the gradients."""
         for _ in range(micro_batches):
             with self.phase("inputs"):
-                inputs = self.workload.batch(self.batch)
+                found = self.workload.batch(self.batch)
+                inputs = found if isinstance(found, (tuple, list)) else (found,)
                 if self.device != "cpu":
-                    inputs = tuple(part.to(self.device) for part in inputs)
+                    inputs = tree_map(lambda part: part.to(self.device) if isinstance(part, Tensor) else part, inputs)
             with self.phase("forward"), self._autocast():
                 loss = self.workload.loss(self.module, *inputs) / self.recipe.accumulate
             with self.phase("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
-            del loss, inputs
+            del loss, inputs, found
         if self.recipe.clip is not None:
             with self.phase("clip"):
                 nn.utils.clip_grad_norm_(self.trained, self.recipe.clip, foreach=self.recipe.foreach)

@@ -25,7 +25,7 @@ __all__ = [
     "pick_device",
 ]
 
-Optimizer = Literal["adamw", "adam", "sgd"]
+Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor"]
 
 KNEE = 0.9  # share of the highest throughput
 _SHARE_OF_MEMORY = 0.8  # of the machine's, that an estimate may reach

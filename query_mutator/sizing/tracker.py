@@ -3,13 +3,13 @@
 Under FakeTensorMode tensors have shapes and no data. The tracker sees each operation's results, counts a storage when
 it first appears and subtracts it when its last tensor is gone, as an allocator would.
 
-    B samples, C channels, k k kernel, H W of a convolution's output
+    T steps, B samples, I inputs and H units of a recurrent layer
 """
 
 from __future__ import annotations
 
 import logging
-import math
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,23 +18,26 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["BLOCK_BYTES", "Ledger", "StorageTracker"]
+from query_mutator.sizing.integers import run_keeping_integers
+from query_mutator.sizing.scratch import Probe
+
+__all__ = ["BLOCK_BYTES", "GUESSES", "Ledger", "StorageTracker"]
 
 logger = logging.getLogger(__name__)
 
 MODEL_PHASES = ("build", "inputs", "forward", "backward")  # with code of the model
+GUESSES = ((1.0, True, 1), (-1e6, False, 2), (1e6, True, 3))  # what .item() returns: a float, a bool, an integer
 BLOCK_BYTES = 512  # CUDA's allocator returns multiples of this
 _ATEN = torch.ops.aten
+_ADD, _INDEX_PUT = _ATEN.add.Tensor, _ATEN.index_put.default
 _DEVICE, _NUMBER = torch.ops.prim.device.default, _ATEN._local_scalar_dense.default
-_FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
-_NNPACK_BATCH, _NNPACK_KERNEL = 16, 17  # NNPACK runs convolutions from this batch on, below this kernel size
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -46,8 +49,18 @@ def _attention_backward_flops(grad: Tensor, query: Tensor, key: Tensor, value: T
     return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
 
 
+def _lstm_flops(x: Tensor, of_inputs: Tensor, of_units: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * x.shape[0] * x.shape[1] * (of_inputs.numel() + of_units.numel())  # 2 T B (4 H I + 4 H H)
+
+
+def _lstm_backward_flops(*args: Any, **kwargs: Any) -> int:
+    return 2 * _lstm_flops(*args, **kwargs)  # gradients of inputs and of weights
+
+
 _FLOPS = {
     **flop_registry,
+    _ATEN.mkldnn_rnn_layer: _lstm_flops,
+    _ATEN.mkldnn_rnn_layer_backward: _lstm_backward_flops,
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
@@ -61,6 +74,7 @@ class Ledger:
     live: int = 0
     phase: str = "build"
     peaks: dict[str, int] = field(default_factory=dict)
+    lows: dict[str, int] = field(default_factory=dict)  # peaks if scratch takes the least that it may
     trace: list[tuple[int, int]] = field(default_factory=list)  # (number of the block, +bytes or -bytes)
     blocks: int = 0
 
@@ -69,9 +83,14 @@ class Ledger:
         size = -(-size // self.rounding) * self.rounding
         self.blocks += 1
         self.live += size
-        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live)
+        self.note_peak()
         self.trace.append((self.blocks, size))
         return self.blocks
+
+    def note_peak(self, low: int = 0, high: int = 0) -> None:
+        """Raise the phase's peaks to what is live now, plus scratch of `low` to `high` bytes."""
+        for peaks, scratch in ((self.lows, low), (self.peaks, high)):
+            peaks[self.phase] = max(peaks.get(self.phase, 0), self.live + scratch)
 
     def free(self, number: int, size: int) -> None:
         """Subtract a block."""
@@ -83,21 +102,28 @@ class Ledger:
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages in a ledger, and floating-point operations; enter it inside the FakeTensorMode `mode`.
 
-    `scratch` counts the columns that a CPU's convolutions unroll, too.
+    `probe` learns the scratch of operations on a CPU. Small tensors of integers that no fake tensor enters keep their
+    data, as lengths of sequences decide sizes. `.item()` of a tensor without data returns one of the guesses.
     """
 
-    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, scratch: bool = False) -> None:
+    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, probe: Probe | None = None, guess: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger, self._mode, self._scratch = ledger, mode, scratch
-        self._seen = WeakIdKeyDictionary()
-        self.flops = 0  # of matrix products, convolutions and attention
+        self.ledger, self._mode, self._probe, self._guess = ledger, mode, probe, guess
+        self._seen, self._workspaces = WeakIdKeyDictionary(), WeakIdKeyDictionary()
+        self._deferred: list[
+            UntypedStorage
+        ] = []  # results of what real code does in place, counted at the next operation
+        self._call = (0, 0)  # the Python frame and its instruction that ran the last operation
+        self.guessed = False
+        self.flops = 0  # of matrix products, convolutions, recurrent layers and attention
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count peaks for this phase while inside."""
         before, self.ledger.phase = self.ledger.phase, name
-        self.ledger.peaks[name] = max(self.ledger.peaks.get(name, 0), self.ledger.live)
+        self.ledger.note_peak()
         yield
+        self._count_deferred()
         self.ledger.phase = before
 
     @staticmethod
@@ -108,59 +134,75 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation and count the storages of its results."""
         if func is _DEVICE:  # called many times for each operation
             return args[0].device
-        if func is _NUMBER:  # .item(): there is no data to read
-            if self.ledger.phase in MODEL_PHASES:  # Adam reads its step count, which changes no size
-                _warn_of_guesses()
-            kind = args[0].dtype
-            return 1.0 if kind.is_floating_point else True if kind is torch.bool else 1
+        if func is _NUMBER:  # .item()
+            return self._number(args[0])
+        self._count_deferred()
+        kwargs, in_place = kwargs or {}, self._is_in_place(func, args)
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, FakeTensor):  # copy.deepcopy copies the mode too, and views across modes are copies
                 leaf.fake_mode = self._mode
-        result = func(*args, **(kwargs or {}))
+        keep = self.ledger.phase != "build"  # a model may be copied, which works on fake tensors alone
+        result = run_keeping_integers(func, args, kwargs) if keep else func(*args, **kwargs)
         if (count := _FLOPS.get(func.overloadpacket)) is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
-        if self._scratch and (size := _scratch_bytes(func, args, result)):
-            self.ledger.free(self.ledger.allocate(size), size)
+            self.flops += count(*args, **kwargs, out_val=result)
+        cost = None if self._probe is None else self._probe.cost(func, args, kwargs, self._workspaces)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if in_place:
+            self._deferred.append(result.untyped_storage())
+            return result
+        for at, leaf in enumerate(results):
+            storage = leaf.untyped_storage()
+            if cost is not None and cost.results and not storage.nbytes():
+                self._workspaces[storage] = cost.results[at]
+            self._count(storage)
+        if cost is not None:
+            self.ledger.note_peak(cost.low, cost.high)
         return result
 
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
+    def _is_in_place(self, func: Any, args: Sequence[Any]) -> bool:
+        """Return whether real tensors are changed in place here, where fake ones have a result of their own.
+
+        It holds for sums of gradients, gradients of indexing and the bias of a linear layer. A result that is counted
+        once the tensor is gone that real code would change takes as much. The bias is added in the
+        same Python call as the product.
+        """
+        before, frame = self._call, sys._getframe(2)
+        self._call = (id(frame), frame.f_lasti)
+        by_autograd = self.ledger.phase == "backward" and not torch.is_grad_enabled()  # enabled in recomputed forwards
+        if func is not _ADD or not all(isinstance(part, Tensor) for part in args[:2]):
+            return by_autograd and func is _INDEX_PUT
+        one, other = args[:2]
+        if by_autograd:
+            apart = one.untyped_storage() is not other.untyped_storage()
+            return apart and one.shape == other.shape and not one._is_view()  # a view's base keeps the storage
+        return bool(one.dim() > other.dim() == 1 and before == self._call)
+
+    def _count_deferred(self) -> None:
+        while self._deferred:
+            self._count(self._deferred.pop())
+
+    def _count(self, storage: UntypedStorage) -> None:
         if storage in self._seen:
             return
-        size = storage.nbytes()
+        size = storage.nbytes() or self._workspaces.get(storage, 0)  # type: ignore[no-untyped-call]
         number = self.ledger.allocate(size)
         self._seen[storage] = number
         weakref.finalize(storage, self.ledger.free, number, size)
 
+    def _number(self, tensor: Tensor) -> float | bool | int:
+        """Return the number if it is known, or a guess; an optimizer's step count changes no size."""
+        known = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+        if known is not None:
+            with unset_fake_temporarily():
+                return known.item()
+        if self.ledger.phase in MODEL_PHASES:
+            self.guessed = True
+            _warn_of_guesses()
+        dtype = tensor.dtype
+        kind = 0 if dtype.is_floating_point else 1 if dtype is torch.bool else 2
+        return GUESSES[self._guess][kind]
+
 
 @cache
 def _warn_of_guesses() -> None:
-    logger.warning("the training step calls .item() on a tensor, which has no data here; assuming 1")
-
-
-def _scratch_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
-    """Return the bytes of im2col columns that a CPU's own 2-D convolution needs while it runs: B C k k H W numbers.
-
-    Rules read from what PyTorch's profiler counts with oneDNN off; transposed convolutions and the copies that groups
-    make are left out. A GPU's workspaces are for `qm size calibrate`.
-    """
-    if func is _FORWARD:
-        out = result
-    elif func is _BACKWARD and args[10][1]:  # only the gradient of the weights needs columns
-        out, args = args[0], args[1:]
-    else:
-        return 0
-    x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
-    pointwise = set(weight.shape[2:]) == {1} and set(stride) == {1} and set(padding) == {0}
-    if transposed or x.dim() != 4 or pointwise:
-        return 0
-    sample: int = math.prod(weight.shape[1:]) * math.prod(out.shape[2:]) * x.element_size()  # of one sample and group
-    if set(dilation) != {1}:
-        return sample
-    nnpack = bool(torch.backends.nnpack.is_available())  # type: ignore[no-untyped-call]
-    if nnpack and len(x) >= _NNPACK_BATCH and max(weight.shape[2:]) < _NNPACK_KERNEL and groups == 1:
-        return sample if func is _BACKWARD else 0
-    return sample * len(x)
+    logger.warning("the model's code calls .item() on a tensor, which has no data here; assuming 1")
