@@ -1,8 +1,7 @@
-"""How often `qm sweep` is right about the optimum of surfaces whose optimum is known, next to Optuna's TPE.
+"""How often `qm sweep` is right about the optimum of surfaces whose optimum is known, by simulation.
 
     python benchmarks/sweep_surfaces.py                               200 simulations per row, about 20 minutes
     python benchmarks/sweep_surfaces.py --simulations 50 --only cliff
-    python benchmarks/sweep_surfaces.py --tpe --simulations 30        trials and regret against TPE, about 10 minutes
     PYTHONPATH=OTHER python benchmarks/sweep_surfaces.py              the same of another checkout
 
 `held`: the region holds the truth, or "grid too coarse" is said. Along a ridge the truth is the product; of a plateau,

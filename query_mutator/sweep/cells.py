@@ -24,6 +24,7 @@ _SMOOTH = 0.5  # a bell that is as wide as the grid's steps continues to fall at
 _ABRUPT = 1 / 3  # below this share it is narrower than the grid
 _STEEPER = 2.5  # the last drop against the steepest elsewhere; a parabola's is at most twice as steep
 _FAR_STEEPER = 3.0
+_MATERIAL = 0.1  # of the range of all means: a smaller fall is not a cliff
 _STEEP_TOO = 0.25  # of the abrupt fall
 _BENT = 0.5  # of the bend at the top: how much a smooth curve bends next to it
 _NEGLIGIBLE = 0.05  # of the range along an axis: a rise that does not count
@@ -195,9 +196,12 @@ class Cells:
         return [int(at) for at in line[np.argsort(self.places[line, axis])]]
 
     def _is_seen(self, a: int, b: int) -> bool:
-        """Return whether the fall from one cell to another is significant among all pairs."""
+        """Return whether the fall from one cell to another is large, and significant among all pairs."""
         value, error = self._estimate({a: 1.0, b: -1.0})
-        return value > self._t(len(self.places) * (len(self.places) - 1) // 2) * error
+        return (
+            value > _MATERIAL * np.ptp(self.means)
+            and value > self._t(len(self.places) * (len(self.places) - 1) // 2) * error
+        )
 
     def bends_at_top(self, axis: int) -> bool:
         """Return whether the line through the best cell bends there and at its better neighbor only."""
