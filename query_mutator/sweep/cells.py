@@ -198,10 +198,8 @@ class Cells:
     def _is_seen(self, a: int, b: int) -> bool:
         """Return whether the fall from one cell to another is large, and significant among all pairs."""
         value, error = self._estimate({a: 1.0, b: -1.0})
-        return (
-            value > _MATERIAL * np.ptp(self.means)
-            and value > self._t(len(self.places) * (len(self.places) - 1) // 2) * error
-        )
+        far = self._t(len(self.places) * (len(self.places) - 1) // 2)
+        return value > max(_MATERIAL * float(np.ptp(self.means)), far * error)
 
     def bends_at_top(self, axis: int) -> bool:
         """Return whether the line through the best cell bends there and at its better neighbor only."""
