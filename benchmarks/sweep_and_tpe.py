@@ -5,8 +5,9 @@
 
 Regret: how far the true value of the setting is below the highest within the ends of the grid, mean of the simulations.
 TPE samples the same ranges, one trial at a time, and names its best trial. `TPE needs`: the trials after which it stays
-at least as good as the sweep. `refined`: the sweep after the values that "too coarse" names were run as well, next to
-TPE with as many trials. The surfaces are those of sweep_surfaces.py.
+at least as good as the sweep. `about`: the place between the settings that the sweep estimates. `refined`: the sweep
+after the values that "too coarse" names were run as well, next to TPE with as many trials. The surfaces are those of
+sweep_surfaces.py.
 """
 
 from __future__ import annotations
@@ -50,21 +51,22 @@ def refined_grid(case: Case, found: Optimum) -> Case:
     return replace(case, grid=tuple(tuple(sorted(axis)) for axis in levels))
 
 
-def sweep_regrets(case: Case, seeds: int, noise: float, rng: np.random.Generator) -> tuple[float, float, int]:
-    """Return the regret of a sweep, that of the refined one, and the trials of the refined one."""
+def sweep_regrets(case: Case, seeds: int, noise: float, rng: np.random.Generator) -> tuple[float, float, float, int]:
+    """Return the regrets of a sweep, of its estimate and of the refined sweep, and the trials of the refined one."""
     names = NAMES[: len(case.grid)]
     settings = case.settings(seeds)
     values = case.surface(settings) + noise * rng.normal(size=len(settings))
     best, found = chosen_setting(settings, values, names)
-    regret = case.best() - float(case.surface(best[None])[0])
+    about = np.log2([[axis.best for axis in found.axes]])
+    regret, estimated = (case.best() - float(case.surface(at)[0]) for at in (best[None], about))
     if not found.finer:
-        return regret, regret, len(settings)
+        return regret, estimated, regret, len(settings)
     finer = refined_grid(case, found).settings(seeds)
     new = finer[~(finer[:, None] == settings[None]).all(axis=2).any(axis=1)]
     settings = np.concatenate([settings, new])
     values = np.concatenate([values, case.surface(new) + noise * rng.normal(size=len(new))])
     best, _ = chosen_setting(settings, values, names)
-    return regret, case.best() - float(case.surface(best[None])[0]), len(settings)
+    return regret, estimated, case.best() - float(case.surface(best[None])[0]), len(settings)
 
 
 def tpe_regrets(case: Case, trials: int, noise: float, seed: int) -> Floats:
@@ -89,21 +91,22 @@ def tpe_regrets(case: Case, trials: int, noise: float, seed: int) -> Floats:
 
 def show_tpe(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[float], count: int) -> None:
     print(
-        f"{'surface':<28} {'seeds':>5} {'noise':>5} {'trials':>6}  sweep  TPE    TPE needs  refined  (trials)  TPE",
+        f"{'surface':<28} {'seeds':>5} {'noise':>5} {'trials':>6}  sweep  about  TPE    TPE needs  refined  (trials)  TPE",
         flush=True,
     )
     for case in chosen:
         for noise in noises:
             for number in seeds:
                 rng, trials = np.random.default_rng(7), len(case.settings(number))
-                ours, finer, used = np.mean([sweep_regrets(case, number, noise, rng) for _ in range(count)], axis=0)
+                of_sweeps = [sweep_regrets(case, number, noise, rng) for _ in range(count)]
+                ours, about, finer, used = np.mean(of_sweeps, axis=0)
                 theirs = np.mean([tpe_regrets(case, 3 * trials, noise, seed) for seed in range(count)], axis=0)
                 worse = np.flatnonzero(theirs > ours)  # after the last of these TPE stays as good
                 needs = int(worse[-1]) + 2 if len(worse) else 1
                 needed = f"{needs}" if needs <= len(theirs) else f"> {len(theirs)}"
                 at_used = theirs[min(len(theirs), round(used)) - 1]
                 print(
-                    f"{case.name:<28} {number:>5} {noise:>5.2f} {trials:>6}  {ours:.3f}  {theirs[trials - 1]:.3f}"
+                    f"{case.name:<28} {number:>5} {noise:>5.2f} {trials:>6}  {ours:.3f}  {about:.3f}  {theirs[trials - 1]:.3f}"
                     f"  {needed:>9}  {finer:.3f}    {used:>6.0f}    {at_used:.3f}",
                     flush=True,
                 )
