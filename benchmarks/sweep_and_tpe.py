@@ -91,7 +91,8 @@ def tpe_regrets(case: Case, trials: int, noise: float, seed: int) -> Floats:
 
 def show_tpe(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[float], count: int) -> None:
     print(
-        f"{'surface':<28} {'seeds':>5} {'noise':>5} {'trials':>6}  sweep  about  TPE    TPE needs  refined  (trials)  TPE",
+        f"{'surface':<28} {'seeds':>5} {'noise':>5} {'trials':>6}"
+        "  sweep  about  TPE    TPE needs  refined  (trials)  TPE",
         flush=True,
     )
     for case in chosen:
@@ -106,8 +107,8 @@ def show_tpe(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[floa
                 needed = f"{needs}" if needs <= len(theirs) else f"> {len(theirs)}"
                 at_used = theirs[min(len(theirs), round(used)) - 1]
                 print(
-                    f"{case.name:<28} {number:>5} {noise:>5.2f} {trials:>6}  {ours:.3f}  {about:.3f}  {theirs[trials - 1]:.3f}"
-                    f"  {needed:>9}  {finer:.3f}    {used:>6.0f}    {at_used:.3f}",
+                    f"{case.name:<28} {number:>5} {noise:>5.2f} {trials:>6}"
+                    f"  {ours:.3f}  {about:.3f}  {theirs[trials - 1]:.3f}  {needed:>9}  {finer:.3f}    {used:>6.0f}    {at_used:.3f}",
                     flush=True,
                 )
 
