@@ -60,7 +60,7 @@ from query_mutator.training.dataset import split_dataset
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal, keep_embeddings
-from query_mutator.training.judge_watch import watch_of
+from query_mutator.training.judge_watch import JudgeWatch, watch_of
 from query_mutator.training.judging import make_reward
 from query_mutator.training.learner import Learner
 from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read_teacher, settings_of, teach
@@ -249,15 +249,10 @@ class Trainer:
         self.env_steps, self.best_success = done.env_steps, done.best_success if has_same_fold else 0.0
         self.counted = system.calls.counted
         self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
-        self.journal = None
-        if not config.max_policy_lag:  # with a lag, environments run ahead of what could be replayed
-            self.journal = Journal(run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
-            keep_embeddings(system.encoder, self.journal)
+        self.journal = self._open_journal()
         self.env_list = make_envs(config, system, task, run_dir)
         self.envs = batch_envs(config, self.env_list, self.journal)
-        self.judge_watch = watch_of(task, run_dir.path / "transcripts.jsonl")
-        for env in self.env_list if self.judge_watch else ():
-            env.on_record = self._watch
+        self.judge_watch = self._watch_judge()
         self.bandit = BanditRival(task)
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
@@ -466,10 +461,27 @@ class Trainer:
         self.bandit.observe(steps)
         self._advise()
 
-    def _watch(self, record: StepRecord) -> None:
-        assert self.judge_watch is not None
-        self.run_dir.add_record(record)
-        self.judge_watch.add(record)
+    def _open_journal(self) -> Journal | None:
+        """Return the journal of calls; None with a policy lag, as environments run ahead of what could be replayed."""
+        if self.config.max_policy_lag:
+            return None
+        journal = Journal(self.run_dir.journal_path, since=self.env_steps, on_replay=self.counted.add)
+        keep_embeddings(self.system.encoder, journal)
+        return journal
+
+    def _watch_judge(self) -> JudgeWatch | None:
+        """Return the watch of the run's judge, which the environments call with every record; None without a judge."""
+        watch = watch_of(self.task, self.run_dir.path / "transcripts.jsonl")
+        if watch is None:
+            return None
+
+        def record(step: StepRecord) -> None:
+            self.run_dir.add_record(step)
+            watch.add(step)
+
+        for env in self.env_list:
+            env.on_record = record
+        return watch
 
     def _advise(self) -> None:
         """Print once that the server works on fewer calls at a time than it is sent."""

@@ -108,7 +108,8 @@ def show_tpe(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[floa
                 at_used = theirs[min(len(theirs), round(used)) - 1]
                 print(
                     f"{case.name:<28} {number:>5} {noise:>5.2f} {trials:>6}"
-                    f"  {ours:.3f}  {about:.3f}  {theirs[trials - 1]:.3f}  {needed:>9}  {finer:.3f}    {used:>6.0f}    {at_used:.3f}",
+                    f"  {ours:.3f}  {about:.3f}  {theirs[trials - 1]:.3f}  {needed:>9}"
+                    f"  {finer:.3f}    {used:>6.0f}    {at_used:.3f}",
                     flush=True,
                 )
 

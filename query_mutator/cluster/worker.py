@@ -3,8 +3,8 @@
     N environments of the run, n of this worker, T steps of a rollout, O observation, F figures of an episode
 
 `collect` depends only on its arguments: on the policy and the states of the environments, which the learner's process
-keeps. So a worker that dies is replaced by a new one, which is given the same arguments. What the dead one had paid for
-is in its journal, a folder in the run folder: all machines must see that folder.
+keeps. So a worker that dies is replaced by a new one with the same arguments. The calls that the dead one
+completed are in its journal, a folder in the run folder: all machines must see that folder.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
@@ -17,11 +17,15 @@ from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
 from query_mutator.sizing.lerobot import smolvla, train_line
-from query_mutator.sizing.real_steps import ModelSpec, Optimizer
+from query_mutator.sizing.real_steps import ModelSpec, Optimizer, pick_device
 
-__all__ = ["ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
+__all__ = ["DeviceFlags", "ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
 
 SMOLVLA = "smolvla"
+_NOT_COUNTED = {
+    "cpu": "all that PyTorch and oneDNN allocate",
+    "cuda": "reserved is what a caching allocator may hold; workspaces of cuDNN are not counted",
+}
 PLAIN = "as it is"  # the variant without --what-if
 
 
@@ -53,18 +57,44 @@ class ModelFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeFlags(ModelFlags, JsonFlags):
-    """Estimate the memory of a training step without a GPU, and the batch that fits a card.
+class DeviceFlags(ModelFlags):
+    """What to train, how, and where."""
 
-    The figures are exact for what PyTorch allocates, and a guess for the CUDA context and fragmentation.
+    device: str = "auto"
+    """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
+    onednn: bool = True
+    """On a CPU: whether the run leaves oneDNN on, as PyTorch does; it changes what layers allocate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
+
+    def spec(self, variant: str | None = None) -> ModelSpec:
+        """Return the model in a variant, with or without oneDNN."""
+        return replace(super().spec(variant), onednn=self.onednn)
+
+    def titled(self, name: str, device: str) -> str:
+        """Return the model and where it is trained, in words."""
+        return f"{name} (oneDNN {'on' if self.onednn else 'off'}) on cpu" if device == "cpu" else f"{name} on {device}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFlags(DeviceFlags, JsonFlags):
+    """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
+
+    The figures are what PyTorch allocates. The CUDA context, fragmentation and cuDNN's workspaces are not known.
     """
+
+    device: str = "auto"
+    """cpu or cuda, which need not be here; auto is cuda with --vram, with --calibration or if there is a GPU."""
 
     batch: tuple[int, ...] = (1, 8, 32)
     """Batch sizes to estimate."""
     vram: str | None = None
     """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
-    """More variants to estimate: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
+    """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
     context_mib: float = 600.0
     """Memory of the CUDA context; 300 to 1300 by card and version."""
     calibration: str | None = None
@@ -112,19 +142,28 @@ def size(flags: SizeFlags) -> None:
 def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
     """Return the sizes of a model whose step is tracked."""
     from query_mutator.sizing.memory import estimate, largest_batch
+    from query_mutator.sizing.scratch import onednn
 
+    device = _sized_device(flags, room)
     workload = flags.spec().workload()
-    recipes = {variant or PLAIN: flags.spec(variant).recipe() for variant in (None, *flags.what_if)}
+    recipes = {variant or PLAIN: flags.spec(variant).recipe().on(device) for variant in (None, *flags.what_if)}
     found, largest = [], {}
-    for name, recipe in recipes.items():
-        found += [(name, estimate(workload, batch, recipe)) for batch in flags.batch]
-        if room is not None:
-            largest[name] = largest_batch(workload, room, recipe)[0]
+    with onednn(flags.onednn):
+        for name, recipe in recipes.items():
+            found += [(name, estimate(workload, batch, recipe)) for batch in flags.batch]
+            if any(one.data_dependent for _, one in found):
+                raise UsageError(
+                    f"{flags.model} cannot be sized: its code branches on values of tensors or takes shapes from them, "
+                    f"which only data decide; measure it with qm size verify {flags.model} --batch {flags.batch[0]}"
+                )
+            if room is not None:
+                largest[name] = largest_batch(workload, room, recipe)[0]
     rows = [
         (
             variant,
             str(one.batch),
-            *(f"{factor * part / MIB:,.0f}" for part in (one.peak, one.reserved)),
+            mib_range(factor * one.low, factor * one.peak, digits=0),
+            "" if device == "cpu" else f"{factor * one.reserved / MIB:,.0f}",
             *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer, one.activations)),
             max(one.phases, key=lambda phase: one.phases[phase]),
             f"{one.flops / 1e9:,.1f}",
@@ -134,13 +173,32 @@ def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
     data = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
     parts = ("peak", "reserved", "weights", "gradients", "optimizer", "the rest")
     return _Sizes(
-        title=f"{workload.name}: MiB of a training step (estimated; reserved is what a caching allocator may hold)",
+        title=f"{flags.titled(workload.name, device)}: MiB of a training step (estimated; {_NOT_COUNTED[device]})",
         header=("variant", "batch", *parts, "peak in", "GFLOP"),
         rows=rows,
         largest=largest,
-        data={"model": workload.name, "estimates": data, "largest_batch": largest},
+        data={
+            "model": workload.name,
+            "device": device,
+            "onednn": flags.onednn,
+            "estimates": data,
+            "largest_batch": largest,
+        },
         source="estimated",
     )
+
+
+def _sized_device(flags: SizeFlags, room: float | None) -> str:
+    """Return cpu or cuda, which need not exist here."""
+    if flags.device == "auto":
+        return "cuda" if room is not None or flags.calibration is not None else pick_device("auto")
+    return flags.device.partition(":")[0]
+
+
+def mib_range(low: float, high: float, *, digits: int) -> str:
+    """Return bytes as MiB, as a range if they are not known exactly."""
+    texts = [f"{size / MIB:,.{digits}f}" for size in (low, high)]
+    return texts[1] if texts[0] == texts[1] else " to ".join(texts)
 
 
 def _tabled(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:

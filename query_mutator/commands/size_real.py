@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from query_mutator.cli.console import note, table
 from query_mutator.cli.outputs import Output, OutputFlags, readable
-from query_mutator.commands.size import ModelFlags
+from query_mutator.commands.size import DeviceFlags, ModelFlags, mib_range
 from query_mutator.errors import UsageError
 from query_mutator.sizing.cards import MIB, fit_calibration, read_calibration, vram_bytes, write_calibration
 from query_mutator.sizing.lerobot import logged_memory
-from query_mutator.sizing.real_steps import RealStep, bisect, fits_memory, knee_line, measure, pick_device
+from query_mutator.sizing.real_steps import ModelSpec, RealStep, bisect, fits_memory, knee_line, measure, pick_device
+
+if TYPE_CHECKING:
+    from query_mutator.sizing.memory import MemoryEstimate
 
 __all__ = ["SizeCalibrateFlags", "SizeThroughputFlags", "SizeVerifyFlags", "calibrate", "size_throughput", "verify"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealFlags(ModelFlags):
-    """What to train, how, and where."""
+class RealFlags(DeviceFlags):
+    """What to train, how and where, and at which batch sizes."""
 
     variant: str | None = None
     """As --what-if of `qm size`: bf16, checkpointing, accumulate:4, joined by +."""
     batch: tuple[int, ...] = (8,)
     """Batch sizes to measure."""
-    device: str = "auto"
-    """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
     timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 300.0
     """Seconds after which a measurement is stopped."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,38 +87,51 @@ def size_throughput(flags: SizeThroughputFlags) -> None:
     accumulate = spec.recipe().accumulate
     rates = {batch: batch * accumulate / real.step_s for batch, real in found.items()}
     rows = [(str(b), f"{rates[b]:,.4g}", f"{1e3 * one.step_s:,.4g}", str(one.steps)) for b, one in found.items()]
-    print(table(f"{flags.model} on {device} (measured)", ("batch", "samples/s", "ms a step", "steps"), rows))
+    print(table(f"{flags.titled(flags.model, device)} (measured)", ("batch", "samples/s", "ms a step", "steps"), rows))
     print(knee_line(rates))
 
 
 def verify(flags: SizeVerifyFlags) -> None:
     """Print estimate and measurement by batch size; with --largest the largest batch that fits."""
-    import torch
-
-    from query_mutator.sizing.memory import estimate
-
     device, rows = pick_device(flags.device), []
     if flags.largest and device == "cpu":
         raise UsageError("--largest needs a GPU: on a CPU the whole machine would run out of memory")
     spec = flags.spec(flags.variant)
-    workload, recipe = spec.workload(), spec.recipe().on(device)
 
     def real(batch: int) -> RealStep:
         return measure(spec, batch, device=device, timeout_s=flags.timeout_s)
 
     for batch in flags.batch:
-        with torch.backends.mkldnn.flags(enabled=device != "cpu"):  # its scratch memory bypasses PyTorch's allocator
-            estimated = estimate(workload, batch, recipe, rounding=1 if device == "cpu" else 512).peak
-        found = real(batch)
+        estimated, found = _estimated(spec, batch, device), real(batch)
+        said = "refused" if estimated is None else mib_range(estimated.low, estimated.peak, digits=1)
         measured, off, reserved = "does not fit", "", ""
         if found.fits:
-            measured, off = f"{found.peak / MIB:,.1f}", f"{estimated / found.peak - 1:+.1%}"
+            measured = f"{found.peak / MIB:,.1f}"
+            off = "" if estimated is None else f"{estimated.peak / found.peak - 1:+.1%}"
             reserved = "" if found.reserved is None else f"{found.reserved / MIB:,.1f}"
-        rows.append((str(batch), f"{estimated / MIB:,.1f}", measured, off, reserved))
-    print(table(f"{workload.name} on {device}, MiB", ("batch", "estimated", "measured", "off by", "reserved"), rows))
+        rows.append((str(batch), said, measured, off, reserved))
+    header = ("batch", "estimated", "measured", "off by", "reserved")
+    print(table(f"{flags.titled(flags.model, device)}, MiB", header, rows))
+    if any(row[1] == "refused" for row in rows):
+        print("refused: its sizes depend on values of tensors, so they hold for data like those that were measured")
     if flags.largest:
         batch = bisect(lambda batch: real(batch).fits)
         print(f"largest batch that fits: {batch or 'none, not even one sample fits'} (measured)")
+
+
+def _estimated(spec: ModelSpec, batch: int, device: str) -> MemoryEstimate | None:
+    """Return the estimate for what is measured, None if it depends on data."""
+    from query_mutator.sizing.memory import estimate
+    from query_mutator.sizing.scratch import onednn
+
+    workload, recipe = spec.workload(), spec.recipe().on(device)
+    try:
+        with onednn(spec.onednn):
+            found = estimate(workload, batch, recipe, rounding=1 if device == "cpu" else 512)
+    except UsageError as error:
+        note(str(error))
+        return None
+    return None if found.data_dependent else found
 
 
 def calibrate(flags: SizeCalibrateFlags) -> None:

@@ -1,8 +1,8 @@
 """Question sets of the Hugging Face hub: `hf:NAME[:CONFIG][@SPLIT]` to data files in the hub's own cache.
 
-The hub converts public sets to Parquet on the branch `refs/convert/parquet`, as CONFIG/SPLIT/0000.parquet; where there
-is no such branch, the data files of `main` are taken. What is in the cache is used without asking the hub, so that a
-resumed run has the same questions.
+The hub converts public sets to Parquet on the branch `refs/convert/parquet`, as CONFIG/SPLIT/0000.parquet; without
+that branch, the data files of `main` are used. Cached files are used without a request to the hub, so that a resumed
+run has the same questions.
 """
 
 from __future__ import annotations

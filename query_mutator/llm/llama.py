@@ -1,6 +1,6 @@
 """The backend without a server to start: `--gguf FILE [FILE]`, the user's own files, run by llama.cpp.
 
-Each file runs in a process of its own that ends with this one (`llama_process`). Calls go to it over loopback as to any
+Each file runs in its own process, which ends with this one (`llama_process`). Calls go to it over loopback as to any
 llama-server, so that they can be cancelled and stopped early. Slots are the calls in flight of `--batch-size`.
 """
 

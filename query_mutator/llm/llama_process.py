@@ -1,7 +1,8 @@
 """One GGUF file in llama.cpp's server, in a process that ends with this one: in `close`, and when this one is killed.
 
-A process of its own, since a crash of native code would take the run along, and a call over loopback can be cancelled
-at any moment. llama.cpp writes its log of errors to a file without a name, whose first line explains a failed start.
+It is a separate process because a crash of native code would end the run, and because a call over loopback can be
+cancelled at any moment. llama.cpp writes its log of errors to a file without a name, whose first line explains a
+failed start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which requests to a virtual model are rewritten: one question in plain words, that stands alone.
+"""Which requests to a virtual model are rewritten: one question in plain words that needs no context.
 
-Everything else passes as it is. A chat page's own tasks (titles, tags, follow-up questions, search queries,
+All others are forwarded unchanged. A chat page's own tasks (titles, tags, follow-up questions, search queries,
 completions) come to the chat's model too; Open WebUI's templates for them begin with `### Task:`.
 """
 

@@ -92,7 +92,7 @@ class Episodes:
         return Rewritten(text=found.text, operators=used, calls=calls)
 
     def _problem(self, question: str, text: str) -> str | None:
-        """Return why a wording may not stand in for the question, None if it may."""
+        """Return why a wording may not replace the question, None if it may."""
         rows = self._rewriter.system.encoder.encode([question, text]) if self._lowest_meaning > -1 else None
         if rows is not None and cosine(*rows) < self._lowest_meaning:
             return "meaning"

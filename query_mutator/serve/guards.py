@@ -1,4 +1,4 @@
-"""What a rewrite must keep before it may stand in for a user's question."""
+"""Checks that a rewrite must pass before it may replace a user's question."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ class ModelSpec:
     sizes: dict[str, Any] = field(default_factory=dict)
     optimizer: Optimizer = "adamw"
     variant: str | None = None
+    onednn: bool = True  # on a CPU
 
     def workload(self) -> Workload:
         """Return what to train; UsageError for an unknown preset or a function that returns something else."""
@@ -93,11 +94,16 @@ def pick_device(name: str) -> str:
 def fits_memory(spec: ModelSpec, batch: int) -> bool:
     """Return whether the estimate of a step on this machine's CPU is within most of its memory."""
     from query_mutator.sizing.memory import estimate
+    from query_mutator.sizing.scratch import onednn
 
     memory = machine_budget().memory_bytes
-    return memory is None or (
-        estimate(spec.workload(), batch, spec.recipe().on("cpu")).peak < _SHARE_OF_MEMORY * memory
-    )
+    if memory is None:
+        return True
+    try:
+        with onednn(spec.onednn):
+            return estimate(spec.workload(), batch, spec.recipe().on("cpu")).peak < _SHARE_OF_MEMORY * memory
+    except UsageError:  # its sizes depend on data: only real steps show them
+        return True
 
 
 def bisect(fits: Callable[[int], bool], *, most: int = 2**16) -> int:

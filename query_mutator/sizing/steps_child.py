@@ -11,6 +11,7 @@ import torch
 
 from query_mutator.sizing.memory import Recipe, Trainer, Workload, measured_peak
 from query_mutator.sizing.real_steps import ModelSpec
+from query_mutator.sizing.scratch import onednn
 
 __all__ = ["run"]
 
@@ -22,9 +23,10 @@ def run(*, spec: Mapping[str, Any], batch: int, device: str, seconds: float | No
     described = ModelSpec(**spec)
     try:
         workload, recipe = described.workload(), described.recipe()
-        if seconds is None:
-            return _peak(workload, batch, recipe, device)
-        return _speed(workload, batch, recipe, device, seconds)
+        with onednn(described.onednn):
+            if seconds is None:
+                return _peak(workload, batch, recipe, device)
+            return _speed(workload, batch, recipe, device, seconds)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not any(words in str(error).lower() for words in _OUT_OF_MEMORY):
             raise
@@ -34,7 +36,6 @@ def run(*, spec: Mapping[str, Any], batch: int, device: str, seconds: float | No
 def _peak(workload: Workload, batch: int, recipe: Recipe, device: str) -> dict[str, Any]:
     """Return the peak of two steps: from the profiler's record on a CPU, from the allocator on a GPU."""
     if device == "cpu":
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # its scratch memory bypasses PyTorch
         return {"peak": measured_peak(workload, batch, recipe.on("cpu"))}
     torch.cuda.reset_peak_memory_stats()
     with torch.device(device):

@@ -6,7 +6,6 @@ import json
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,22 +20,11 @@ from query_mutator.training.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.test_interrupt import ROOT, started, wait_until
+from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
 
 LEARNERS = ["iqn", "bandit"]
 SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4", "--num-collectors", "3")
-
-
-def train(*flags: str) -> int:
-    return exit_code(main, flags, prog="train")
-
-
-def rows(run: Path, name: str) -> list[dict[str, Any]]:
-    return list(read_json_lines(run / f"{name}.jsonl"))
-
-
-def the_run(tmp_path: Path) -> Path:
-    return (tmp_path / "runs" / "latest").resolve()
 
 
 @pytest.mark.parametrize("algo", LEARNERS)

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from query_mutator.cli.console import exit_code
 from query_mutator.files import read_checked_json, write_checked_json
-from query_mutator.runs.json_lines import read_json_lines
-from train_query_mutator import main
+from tests.integration.training_runs import rows, the_run, train
 
 SEARCH = ["--ask", "policy", "--teacher", "search", "--plan-calls", "60", "--no-use-linear-lr-decay"]
-
-
-def train(*flags: str) -> int:
-    return exit_code(main, flags, prog="train")
-
-
-def rows(run: Path, name: str) -> list[dict[str, Any]]:
-    return list(read_json_lines(run / f"{name}.jsonl"))
-
-
-def the_run(tmp_path: Path) -> Path:
-    return (tmp_path / "runs" / "latest").resolve()
 
 
 def test_a_teacher_takes_the_first_steps_of_a_run(tiny_flags: list[str], tmp_path: Path) -> None:

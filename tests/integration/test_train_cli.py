@@ -6,18 +6,15 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from query_mutator.cli.console import exit_code
 from query_mutator.embedded.server import start_server
-from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.runs.metrics import METRICS
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
-from train_query_mutator import main
+from tests.integration.training_runs import rows, the_run, train
 
 
 class Both(Librarian):
@@ -27,18 +24,6 @@ class Both(Librarian):
 
     def reply(self, prompt: str) -> str:
         return Softener().reply(prompt) if "<question>" in prompt else super().reply(prompt)
-
-
-def train(*flags: str) -> int:
-    return exit_code(main, flags, prog="train")
-
-
-def rows(run: Path, name: str) -> list[dict[str, Any]]:
-    return list(read_json_lines(run / f"{name}.jsonl"))
-
-
-def the_run(tmp_path: Path) -> Path:
-    return (tmp_path / "runs" / "latest").resolve()
 
 
 def test_run_leaves_everything_behind(

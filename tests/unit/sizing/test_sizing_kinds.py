@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, workload_of
+from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.sizing.memory import Recipe, Workload, estimate, measured_peak
 from query_mutator.sizing.scratch import onednn
+from query_mutator.sizing.tracker import _warn_of_guesses
 
+HERE = "tests.unit.sizing.test_sizing_kinds"
 REFUSED = ("mask by values", "crop by values")
 
 
@@ -77,6 +82,59 @@ def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
     assert not found.data_dependent
     assert found.peak == measured_peak(workload(scaled), 512, recipe)
     assert estimate(workload(branched), 512, recipe).data_dependent
+
+
+def lstm() -> Workload:
+    return replace(workload_of("lstm"), name="lstm")
+
+
+def selects_rows() -> Workload:
+    return workload_of("mask by values")
+
+
+def branches() -> Workload:
+    return workload_of("crop by values")
+
+
+def test_verify_measures_what_was_sized(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the child process has sequences of full length
+    peaks = []
+    for flag in ("--onednn", "--no-onednn"):
+        assert main(["size", "verify", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
+        said = capsys.readouterr().out
+        assert f"(oneDNN {'off' if flag == '--no-onednn' else 'on'}) on cpu" in said
+        assert "+0.0%" in said or "-0.0%" in said
+        peaks.append(said.splitlines()[4].split()[1])
+        assert main(["size", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
+        row = capsys.readouterr().out.splitlines()[4].split()
+        assert int(row[4]) == round(float(peaks[-1]))  # as it is, batch, peak
+    assert peaks[0] != peaks[1]
+
+
+@pytest.mark.parametrize("name", ["selects_rows", "branches"])
+def test_sizes_that_depend_on_data_are_refused_and_measured(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="qm size verify"):
+        main(["size", f"{HERE}:{name}", "--batch", "4"])
+    assert main(["size", "verify", f"{HERE}:{name}", "--batch", "4", "--device", "cpu"]) == 0
+    assert "refused" in capsys.readouterr().out
+
+
+def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, words in (
+        (["--device", "cpu"], "mlp (oneDNN on) on cpu:"),
+        (["--device", "cuda"], "mlp on cuda: "),
+        (["--vram", "2GB"], "mlp on cuda: "),
+    ):
+        assert main(["size", "mlp", "--batch", "1", *flags]) == 0
+        assert words in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--device tpu must be"):
+        main(["size", "mlp", "--device", "tpu"])
+
+
+def test_an_mlp_has_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_guesses.cache_clear()
+    assert main(["size", "mlp", "--batch", "1", "--what-if", "adafactor", "sgd-momentum"]) == 0
+    assert not caplog.records
 
 
 def test_lengths_may_be_of_any_integer_type() -> None:
