@@ -17,7 +17,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -60,7 +60,7 @@ from query_mutator.training.dataset import split_dataset
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.training.journal import Journal, keep_embeddings
-from query_mutator.training.judge_watch import JudgeWatch, watch_of
+from query_mutator.training.judge_watch import watch_of
 from query_mutator.training.judging import make_reward
 from query_mutator.training.learner import Learner
 from query_mutator.training.learners import LEARNERS, SEARCH, make_learner, read_teacher, settings_of, teach
@@ -250,9 +250,9 @@ class Trainer:
         self.counted = system.calls.counted
         self.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
         self.journal = self._open_journal()
-        self.env_list = make_envs(config, system, task, run_dir)
+        self.judge_watch = watch_of(task, run_dir.path / "transcripts.jsonl")
+        self.env_list = make_envs(config, system, task, on_record=self._add_record)
         self.envs = batch_envs(config, self.env_list, self.journal)
-        self.judge_watch = self._watch_judge()
         self.bandit = BanditRival(task)
         self.obs = self._restore_envs(checkpoint, done)
         self.long_prompts = LongPrompts(self.env_list, system.calls.servers[0])
@@ -425,6 +425,7 @@ class Trainer:
             workers=workers,
             calls=self.system.calls,
             run_dir=self.run_dir,
+            on_record=self._add_record,
             env_steps=self.env_steps,
             **common,
         )
@@ -469,19 +470,10 @@ class Trainer:
         keep_embeddings(self.system.encoder, journal)
         return journal
 
-    def _watch_judge(self) -> JudgeWatch | None:
-        """Return the watch of the run's judge, which the environments call with every record; None without a judge."""
-        watch = watch_of(self.task, self.run_dir.path / "transcripts.jsonl")
-        if watch is None:
-            return None
-
-        def record(step: StepRecord) -> None:
-            self.run_dir.add_record(step)
-            watch.add(step)
-
-        for env in self.env_list:
-            env.on_record = record
-        return watch
+    def _add_record(self, record: StepRecord) -> None:
+        self.run_dir.add_record(record)
+        if self.judge_watch is not None:
+            self.judge_watch.add(record)
 
     def _advise(self) -> None:
         """Print once that the server works on fewer calls at a time than it is sent."""
@@ -600,7 +592,9 @@ def _server_worked_before() -> Iterator[None]:
         raise TooManyFailuresError(str(error)) from error
 
 
-def make_envs(config: TrainConfig, system: System, task: Task, run_dir: RunDir) -> list[QueryMutationEnv]:
+def make_envs(
+    config: TrainConfig, system: System, task: Task, *, on_record: Callable[[StepRecord], None]
+) -> list[QueryMutationEnv]:
     """Return the environments of a run."""
     return [
         QueryMutationEnv(
@@ -608,7 +602,7 @@ def make_envs(config: TrainConfig, system: System, task: Task, run_dir: RunDir) 
             client=system.calls.client,
             retry_policy=system.retry_policy,
             env_id=env_id,
-            on_record=run_dir.add_record,
+            on_record=on_record,
         )
         for env_id in range(config.num_processes)
     ]

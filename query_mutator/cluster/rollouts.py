@@ -38,6 +38,7 @@ from query_mutator.training.loop import AsyncVectorEnv
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.system import System, SystemSettings, TaskSettings
 from query_mutator.training.workers import dealt_out, shares
+from query_mutator.types import StepRecord
 
 __all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "spec_of", "start_workers"]
 
@@ -119,11 +120,13 @@ class ClusterLoop(OnPolicyLoop):
         workers: RolloutWorkers,
         calls: ClientStack,
         run_dir: RunDir,
+        on_record: Callable[[StepRecord], None],
         env_steps: int,
         **settings: Any,
     ) -> None:
         super().__init__(envs, learner, obs, **settings)
         self._workers, self._calls, self._run_dir, self._env_steps = workers, calls, run_dir, env_steps
+        self._on_record = on_record
 
     def collect(self) -> None:
         """Have the workers take `num_steps` steps in every environment, and the learner observe them."""
@@ -146,7 +149,7 @@ class ClusterLoop(OnPolicyLoop):
             self._calls.counted.add_all(rollout.totals, rollout.error_kinds)
             self._calls.coalesced[0].shared += rollout.shared_calls
             for record in rollout.records:
-                self._run_dir.add_record(record)
+                self._on_record(record)
         self._envs.load_state_dict([state for rollout in rollouts for state in rollout.states])
         columns = Steps(*(np.concatenate(column, axis=1) for column in zip(*(r.steps for r in rollouts), strict=True)))
         figures = np.concatenate([rollout.figures for rollout in rollouts], axis=1)  # [T, N, F]

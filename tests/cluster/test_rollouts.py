@@ -19,6 +19,7 @@ import torch
 
 from query_mutator.cluster.rollouts import check_states, spec_of
 from query_mutator.cluster.worker import Orders, RolloutWorker, WorkerSpec, WorkerState
+from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.runs.json_lines import read_json_lines
@@ -103,6 +104,18 @@ def test_any_number_of_workers_gives_the_local_engines_data(
         for row, expected in zip(*(read_json_lines(one / "metrics.jsonl") for one in (run, local)), strict=True):
             assert {key: row[key] for key in shown} == pytest.approx({key: expected[key] for key in shown})
     wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
+
+
+def test_the_records_of_workers_reach_the_judge_watch(
+    ray_cluster: RayCluster, flags: list[str], tmp_path: Path
+) -> None:
+    with start_server([Librarian(), Softener(), RuleJudge()], num_parallel=8) as server:
+        judged = [server.url if flag.startswith("http") else flag for flag in flags]
+        judged += ["--reward", "judge", "--judge-model", "rule-judge"]
+        run = trained(judged, tmp_path / "judged", "--engine", "ray", "--num-workers", "2")
+    last = list(read_json_lines(run / "metrics.jsonl"))[-1]
+    assert last["judge/unscored"] == 0
+    assert last["judge/score"] == last["judge/gold"] > 0
 
 
 def test_a_worker_that_is_killed_repeats_no_finished_call(
