@@ -26,7 +26,7 @@ _INDEX = _ATEN.index.Tensor
 def run_keeping_integers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on fake tensors, or on real ones if they and its results are small and hold integers."""
     if func is _PACK and _is_real(args[1]):
-        return _pack(*args)
+        return _pack(args[0], args[1])
     if func is _PACK_BACKWARD and _is_real(args[2]):
         return args[0].new_empty([int(size) for size in args[1]])
     if func is _INDEX and isinstance(args[0], FakeTensor):
@@ -42,7 +42,7 @@ def run_keeping_integers(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         return func(*args, **kwargs)
 
 
-def _pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def _pack(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return the packed rows, without data, and the number of sequences that are still running at each step."""
     with unset_fake_temporarily():
         steps = torch.arange(int(lengths.max()))
