@@ -1,5 +1,6 @@
 # make run   train on the embedded default, evaluate, show the table
-# make test  everything the checks need, then format, lint, types, tests
+# make test  what a change must pass: format, lint, types, the tests that are not slow; five minutes on two quiet cores
+# make test-slow  the other tests: kills, Ray, a browser, other libraries and servers, random input
 # make check-wheel  the wheel alone in an empty environment and an empty folder
 # make docs  the pages of docs/ as a site in build/site, without a warning
 # make soak  ten minutes of load, 200 clients, 40 kills of each learner, a server away four times for a minute (MINUTES=10)
@@ -14,7 +15,9 @@ SEED  ?= 1
 CASES ?= 10000
 MINUTES ?= 10
 
-.PHONY: run test check-wheel docs attack flips soak install install-dev clean
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+
+.PHONY: run test test-slow check-wheel docs attack flips soak install install-dev clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -41,7 +44,10 @@ test: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	$(PYTEST) -n 2 --dist worksteal -m "not slow"
+
+test-slow: install-dev
+	$(PYTEST) -n 3 --dist loadgroup -m slow  # many of them wait
 
 check-wheel: install-dev
 	$(BIN)/python scripts/check_wheel.py
@@ -50,16 +56,16 @@ docs: install-dev
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 attack: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl
 
 flips: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.bit_flips
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.bit_flips
 
 soak: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.soak --minutes $(MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.kills --kills 40
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.kills --kills 40 --signals SIGINT SIGTERM --algo ppo --batch-size 4
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.outages --seconds 60
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.soak --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.kills --kills 40
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.kills --kills 40 --signals SIGINT SIGTERM --algo ppo --batch-size 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.outages --seconds 60
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -20,140 +20,42 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load ends the process without a traceback
 
 import math
-import os
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
 
 from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
 from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
-from query_mutator.cli.flags import JsonTo, parse_flags
-from query_mutator.cli.outputs import FIGURE, OutputFlags
+from query_mutator.cli.flags import parse_flags
 from query_mutator.data.bundled import python_docs
 from query_mutator.embedded.models import Echo
+from query_mutator.embedded.process import embedded_process
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.scheduling import Call, Flow, PooledScheduler, Scheduler, SequentialScheduler
+from query_mutator.env.flow import Call, Flow
+from query_mutator.env.scheduling import Scheduler, make_scheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
-from query_mutator.llm.backends import ADDRESS_FLAGS, DEFAULT_BACKEND, EMBEDDED, resolve_backend
-from query_mutator.llm.client import Client
-from query_mutator.llm.flags import ServerFlags
-from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
+from query_mutator.llm.backends import DEFAULT_BACKEND, resolve_backend
+from query_mutator.llm.probe import measure_calls, slots_advice
 from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.recording import Recorder, out_of_time
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
+from query_mutator.report.benchmark_config import BenchmarkConfig
 from query_mutator.report.benchmark_plan import BenchmarkPlan, Case, Results, make_plan
 from query_mutator.report.speedup import HEADER, Measurement, Mode, as_json, draw_speedup, recommend
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import Completion
 
 PROG = "benchmark_batching"
-NUM_QUERIES = 64
-BATCH_SIZES = "1,2,4,8,16,32"
 OPERATOR = "spelling"
-LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
 NO_RETRIES = RetryPolicy(max_retries=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(OutputFlags, ServerFlags):
-    """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
-
-    Without a server the embedded one is started in its own process; it answers with fixed words after a fixed time,
-    which measures the scheduling and not a language model.
-    """
-
-    mutator_model: str | None = None
-    """The model that carries out rewrites; by default the target model."""
-    latency_ms: float | None = None
-    """Mean time the embedded server takes for a call; by default 100."""
-    latency_sigma: float | None = None
-    """Log-normal spread of that time; by default 0."""
-    num_parallel: int | None = None
-    """Slots of the embedded server; by default 64."""
-    batch_sizes: str | None = None
-    """Batch sizes to compare, with commas; by default 1,2,4,8,16,32 and the slots that the probe finds."""
-    num_queries: int = NUM_QUERIES
-    """Queries of each measurement; each takes two calls."""
-    repeats: int = 3
-    """Measurements of each row, in turns; the table has their medians."""
-    budget_s: float = 120.0
-    """Seconds for all measurements, once models are loaded; the plan that is printed first says what is left out."""
-    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
-    """Write the speed-up against the batch size as a PNG to this file."""
-    json: JsonTo = None
-    """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for path in (self.picture, self.json):
-            if path not in (None, "-") and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-                raise ValueError(f"{path}: cannot be written; give a file in a folder that exists")
-        if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
-            raise ValueError(f"--figure {self.picture} must end in .png")
-        self._check_sizes()
-        self._check_server()
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the batch sizes in increasing order, without duplicates."""
-        return sorted(
-            {int(size) for size in (BATCH_SIZES if self.batch_sizes is None else self.batch_sizes).split(",")}
-        )
-
-    def sizes_with(self, slots: int | None) -> list[int]:
-        """Return the batch sizes, by default with the server's slots among them, which is what `qm doctor` sets."""
-        found = {slots} if slots and self.batch_sizes is None and slots <= max(self.sizes) else set()
-        return sorted({*self.sizes, *found})
-
-    @property
-    def is_embedded(self) -> bool:
-        """Return whether to start the embedded server."""
-        return self.backend == EMBEDDED or not self.names_server
-
-    @property
-    def probe_width(self) -> int:
-        """Return how many calls to send at once to count the server's slots."""
-        return max(PROBE_WIDTH, *self.sizes)
-
-    @property
-    def embedded(self) -> tuple[float, float, int]:
-        """Return latency (ms), its sigma and the slots of the embedded server."""
-        latency_ms = LATENCY_MS if self.latency_ms is None else self.latency_ms
-        return latency_ms, self.latency_sigma or 0.0, self.num_parallel or NUM_PARALLEL
-
-    def _check_sizes(self) -> None:
-        try:
-            in_range = all(1 <= size <= 1024 for size in self.sizes)
-        except ValueError:
-            in_range = False
-        if not in_range:
-            raise ValueError(
-                f"batch_sizes={self.batch_sizes} must be whole numbers from 1 to 1024 with commas, as 1,2,4,8"
-            )
-
-    def _check_server(self) -> None:
-        embedded_only = ("latency_ms", "latency_sigma", "num_parallel")
-        running_only = (*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx")
-        wrong, kind = (running_only, "an Ollama server or another that runs already")
-        if not self.is_embedded:
-            wrong, kind = embedded_only, "the embedded server"
-        given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) not in (None, ())]
-        if given:
-            used = "the embedded server" if self.is_embedded else "a running one"
-            raise ValueError(f"{given[0]} is for {kind}, and this run uses {used}; leave one of them out")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -193,36 +95,6 @@ def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None
 # ---------------------------------------------------------------- the server and the calls
 
 
-class Recorder:
-    """A client that keeps every completion of the inner client; out of time, it makes no further calls."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.start()
-
-    def start(self, seconds: float = math.inf) -> None:
-        """Forget what was kept, and start the clock."""
-        self.completions: list[Completion] = []
-        self._started = time.perf_counter()
-        self._ends_at = self._started + seconds
-
-    def measurement(self) -> Measurement:
-        """Return the figures of the calls since `start`."""
-        return Measurement.of(self.completions, wall_s=time.perf_counter() - self._started)
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply, and keep it."""
-        if time.perf_counter() >= self._ends_at:
-            return Completion.failed("cancelled", "out of time")
-        completion = self._client.complete(request)
-        self.completions.append(completion)  # atomic, so it needs no lock
-        return completion
-
-    def close(self) -> None:
-        """Close the inner client; idempotent."""
-        self._client.close()
-
-
 @dataclass(frozen=True, kw_only=True)
 class System:
     """A server, the client for it and the models to call."""
@@ -231,6 +103,10 @@ class System:
     recorder: Recorder
     calls: CallSettings
     about: str  # one line for title and picture
+
+    def measurement(self) -> Measurement:
+        """Return the figures of the calls since the recorder started."""
+        return Measurement.of(self.recorder.completions, wall_s=self.recorder.elapsed_s)
 
     def target_prompt(self, query: str, rewrite: str) -> str:
         """Return the rewrite, or the query if all rewrites are the same.
@@ -245,8 +121,10 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
     """Yield the system to measure; cancels its calls and stops the server that was started for it."""
     with ExitStack() as exits:
         if config.is_embedded:
-            backend, target, urls = DEFAULT_BACKEND, Echo.name, (exits.enter_context(embedded_server(config)),)
-            about = "embedded server (no language model), {:g} ms a call, sigma {:g}, {} slots".format(*config.embedded)
+            url = exits.enter_context(embedded_process(Echo.name, **config.embedded))
+            backend, target, urls = DEFAULT_BACKEND, Echo.name, (url,)
+            delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots".format(**config.embedded)
+            about = f"embedded server (no language model), {delays}"
         else:
             models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
             choice = resolve_backend(config.backend, **models, **config.urls)
@@ -260,25 +138,6 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
         calls = CallSettings(target_model=target, mutator_model=config.mutator_model or target)
         stack.require_models(list(dict.fromkeys((calls.target_model, calls.mutator_model))))
         yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
-
-
-@contextmanager
-def embedded_server(config: BenchmarkConfig) -> Iterator[str]:
-    """Yield the address of an embedded server with the model `echo`, in its own process."""
-    latency_ms, sigma, slots = config.embedded
-    flags = ["--port", "0", "--num-parallel", slots, "--latency-ms", latency_ms, "--latency-sigma", sigma]
-    command = [sys.executable, "-m", "query_mutator.embedded", "--model", Echo.name, *map(str, flags)]
-    paths = filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout is not None
-        try:
-            greeting = process.stdout.readline().split()
-            if not greeting:
-                raise BackendError("the embedded server did not start")
-            yield greeting[-1]
-        finally:
-            process.terminate()
 
 
 def make_queries(count: int) -> list[str]:
@@ -325,10 +184,8 @@ def _rewrite_and_ask(system: System, query: str) -> Flow:
 
 def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
     """Return a scheduler that leaves retries to the client, as the batch functions do."""
-    encoder = resolve_encoder("hash")
-    if mode == "sequential":
-        return SequentialScheduler(client=system.recorder, encoder=encoder, retry_policy=NO_RETRIES)
-    return PooledScheduler(client=system.recorder, encoder=encoder, retry_policy=NO_RETRIES, batch_size=batch_size)
+    at_once = None if mode == "sequential" else batch_size
+    return make_scheduler(at_once, system.recorder, resolve_encoder("hash"), NO_RETRIES)
 
 
 def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
@@ -353,8 +210,8 @@ def prepare(system: System, config: BenchmarkConfig) -> tuple[Results, Benchmark
         query_s=statistics.fmean(timed),
         slots=slots,
     )
-    server, is_reported = system.stack.servers[0], found.width is None and slots is not None
-    advice = slots_advice(slots, max(sizes), server=server, is_reported=is_reported)
+    is_reported = found.width is None and slots is not None
+    advice = slots_advice(slots, max(sizes), server=system.stack.backend_class, is_reported=is_reported)
     results = Results(about=system.about, slots=slots, advice=advice, num_queries=plan.num_queries)
     return results, plan
 
@@ -370,7 +227,7 @@ def measure(system: System, plan: BenchmarkPlan, results: Results, *, budget_s: 
             try:
                 run_once(system, queries, case, seconds=seconds)
             finally:
-                results.add(case, system.recorder.measurement())
+                results.add(case, system.measurement())
             note(results.line(case))
             if is_over():
                 return
@@ -384,25 +241,7 @@ def run_once(
     """Return the measurement of one run; no call starts after `seconds`."""
     system.recorder.start(seconds)
     run_mode(system, queries, mode=case[0], batch_size=case[1])
-    return system.recorder.measurement()
-
-
-@contextmanager
-def out_of_time(seconds: float, end: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Call `end` after some time unless the block is left before; yield a function that says whether it was called."""
-    is_over = threading.Event()
-
-    def stop() -> None:
-        is_over.set()
-        end()
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield is_over.is_set
-    finally:
-        timer.cancel()
+    return system.measurement()
 
 
 if __name__ == "__main__":

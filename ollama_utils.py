@@ -28,10 +28,11 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.llm.stack import build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, Purpose
+from query_mutator.settings.calls import Calls
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 
 if TYPE_CHECKING:
-    from query_mutator.encoder import Encoder, FloatArray
+    from query_mutator.encoder import Encoder
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -284,7 +285,7 @@ def _client(at_once: int, settings: CallOptions) -> Iterator[Client]:
     stack = build_client(
         OllamaBackend.address(settings.get("url")),
         batch_size=at_once,
-        timeout_s=settings.get("timeout_s", 120.0),
+        timeout_s=settings.get("timeout_s", Calls.timeout_s),
         max_retries=settings.get("max_retries", 2),
     )
     with closing(stack):

@@ -24,7 +24,7 @@ from scratch_lm import new_llama, new_tokenizer, save_scratch
 
 from query_mutator.commands.main import main as qm
 from query_mutator.embedded.corpus import load_corpus
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 
 VOCABULARY = 1200
 LAYERS, WIDTH, HEADS = 2, 128, 2

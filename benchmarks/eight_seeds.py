@@ -37,14 +37,15 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.baselines import Method, best_of, best_single, chain_of
 from query_mutator.evaluation.cost import RANKING_QUESTIONS
 from query_mutator.evaluation.heldout import fixed_sample
-from query_mutator.evaluation.methods import Found, Job, greedy, uniform
+from query_mutator.evaluation.methods import Found, Job, by_policy, uniform
 from query_mutator.evaluation.outcomes import mean
 from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan
 from query_mutator.files import write_json
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.session.dataset import read_dataset, split_dataset
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import parse_config
-from query_mutator.training.dataset import load_dataset, split_dataset
-from query_mutator.training.plans import Plan, plan_policy, plan_task
-from query_mutator.training.system import SystemSettings, TaskSettings
 from query_mutator.types import SUBMIT
 
 FIRST_RUN = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
@@ -56,7 +57,7 @@ def question_sets(settings: TaskSettings, *, validation: bool) -> Sets:
     if validation:
         return {"validation questions": split.validation}
     trained = {question.text for question in split.train + split.validation}
-    others = load_dataset(replace(settings, dataset="second_hand"), EVALUATION_ONLY)
+    others = read_dataset(replace(settings, dataset="second_hand"), EVALUATION_ONLY).questions
     return {"held out": split.test, "second author": [q for q in others if q.text not in trained]}
 
 
@@ -67,7 +68,7 @@ def fixed_methods(task: Task, ranking: Sequence[str], plans: Iterable[Plan]) -> 
         best_single(ranking, task),
         *(best_of(k, ranking, task) for k in range(2, min(MOST_K, len(ranking) + 1) + 1)),
         *(
-            Method(name=str(plan), make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
+            Method(name=str(plan), make=by_policy(plan_policy(plan, task)), rules=partial(plan_task, plan))
             for plan in dict.fromkeys(plans)
         ),
     ]
@@ -100,12 +101,12 @@ def run(world: World, argv: Sequence[str], arguments: argparse.Namespace) -> dic
         trained = train_seed(world, config, max_calls=arguments.max_calls)
         costs[seed] = {"training_calls": trained.calls, "search_calls": trained.search_calls}
         assert trained.bandit is not None, "no episode of the training has ended"
-        rivals = {
-            "random": uniform(len(task.actions), seed=seed),
-            "bandit": greedy(trained.bandit),
-            "policy": greedy(trained.policy),
+        baselines = {
+            "random": uniform(seed=seed),
+            "bandit": by_policy(trained.bandit),
+            "policy": by_policy(trained.policy),
         }
-        methods += [Method(name=f"{name}@{seed}", make=make) for name, make in rivals.items()]
+        methods += [Method(name=f"{name}@{seed}", make=make) for name, make in baselines.items()]
         say(f"seed {seed}: {trained.calls:,} calls, {time.perf_counter() - started:.0f} s")
     results = score(world, task, methods, arguments, settings)
     say(f"scored {len(methods)} methods, {time.perf_counter() - started:.0f} s")
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; write JSON and picture."""
     arguments = arguments_of(argv)
     torch.set_num_threads(1)
-    world = World(SystemSettings(backend="embedded"), arguments.store)
+    world = World(ModelSettings(backend="embedded"), arguments.store)
     with world.system:
         found = run(world, flags_of(arguments), arguments)
     print(in_words(found))

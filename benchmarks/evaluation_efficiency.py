@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, *, sigma: float, seed: int) -> dict[str, 
 
 
 def command(*words: object) -> str:
-    """Return what a command of ours prints."""
+    """Return what one of our commands prints."""
     done = subprocess.run(
         [sys.executable, *map(str, words)], env=environ(), capture_output=True, text=True, check=False
     )

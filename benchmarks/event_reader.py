@@ -17,7 +17,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from query_mutator.analysis.events import read_event_file
+from query_mutator.lab.analysis.events import read_event_file
 
 TAGS = (
     *("rollout/ep_rew_mean", "train/loss", "losses/value_loss", "perf/transitions_learned_per_second"),

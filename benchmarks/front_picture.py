@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from query_mutator.analysis.figures import new_figure, save_figure
+from query_mutator.lab.analysis.figures import new_figure, save_figure
 
 __all__ = ["draw_front"]
 

@@ -33,26 +33,32 @@ import numpy as np
 import torch
 
 from benchmarks.memoised import memoised_system
+from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
-from query_mutator.evaluation.bandit_rival import BanditRival
+from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.found_plan import search_plan
-from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
+from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.learners.learner import InferencePolicy
+from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
-from query_mutator.training.checkpoint import read_checkpoint
-from query_mutator.training.config import TrainConfig, parse_config
-from query_mutator.training.dataset import split_dataset
-from query_mutator.training.learner import InferencePolicy
-from query_mutator.training.learners import SEARCH, load_policy, make_learner, settings_of, teach
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.dataset import split_dataset
+from query_mutator.session.loading import load_policy
+from query_mutator.session.models import OpenModels
+from query_mutator.session.task import make_task
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.models import ModelSettings
+from query_mutator.training.config import SEARCH, TrainConfig, parse_config
+from query_mutator.training.learner import make_learner, teach
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
-from query_mutator.training.plans import Plan
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
+from query_mutator.training.parts import envs_seed
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
-from train_query_mutator import batch_envs, envs_seed
+from train_query_mutator import batch_envs
 from train_query_mutator import main as train_main
 
 FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
@@ -110,7 +116,7 @@ class Scored(NamedTuple):
 class World:
     """The memoised system, and the task of each validation fold."""
 
-    def __init__(self, settings: SystemSettings, folder: Path) -> None:
+    def __init__(self, settings: ModelSettings, folder: Path) -> None:
         self.system = memoised_system(settings, folder)
         self.evaluator = make_evaluator(self.system.calls.client)
         self.task_of = lru_cache(maxsize=None)(self._task_of)
@@ -119,19 +125,19 @@ class World:
         """Return the task on the questions that a run with these settings trains on."""
         return make_task(self.system, settings, split_dataset(settings).train)
 
-    def validate(self, settings: TaskSettings, make: MakeChooser, **rules: Any) -> list[Outcome]:
+    def validate(self, settings: TaskSettings, make: MakePlayer, **rules: Any) -> list[Outcome]:
         """Return the outcomes of choosers on the validation questions; `rules` are fields of the task."""
         task = self.task_of(settings).on(split_dataset(settings).validation)
-        return self.evaluator.run(dataclasses.replace(task, **rules), make)
+        return self.evaluator.run(task.with_rules(**rules), make)
 
 
 def make_evaluator(client: Client) -> Evaluator:
     """Return what runs policies greedily."""
-    return Evaluator(QueryMutationEnv, client=client, batch_size=8)
+    return Evaluator(client=client, batch_size=8)
 
 
 def train(
-    system: System,
+    system: OpenModels,
     task: Task,
     config: TrainConfig,
     *,
@@ -145,7 +151,7 @@ def train(
         make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
-    learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditRival(task)
+    learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditBaseline(task)
     if teacher is not None:
         teach(learner, teacher, task, config)
     common: dict[str, Any] = {
@@ -162,7 +168,7 @@ def train(
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()
         loop.update()
-        bandit.settle()
+        bandit.flush()
         calls = calls_of(records, envs, task)
     loop.close()
     batch.close()
@@ -171,7 +177,7 @@ def train(
 
 def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:
     """Return the calls of a training: those of the steps, and the first answers where a reset asks."""
-    resets = sum(env.total_episodes + 1 for env in envs) if task.ask == "every_step" else 0
+    resets = sum(env.total_episodes + 1 for env in envs) if task.rules.asking.asks_original else 0
     return resets + sum(record.calls for record in records)
 
 
@@ -195,7 +201,7 @@ def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
     """Return what one training reached on its validation fold; the calls of `--teacher search` count."""
     config = parse_config(argv)
     trained = train_seed(world, config, max_calls=max_calls)
-    outcomes = world.validate(task_settings(config), greedy(trained.policy))
+    outcomes = world.validate(task_settings(config), by_policy(trained.policy))
     return summary(outcomes, trained.search_calls + trained.calls)
 
 
@@ -211,7 +217,7 @@ def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
 
 def task_settings(config: TrainConfig) -> TaskSettings:
     """Return the settings of a run's task; all seeds share the seed of the calls, and so their replies."""
-    return settings_of(TaskSettings, config, seed=0)
+    return group_of(TaskSettings, config, seed=0)
 
 
 def summary(outcomes: Sequence[Outcome], training_calls: int = 0) -> Scored:
@@ -303,15 +309,15 @@ def prove(flags: str) -> None:
         real = load_policy(read_checkpoint(str(run)))
         first_outcomes = None
         for name in ("empty store", "full store"):
-            world = World(settings_of(SystemSettings, config), Path(folder) / "store")
+            world = World(group_of(ModelSettings, config), Path(folder) / "store")
             with world.system:
-                task = world.task_of(settings_of(TaskSettings, config))
+                task = world.task_of(group_of(TaskSettings, config))
                 trained = train(world.system, task, config)
                 ours = [json.loads(json.dumps(record.to_json())) for record in trained.records]
                 check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
                 some = task.on(task.questions[:PROOF_QUESTIONS])
-                outcomes = timeless(make_evaluator(world.system.calls.client).run(some, greedy(trained.policy)))
-                others = timeless(make_evaluator(world.system.calls.counted).run(some, greedy(real)))
+                outcomes = timeless(make_evaluator(world.system.calls.client).run(some, by_policy(trained.policy)))
+                others = timeless(make_evaluator(world.system.calls.counted).run(some, by_policy(real)))
                 check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
                 first_outcomes = first_outcomes or outcomes
         check("both stores: outcomes", first_outcomes, outcomes)
@@ -356,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     added = dict(item.split(":", 1) for item in arguments.add)
     names = [name for name in arguments.only.split(",") if name]
     candidates = {name: flags for name, flags in CANDIDATES.items() if not (names or added) or name in names} | added
-    world = World(SystemSettings(backend="embedded"), arguments.store)
+    world = World(ModelSettings(backend="embedded"), arguments.store)
     with world.system:
         print_table(world, candidates, arguments)
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.encoder.base import FloatArray
 from query_mutator.operators import Operator
-from query_mutator.training.system import System, SystemSettings
+from query_mutator.session.models import OpenModels, open_models
+from query_mutator.settings.models import ModelSettings
+from query_mutator.types import FloatArray
 
 __all__ = ["StoredVectors", "memoised_system"]
 
@@ -58,8 +59,8 @@ class StoredVectors:
         self.inner.close()
 
 
-class _SharedTests(System):
-    """A system whose tasks share the local tests of the operators, which remember the texts they have seen."""
+class _SharedTests(OpenModels):
+    """Models whose tasks share the local tests of the operators, which remember the texts they have seen."""
 
     def with_local_tests(self, operators: Sequence[Operator], vocabulary: frozenset[str]) -> tuple[Operator, ...]:
         """Return the operators with the local tests that hold for this mutator."""
@@ -73,10 +74,11 @@ class _SharedTests(System):
         return {}
 
 
-def memoised_system(settings: SystemSettings, folder: Path) -> System:
+def memoised_system(settings: ModelSettings, folder: Path) -> OpenModels:
     """Return the system of `settings`, whose replies and embeddings are kept in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    system = _SharedTests(replace(settings, cache="all", cache_path=folder / "replies.sqlite"))
+    settings = replace(settings, cache="all", cache_path=str(folder / "replies.sqlite"))
+    system = _SharedTests(**vars(open_models(settings)))
     assert isinstance(system.encoder, CachedEncoder)
     system.encoder.inner = StoredVectors(system.encoder.inner, folder)
     return system

@@ -33,14 +33,14 @@ from examples import cleanrl_ppo
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import always, greedy
+from query_mutator.evaluation.methods import always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.files import write_json
+from query_mutator.learners.learner import Acted, InferencePolicy
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
-from query_mutator.training.learner import Acted, InferencePolicy
-from query_mutator.training.system import SystemSettings
 from query_mutator.types import SUBMIT, ChatRequest, Completion
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
@@ -257,7 +257,7 @@ class Result(NamedTuple):
 
 def summary(outcomes: Sequence[Outcome], task: Task, seconds: float = 0.0) -> Result:
     """Return the figures of a policy; an episode's return is final score - baseline score - prices."""
-    price = task.call_price[0]
+    price = task.rules.call_price[0]
     returns = [one.score - one.scores[0] - price * (one.calls - 1) for one in outcomes]
     success = 100 * float(np.mean([one.success for one in outcomes]))
     return Result(success, float(np.mean(returns)), seconds)
@@ -273,7 +273,7 @@ def run_one(world: World, name: str, seed: int, share: float, steps: int) -> Res
     started = time.perf_counter()
     policy = LEARNERS[name](Setup(world=world, task=task, config=config, client=client))
     seconds = time.perf_counter() - started
-    return summary(world.validate(settings, greedy(policy)), task, seconds)
+    return summary(world.validate(settings, by_policy(policy)), task, seconds)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[Result]]] = {}
-    world = World(SystemSettings(backend="embedded", encoder=arguments.encoder), arguments.store)
+    world = World(ModelSettings(backend="embedded", encoder=arguments.encoder), arguments.store)
     print("| learner | failing calls | success, % | mean return | seconds |\n|---|---|---|---|---|", flush=True)
     with world.system:
         settings = task_settings(parse_config(["--backend", "embedded", "--validation-fold", "0"]))

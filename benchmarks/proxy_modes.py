@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 import requests
 
+from query_mutator.apply import Rewriter
+from query_mutator.apply.proxy.requests import virtual_name
+from query_mutator.apply.proxy.server import running
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, validation_split
@@ -31,11 +34,8 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.rewards import is_refusal
 from query_mutator.rewards.parts import Evidence, right
-from query_mutator.rewriter import Rewriter
-from query_mutator.rewriter.loading import training_split
-from query_mutator.serve.requests import virtual_name
-from query_mutator.serve.server import running
-from query_mutator.training.policy_file import SavedPolicy
+from query_mutator.session.loading import training_split
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.types import Question
 
 CLIENTS = 4
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=None, help="at most so many")
     arguments = parser.parse_args()
     flags = ServeFlags(checkpoint=arguments.run, ollama_url=tuple(arguments.ollama_url))
-    with open_policy(flags) as policy, Rewriter(policy.saved, policy.system, task=policy.task) as rewriter:
+    with open_policy(flags) as policy, Rewriter(policy.saved, policy.models, task=policy.task) as rewriter:
         questions = questions_of(policy.saved, held_out=arguments.held_out)[: arguments.questions]
         guard = guard_questions()
         found = {IDENTITY: ask_all(flags, rewriter, questions, guard, name=rewriter.target_model)}

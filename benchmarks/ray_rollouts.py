@@ -28,8 +28,8 @@ from pathlib import Path
 import requests
 import torch
 
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.cluster.conftest import RAY_ENV, RayCluster
 from tests.cluster.test_rollouts import repeated_calls, workers_of
 from tests.integration.killing import ServerProcess, transcript, weights

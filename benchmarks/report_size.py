@@ -34,8 +34,8 @@ from query_mutator.data import python_docs  # noqa: E402
 from query_mutator.evaluation.outcomes import Outcome  # noqa: E402
 from query_mutator.evaluation.summary import Results, summarize  # noqa: E402
 from query_mutator.files import write_checked_json  # noqa: E402
-from query_mutator.runs.metrics import METRICS  # noqa: E402
-from query_mutator.runs.run_dir import RunDir  # noqa: E402
+from query_mutator.files.metrics import METRICS  # noqa: E402
+from query_mutator.files.run_dir import RunDir  # noqa: E402
 from query_mutator.types import Question, StepRecord  # noqa: E402
 
 OPERATORS = (

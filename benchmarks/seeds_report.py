@@ -17,10 +17,10 @@ from query_mutator.data.split import target_key
 from query_mutator.evaluation.methods import Found
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.plan_search import PlanSearch
+from query_mutator.learners.plan import Plan
 from query_mutator.stats.intervals import Floats
 from query_mutator.stats.paired import difference_interval
 from query_mutator.stats.resampling import crossed_intervals
-from query_mutator.training.plans import Plan
 from query_mutator.types import Question
 
 __all__ = ["BUDGETS", "MOST_K", "Results", "Sets", "in_words", "report"]
@@ -69,12 +69,12 @@ def report(
 ) -> dict[str, Any]:
     """Return everything as plain JSON types."""
     rows = table_rows(results, search, front)
-    rivals = {row: name for row, name in rows.items() if row != "policy"}
+    baselines = {row: name for row, name in rows.items() if row != "policy"}
     return {
         "seeds": list(results.seeds),
         "questions": {label: int(np.nansum(mask)) for label, mask in results.inside().items()},
         "methods": {row: {"method": name, **figures(results, name)} for row, name in rows.items()},
-        "policy_minus": differences(results, rivals),
+        "policy_minus": differences(results, baselines),
         "by_seed": by_seed(results, costs),
         "plans": {str(budget): {"plan": str(plan), **figures(results, str(plan))} for budget, plan in front.items()},
         "best_of_k": {
@@ -118,10 +118,10 @@ def figures(results: Results, name: str) -> dict[str, Any]:
     } | {"guard_refusals": guard_refusals(results, name), "guard_questions": len(guard_questions())}
 
 
-def differences(results: Results, rivals: Mapping[str, str]) -> dict[str, Any]:
+def differences(results: Results, baselines: Mapping[str, str]) -> dict[str, Any]:
     """Return the lead of the policy in success over each method in every set."""
     right, found = results.column("policy", "is_right"), {}
-    for row, name in rivals.items():
+    for row, name in baselines.items():
         columns = [(right - results.column(name, "is_right")) * mask for mask in results.inside().values()]
         found[row] = {
             label: {"success": float(np.nanmean(column)), "ci": ci if ci[0] < ci[1] else agreeing(results, column)}

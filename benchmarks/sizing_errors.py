@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from query_mutator.errors import UsageError
-from query_mutator.sizing.child import run_child
-from query_mutator.sizing.memory import Batch, Recipe, Workload, estimate, measured_peak
-from query_mutator.sizing.scratch import onednn
+from query_mutator.lab.sizing.child import run_child
+from query_mutator.lab.sizing.memory import estimate, measured_peak
+from query_mutator.lab.sizing.scratch import onednn
+from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
 __all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measure_rows", "workload_of"]
 

@@ -21,9 +21,9 @@ import numpy as np
 import optuna
 from sweep_surfaces import NAMES, Case, Floats, cases
 
-from query_mutator.sweep.plan import Trial
-from query_mutator.sweep.results import Measured, best_setting, by_setting
-from query_mutator.sweep.surface import Optimum, find_optimum
+from query_mutator.lab.sweep.plan import Trial
+from query_mutator.lab.sweep.results import Measured, best_setting, by_setting
+from query_mutator.lab.sweep.surface import Optimum, find_optimum
 
 
 def chosen_setting(settings: Floats, values: Floats, names: Sequence[str]) -> tuple[Floats, Optimum]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.sweep.surface import Optimum, find_optimum
+from query_mutator.lab.sweep.surface import Optimum, find_optimum
 
 Floats = NDArray[np.float64]
 Surface = Callable[[Floats], Floats]
@@ -83,7 +83,7 @@ def ridge(exponent: float, at: float, tilt: float = 0.0, sharp: float = 0.05) ->
 
 
 def cases() -> list[Case]:
-    """Return the surfaces: first those of tests/unit/sweep/test_sweep_surface.py, then the hard ones."""
+    """Return the surfaces: first those of tests/unit/lab/sweep/test_sweep_surface.py, then the hard ones."""
     line: tuple[tuple[float, ...], ...] = (BATCHES,)
     three = ((5.0, 7.0, 9.0), SPEEDS)
     diagonal_cliff: Surface = lambda z: np.where(  # noqa: E731

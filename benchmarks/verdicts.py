@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.analysis.compare import analyze
-from query_mutator.analysis.groups import Group
-from query_mutator.analysis.results import Analysis
-from query_mutator.analysis.runs import Run
-from query_mutator.analysis.series import Series
-from query_mutator.analysis.spec import Spec, read_spec
+from query_mutator.lab.analysis.compare import analyze
+from query_mutator.lab.analysis.groups import Group
+from query_mutator.lab.analysis.results import Analysis
+from query_mutator.lab.analysis.runs import Run
+from query_mutator.lab.analysis.series import Series
+from query_mutator.lab.analysis.spec import Spec, read_spec
 from query_mutator.stats.intervals import mean_interval
 from query_mutator.stats.significance import minimum_detectable_effect
 from query_mutator.stats.tasks import interquartile_mean, stratified_interval

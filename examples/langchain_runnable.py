@@ -3,7 +3,7 @@
     pip install langchain-core
     python examples/langchain_runnable.py runs/latest "plz sort my lisst"
 
-`rewriting(rewriter) | prompt | model` asks a model of yours the rewritten question; `answering(rewriter)` takes the
+`rewriting(rewriter) | prompt | model` asks your model the rewritten question; `answering(rewriter)` takes the
 answer that the policy submits. Both have `invoke`, `batch` and `ainvoke`.
 """
 

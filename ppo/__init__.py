@@ -1,6 +1,7 @@
 """Proximal policy optimization for any discrete-action gymnasium vector environment.
 
     config.py      PPOConfig: every hyperparameter, checked; other libraries' names are aliases
+    fields.py      bounds of a config's fields, and defaults that a subclass changes
     policy.py      Policy: the networks that train, with torch
     frozen.py      FrozenPolicy: a snapshot of them for inference, with numpy
     rollout.py     RolloutBuffer [T, N], filled in lock-step or in any order
@@ -16,6 +17,6 @@
 torch.
 """
 
-__all__ = ["algorithm", "checkpoint", "collect", "config", "descent", "frozen", "gae", "loss", "policy", "rollout",
-    "streams",
+__all__ = ["algorithm", "checkpoint", "collect", "config", "descent", "fields", "frozen", "gae", "loss", "policy",
+    "rollout", "streams",
 ]  # fmt: skip

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from annotated_types import Ge, Le
 
 from ppo.config import PPOConfig
+from ppo.fields import defaults
 
 if TYPE_CHECKING:
     from ppo.algorithm import PPO
@@ -29,26 +31,18 @@ EVAL_SEED_OFFSET = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
+@defaults(num_env_steps=200_000, num_processes=8, num_steps=64, gamma=0.98, clip_vloss=False, lr=1e-3)
 class Args(PPOConfig):
-    """Train PPO on any gymnasium environment with discrete actions; the defaults solve CartPole-v1."""
+    """Train PPO on any gymnasium environment with discrete actions; the defaults solve CartPole-v1.
+
+    The value's change is not clipped by default: returns in the hundreds, as CartPole's, change a lot.
+    """
 
     env: Annotated[str, tyro.conf.arg(aliases=["--env-id", "--env-name"])] = "CartPole-v1"
     """Environment, as gymnasium registers it."""
-    num_env_steps: Annotated[int, tyro.conf.arg(aliases=["--total-timesteps"])] = 200_000
-    """Environment steps to train for; rounded up to whole rollouts."""
-    num_processes: Annotated[int, tyro.conf.arg(aliases=["--num-envs"])] = 8
-    """Parallel environments."""
-    num_steps: int = 64
-    """Steps of each environment in a rollout."""
-    gamma: float = 0.98
-    """Discount of a reward one step later."""
-    clip_vloss: bool = False
-    """Clip the value's change as well; off because returns in the hundreds, as CartPole's, change a lot."""
-    lr: Annotated[float, tyro.conf.arg(aliases=["--learning-rate"])] = 1e-3
-    """Adam's step size at the start."""
-    torch_threads: int = 1
+    torch_threads: Annotated[int, Ge(1), Le(1024)] = 1
     """Threads of torch; networks this small are fastest with one."""
-    eval_episodes: int = 100
+    eval_episodes: Annotated[int, Ge(1), Le(10**6)] = 100
     """Episodes in which the trained policy is evaluated, greedily."""
     save: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None
     """Checkpoint to write after training."""
@@ -59,9 +53,6 @@ class Args(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("torch_threads", 1024), ("eval_episodes", 1_000_000)):
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name}={getattr(self, name)} must be between 1 and {most}")
         for flag, path, start in (
             ("--save", self.save, b"PK.{28}[^/]*/data.pkl"),
             ("--json", self.json, b'{\n  "env":'),

@@ -2,8 +2,9 @@
 
 P numbers in all parameters together
 
-For a small network the cost of clipping and Adam is the number of calls, not arithmetic. Torch's Adam is not used
-because creating it loads torch's compiler, which takes seconds.
+For a small network the cost of clipping and Adam is the number of calls, not arithmetic. With torch's fused Adam and
+`clip_grad_norm_` a gradient step of the default networks takes 27 to 47 % longer (docs/log.md), and creating it loads
+torch's compiler, 1.2 s of processor time.
 """
 
 from __future__ import annotations

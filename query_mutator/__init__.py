@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from query_mutator.rewriter import Rewrite, Rewriter, Step
+from query_mutator.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from query_mutator.apply import Rewrite, Rewriter, Step
 
 __all__ = ["Rewrite", "Rewriter", "Step", "__version__"]
 
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
     """Load what programs use when it is first used."""
     if name not in ("Rewrite", "Rewriter", "Step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from query_mutator import rewriter
+    from query_mutator import apply
 
-    return getattr(rewriter, name)
+    return getattr(apply, name)

@@ -10,7 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FloatArray: TypeAlias = "NDArray[np.float32]"  # in quotes: numpy is loaded by those who make arrays
+DoubleArray: TypeAlias = "NDArray[np.float64]"
+IntArray: TypeAlias = "NDArray[np.int64]"
+BoolArray: TypeAlias = "NDArray[np.bool_]"
+Json: TypeAlias = dict[str, Any]  # an object of a wire format
 
 Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
@@ -41,6 +51,7 @@ ERROR_KINDS = (
 #: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
 #: and serves the guard metric only.
 NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
+PROMPT_FILE = "query_mutator.json"  # in a model's folder: what the model is asked, as `qm train sft` writes it
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
 SUCCESS_PARTS = ("right", "exact", "numeric", "contains", "judge")

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: no test waits for a hub
 
-from query_mutator import operators
+from query_mutator import operators, plugins
+from query_mutator.commands import size_presets  # noqa: F401  registers its presets before a test does
 from query_mutator.data import pynames
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.lab.sizing.presets import PRESETS
+from query_mutator.learners.named import LEARNERS
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.registry import Registry
+from query_mutator.rewards import PARTS, WeightedReward
+from query_mutator.training.callbacks import CALLBACKS
 from query_mutator.types import Question
+from tests import children
 from tests.tiny_lm import save_model, save_tokenizer
+
+#: All of the product's, which tests/conformity/test_surface.py checks.
+REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, PARTS, BACKENDS, LEARNERS, CALLBACKS, PRESETS)
 
 #: As the standard library has it, taken before a test imports ray.
 ISGENERATOR = inspect.isgenerator
@@ -92,6 +106,11 @@ class Softener:
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def children_end_with_the_session() -> None:
+    children.bind_to_this_process()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def plain_inspect() -> None:
     """Undo what an import of ray does to `inspect`, whose functions are names that questions accept."""
@@ -99,6 +118,20 @@ def plain_inspect() -> None:
         inspect.isgenerator = ISGENERATOR
         for function in (pynames.resolve, pynames.same_object):
             function.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a test or its plugins register, and forget the plugins it loads."""
+    for registry in REGISTRIES:
+        registry.names()  # reads entry points the first time, which is slow
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    before = dict(plugins._loaded)
+    monkeypatch.setattr(plugins, "_loaded", dict(before))
+    yield
+    for key in plugins._loaded.keys() - before.keys():
+        if not key.startswith("query_mutator."):
+            sys.modules.pop(plugins._loaded[key].__name__, None)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +160,7 @@ def hash_encoder() -> Encoder:
 
 @pytest.fixture(scope="session")
 def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
-    def make(questions: Sequence[Question] = QUESTIONS, **settings: object) -> Task:
+    def make(questions: Sequence[Question] = QUESTIONS, reward: WeightedReward | None = None, **rules: Any) -> Task:
         return build_task(
             questions,
             calls=CallSettings(target_model="librarian", mutator_model="softener"),
@@ -135,7 +168,8 @@ def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
             operators=operators.select("spelling,neutral,filler"),
             known_words={"sort", "list", "kill", "process", "the", "my", "how", "do", "i"},
             embedding_dims=4,
-            **settings,  # type: ignore[arg-type]
+            rules=EpisodeRules(**rules),
+            reward=reward,
         )
 
     return make

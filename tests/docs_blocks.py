@@ -122,7 +122,10 @@ def run_command(words: Sequence[str], folder: Path, block: Block) -> None:
     if entry is None:
         _run([sys.executable, *words[1:]] if words[0] == "python" else words, folder, block)
     else:
-        code = exit_code(entry, argv, prog=program)
+        try:
+            code = exit_code(entry, argv, prog=program)
+        except SystemExit as done:  # --help
+            code = int(done.code or 0)
         assert not code, f"{block.where}: exit code {code} of {shlex.join(words)}"
 
 
@@ -143,7 +146,7 @@ def _entry(program: str) -> Callable[[Sequence[str]], int | None] | None:
         return importlib.import_module("benchmark_batching").main
     if program == "python -m ppo":
         return importlib.import_module("ppo.__main__").main
-    if program == "python -m query_mutator.iqn":
+    if program == "python -m query_mutator.learners.iqn":
         return importlib.import_module("query_mutator.commands.iqn").main
     return None
 
@@ -157,7 +160,7 @@ def _run_python(block: Block, folder: Path) -> None:
 
 
 def _run(words: Sequence[str], folder: Path, block: Block) -> None:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, f"{block.where}: {shlex.join(words)}\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
 
 

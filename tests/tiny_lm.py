@@ -24,11 +24,17 @@ def save_tokenizer(folder: Path, texts: Iterable[str] = TEXTS, *, vocab_size: in
     return folder
 
 
-def save_model(folder: Path, *, kind: str = "llama", seed: int = 0) -> Path:
-    """Save a Llama or GPT-2 with random weights and the tokenizer into one folder."""
+def save_model(
+    folder: Path, *, kind: str = "llama", seed: int = 0, positions: int = 256, endless: bool = False
+) -> Path:
+    """Save a Llama or GPT-2 with random weights and the tokenizer into one folder; an `endless` one never says END."""
     tokenizer = new_tokenizer(TEXTS, vocab_size=320)
-    model = new_llama(tokenizer, width=32, layers=2, heads=4, positions=256, seed=seed)
-    return save_scratch(folder, tokenizer, model if kind == "llama" else tiny_gpt2(len(tokenizer)))
+    model = tiny_gpt2(len(tokenizer))
+    if kind == "llama":
+        model = new_llama(tokenizer, width=32, layers=2, heads=4, positions=positions, seed=seed)
+    if endless:
+        model.generation_config.suppress_tokens = [tokenizer.eos_token_id]
+    return save_scratch(folder, tokenizer, model)
 
 
 def tiny_gpt2(vocab_size: int) -> Any:

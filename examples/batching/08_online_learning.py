@@ -20,7 +20,7 @@ from query_mutator.batching import (
     RollingBatchPlanWindow,
     WindowConfig,
 )
-from query_mutator.gym.server import Game, GymServer, StepOutcome
+from query_mutator.batching.gym.server import Game, GymServer, StepOutcome
 
 
 class Bytes:

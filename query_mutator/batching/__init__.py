@@ -79,7 +79,7 @@ from query_mutator.batching.planning.plan_files import (
 )
 from query_mutator.batching.planning.sampler import TokenBudgetBatchSampler
 from query_mutator.batching.planning.sharding import Segment, ShardSpec, UnevenPolicy
-from query_mutator.batching.samples import (
+from query_mutator.batching.samples.schema import (
     DatasetFingerprint,
     DatasetSource,
     DifficultyLevel,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from query_mutator.errors import UsageError
 
@@ -103,6 +103,52 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and np.array_equal(left, right)
     return bool(left == right)
+
+
+class TokenRecord(Record):
+    """A sequence with its loss mask (1 = has a loss), int32 and uint8 [L]."""
+
+    input_ids: Int32Array
+    loss_mask: UInt8Array
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, padding included where the record has any."""
+        return len(self.input_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens with a loss."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    def cut(self, start: int, stop: int) -> Self:
+        """Return the tokens [start, stop) alone; stop -1 is the end."""
+        part, fields = slice(start, None if stop == -1 else stop), ("input_ids", "loss_mask", "segment_ids")
+        columns = {name: column for name in fields if (column := getattr(self, name, None)) is not None}
+        return self.model_copy(update={name: column[part] for name, column in columns.items()})
+
+
+def check_row(ids: NDArray[Any], mask: NDArray[Any], what: str, segments: NDArray[Any] | None = None) -> None:
+    """Raise ValueError for a row without tokens, or with a mask or segments that do not fit them."""
+    if len(ids) == 0:
+        raise ValueError(f"{what} has no tokens")
+    if len(ids) != len(mask):
+        raise ValueError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
+    if mask.max() > 1:
+        raise ValueError(f"{what}: loss_mask must contain only 0 and 1")
+    if segments is not None and len(segments) != len(ids):
+        raise ValueError(f"{what}: {len(segments)} segment_ids for {len(ids)} tokens")
+
+
+class Fingerprint(Record):
+    """Hexadecimal sha256 of what it is of, `full_hash`, and its first 16 digits."""
+
+    fingerprint: str = Field(min_length=16, max_length=16)
+    full_hash: str
+
+    def matches(self, other: Self) -> bool:
+        """Return whether everything that is hashed is the same."""
+        return self.full_hash == other.full_hash
 
 
 @contextmanager

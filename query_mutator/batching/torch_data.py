@@ -26,7 +26,7 @@ from query_mutator.batching.planning.layout import (
     segment_begins,
     segment_positions,
 )
-from query_mutator.batching.samples import Sample
+from query_mutator.batching.samples.schema import Sample
 from query_mutator.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -172,14 +172,8 @@ class PlanDataset(Dataset[Any]):
             raise UsageError(
                 f"sample {row.key!r} has {sample.length} tokens, the plan was built for {stop}; rebuild the plan"
             )
-        cut = slice(row.start, stop)
-        return sample.model_copy(
-            update={
-                "input_ids": sample.input_ids[cut],
-                "loss_mask": sample.loss_mask[cut] * np.uint8(row.weight),
-                "segment_ids": None if sample.segment_ids is None else sample.segment_ids[cut],
-            }
-        )
+        cut = sample.cut(row.start, stop)
+        return cut if row.weight else cut.model_copy(update={"loss_mask": np.zeros_like(cut.loss_mask)})
 
     def _find(self, key: int | str) -> Sample:
         if isinstance(self._samples, Mapping):

@@ -1,4 +1,4 @@
-"""Command-line flags from a dataclass: tyro reads the words, invalid input prints one line and exits with code 2.
+"""Command-line flags from a dataclass: argparse reads the words, invalid input prints one line and exits with code 2.
 
     a field       its flag            other spellings
     batch_size    --batch-size        arg(aliases=[...]) in its annotation; `_` may stand for `-`
@@ -7,34 +7,33 @@
     JsonTo        --json [FILE]       standard output without FILE
     Positional    no flag             takes what no flag takes; a tuple also everything after a bare --
 
-Values come from the command line, else from files (`cli/settings.py`), else from the dataclass. With
+Values come from the command line, else from files (`cli/settings.py`), else from the dataclass; its `given` has the
+fields that were not left to the dataclass. The help text is the docstring under a field. With
 `FIRST: ClassVar[tuple[str, ...]]` --help shows those fields alone, and --help-all the others too, in one group for each
-class that declares fields.
+class that declares fields. With `STORED: ClassVar[str]` the fields of the settings groups have that default in the help
+("as in training"): the command replaces what is not given.
 
-tyro lacks the following, so it is done here: errors on one line (through its private hook; requirements.txt pins the
-version), groups without a prefix in the flag's name, `--x a --x b` for a tuple, and a base with keys that may be wrong.
+Annotations are tyro's words (`arg`, `Positional`), so `tyro.cli` reads a config as well. Why argparse reads them here:
+docs/log.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import argparse
+import ast
 import dataclasses
+import functools
 import inspect
 import itertools
+import textwrap
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import tyro
-from tyro import _errors as events
-from tyro._docstrings import get_field_docstring
-from tyro.conf import OmitArgPrefixes, arg
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.conf import Positional
 
-from query_mutator import __version__
-from query_mutator.cli.bounds import check_bounds
+from query_mutator.bounds import Group, check_values
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import REPORT, Output, check_outputs
 from query_mutator.cli.plain import styled_output
@@ -45,11 +44,13 @@ from query_mutator.cli.settings import (
     read_base,
     read_project,
     remember,
+    shared_fields,
     spelled,
     table_values,
 )
 from query_mutator.errors import UsageError
 from query_mutator.registry import nearest
+from query_mutator.version import __version__
 
 __all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "words_of", "written"]
 
@@ -58,18 +59,15 @@ C = TypeVar("C")
 HELP = {"-h", "--help", "--help-all"}
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
+_POSITIONAL = get_args(Positional[str])[1:]
+
+
+class TakesFile:
+    """Annotation of a flag that takes a FILE or nothing."""
+
+
 #: Type of `json: JsonTo = None`: the FILE to write the result to, `-` for standard output.
-JsonTo = Annotated[
-    str | None,
-    PrimitiveConstructorSpec(
-        nargs="*",  # no word or one; `_arrange` sees to it that there are not more
-        metavar="[FILE]",
-        instance_from_str=lambda words: words[0] if words else "-",
-        is_instance=lambda value: value is None or isinstance(value, str),
-        str_from_instance=lambda value: [str(value)],
-    ),
-    REPORT,
-]
+JsonTo = Annotated[str | None, TakesFile(), REPORT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +75,10 @@ class Flag:
     """One field of a dataclass as the command line sees it."""
 
     field: str
-    type: Any  # the annotation without tyro's metadata
+    type: Any  # the annotation without metadata
     names: tuple[str, ...]  # "--batch-size" and its aliases; none for a positional
     takes_file: bool  # whether it is a JsonTo
+    is_required: bool
     output: Output | None  # how an output of it is recognized; None: no output
 
     @property
@@ -94,10 +93,15 @@ class Flag:
         return (*self.names, *negated)
 
 
-def flags_of(cls: type[Any]) -> dict[str, Flag]:
+def flags_of(cls: type[Any]) -> Mapping[str, Flag]:
     """Return the flags of a dataclass by field name."""
+    return _flags_of(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
+
+
+@functools.cache
+def _flags_of(cls: type[Any]) -> Mapping[str, Flag]:
     hints = get_type_hints(cls, include_extras=True)
-    return {one.name: _flag(one.name, hints[one.name]) for one in dataclasses.fields(cls)}
+    return {one.name: _flag(one, hints[one.name]) for one in dataclasses.fields(cls)}
 
 
 def parse_flags(
@@ -121,48 +125,134 @@ def parse_flags(
     if "--version" in given:
         print(__version__)
         raise SystemExit(0)
-    settings = _settings(flags, argv, given, base=(base or {}, base_name), table=table)
-    words = _arrange([*itertools.chain(*(_setting_words(*one, flags) for one in settings.items())), *argv], flags)
-
-    def fail(event: events.ParseErrorEvent) -> None:  # called before tyro prints its box
-        flag, message = _explain(event, flags, words)
-        setting = settings.get(flag.field) if flag is not None else None
-        raise UsageError(f"{setting.source}: {message}" if setting else message)
-
-    with events.on_parse_error(fail):
-        values = vars(tyro.cli(_unchecked(cls), args=words, prog=prog))
+    settings = _settings(cls, flags, argv, given, base=(base or {}, base_name), table=table)
+    words = [*itertools.chain(*(_setting_words(*one, flags) for one in settings.items())), *argv]
+    values = _values(flags, words, settings)
     try:
-        check_bounds(cls, values, {name: flag.names[0] for name, flag in flags.items() if flag.names})
+        names = {name: flag.names[0] for name, flag in flags.items() if flag.names}
+        check_values(cls, {**dict.fromkeys(flags), **values}, names)  # defaults are checked by the dataclass
         parsed = cls(**values)
     except UsageError:
         raise
     except ValueError as error:  # what the dataclass says of its values
         raise UsageError(str(error)) from None
+    object.__setattr__(parsed, "_given", frozenset(values))
     outputs = {flag.field: (flag.names[0], flag.output) for flag in flags.values() if flag.output is not None}
     check_outputs(parsed, outputs)
     return parsed
 
 
-def _unchecked(cls: type[Any]) -> type[Any]:
-    """Return a dataclass with the fields of `cls` and without its `__post_init__`, so that bounds are checked first."""
-    hints = get_type_hints(cls, include_extras=True)
-    fields = [(one.name, hints[one.name], copy.copy(one)) for one in dataclasses.fields(cls)]
-    return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True)
+def _values(flags: Mapping[str, Flag], words: Sequence[str], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the values of the fields that words set; UsageError for a word that nothing takes, and for a bad value."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    for flag in flags.values():
+        if flag.names:
+            parser.add_argument(*flag.names, dest=flag.field, **_reading(flag))
+    before = _before_dashes(words)
+    try:
+        found, others = parser.parse_known_args(_joined(before, flags))
+    except argparse.ArgumentError as error:
+        by_name = {name: flag for flag in flags.values() for name in flag.spellings}
+        flag = by_name[str(error.argument_name).partition("/")[0]]
+        name, got = written(flag, words)
+        message = f"{name} must be {_wanted(flag.type)}, not {repr(' '.join(got)) if got else 'nothing'}"
+        setting = settings.get(flag.field)
+        raise UsageError(f"{setting.source}: {message}" if setting else message) from None
+    if (word := next((word for word in others if word.startswith("-") and word != "-"), None)) is not None:
+        raise UsageError(_unknown(word, [name for flag in flags.values() for name in flag.spellings]))
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}
+    return values | _positionals(flags, [*others, *words[len(before) + 1 :]], values)
 
 
-def _flag(name: str, hint: Any) -> Flag:
-    plain, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+def _reading(flag: Flag) -> dict[str, Any]:
+    """Return how argparse reads the words of a flag."""
+    if flag.type is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if flag.takes_file:
+        return {"nargs": "?", "const": "-"}
+    if flag.is_tuple:
+        return {"type": _reader(get_args(flag.type)[0]), "nargs": "*", "action": "extend"}
+    return {"type": _reader(flag.type)}
+
+
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """Return what makes a value of a type from a word; ValueError for another word."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return lambda word: {str(value): value for value in arguments}[word] if word in map(str, arguments) else int("")
+    if origin in (Union, types.UnionType):
+        (reader,) = (_reader(part) for part in arguments if part is not type(None))
+        return lambda word: None if word == "None" else reader(word)
+    return hint if callable(hint) else str
+
+
+def _joined(words: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Return the words with flags spelled with `-`, and `--x=-7e30` for what argparse would take for a flag."""
+    by_name = {name: flag for flag in flags.values() for name in flag.spellings}
+    joined: list[str] = []
+    for word in words:
+        flag, (_, equals, value) = by_name.get(spelled(word)), word.partition("=")
+        if flag is not None and flag.type is bool and equals:
+            raise UsageError(f"{spelled(word)} takes no value; write {spelled(word)} alone")
+        last = by_name.get(joined[-1]) if joined else None
+        if flag is not None:
+            joined.append(f"{spelled(word)}{equals}{value}")
+        elif last is not None and last.type is not bool and word.startswith("-") and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _positionals(flags: Mapping[str, Flag], words: list[str], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the arguments without a flag; a FILE that leaves too few of them is one of them."""
+    positional = [flag for flag in flags.values() if not flag.names]
+    file = next((flag.field for flag in flags.values() if flag.takes_file and values.get(flag.field)), None)
+    if not words and file is not None and any(flag.is_required for flag in positional):
+        words, values[file] = [values[file]], "-"
+    found: dict[str, Any] = {}
+    for flag in positional:
+        if flag.is_tuple:
+            found[flag.field], words = tuple(words), []
+        elif words:
+            found[flag.field], *words = words
+    if words:
+        raise UsageError(_unknown(words[0], ()))
+    missing = next(
+        (flag for flag in flags.values() if flag.is_required and flag.field not in {**values, **found}), None
+    )
+    if missing is not None:
+        raise UsageError(f"{missing.names[0] if missing.names else missing.field} is missing; see --help")
+    return found
+
+
+def _flag(field: dataclasses.Field[Any], hint: Any) -> Flag:
+    metadata = list(getattr(hint, "__metadata__", ()))
     named = [item for item in metadata if getattr(item, "aliases", None) or getattr(item, "name", None)]
-    own = next((item.name for item in named if item.name), name).replace("_", "-")
+    own = next((item.name for item in named if item.name), field.name).replace("_", "-")
     aliases = [alias for item in named for alias in item.aliases or ()]
-    is_positional = any("POSITIONAL" in repr(item).upper() for item in metadata)
     return Flag(
-        field=name,
-        type=plain,
-        names=() if is_positional else (f"--{own}", *aliases),
-        takes_file=any(isinstance(item, PrimitiveConstructorSpec) for item in metadata),
+        field=field.name,
+        type=_plain(hint),
+        names=() if any(item in _POSITIONAL for item in metadata) else (f"--{own}", *aliases),
+        takes_file=any(isinstance(item, TakesFile) for item in metadata),
+        is_required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         output=next((item for item in reversed(metadata) if isinstance(item, Output)), None),
     )
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without what annotates it and its parts."""
+    if hasattr(hint, "__metadata__"):
+        return _plain(hint.__origin__)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(_plain, parts))]  # noqa: UP007  # of types that are only known here
+    if origin is tuple:
+        return tuple[tuple(map(_plain, parts))]  # type: ignore[misc]
+    return hint
 
 
 def _before_dashes(argv: Sequence[str]) -> list[str]:
@@ -170,36 +260,14 @@ def _before_dashes(argv: Sequence[str]) -> list[str]:
     return list(itertools.takewhile(lambda word: word != "--", argv))
 
 
-def _arrange(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Return the words with all values of a tuple flag together, behind the others but before a bare `--`.
-
-    tyro keeps only the last of `--x a --x b`, and would give `--json` a positional that follows its FILE.
-    """
-    by_name = {name: flag for flag in flags.values() for name in flag.spellings}
-    others: list[str] = []
-    gathered: dict[str, list[str]] = {}
-    into, room = others, 0  # where the next values belong, and how many of them
-    for word in (words := _before_dashes(argv)):
-        flag, (_, equals, value) = by_name.get(spelled(word)), word.partition("=")
-        if flag is None and room and not word.startswith("--"):
-            into.append(word)
-            room -= 1
-        elif flag is not None and flag.type is bool and equals:
-            raise UsageError(f"{spelled(word)} takes no value; write {spelled(word)} alone")
-        elif flag is not None and (flag.is_tuple or flag.takes_file):
-            # From here on words belong to this flag: all of them, or the one FILE.
-            into = gathered.setdefault(flag.names[0], [])
-            into[:] = [] if flag.takes_file else into  # the last FILE wins
-            into += [value] if equals else []
-            room = 0 if equals else 1 if flag.takes_file else len(words)
-        else:  # a flag of one value, its value, a positional or an unknown flag: tyro's to read
-            others.append(word)
-            room = 0
-    return [*others, *(word for name, values in gathered.items() for word in (name, *values)), *argv[len(words) :]]
-
-
 def _settings(
-    flags: Mapping[str, Flag], argv: Sequence[str], given: set[str], *, base: tuple[Mapping[str, Any], str], table: str
+    cls: type[Any],
+    flags: Mapping[str, Flag],
+    argv: Sequence[str],
+    given: set[str],
+    *,
+    base: tuple[Mapping[str, Any], str],
+    table: str,
 ) -> dict[str, Setting]:
     """Return what files set, by field, but for flags that are given on the command line; say so of qm.toml."""
     fields = {spelled(name).lstrip("-"): field for field, flag in flags.items() for name in flag.names}
@@ -214,7 +282,7 @@ def _settings(
     settings = merged(layers, fields)
     if table and "resume" not in typed:
         elsewhere = {field: setting.value for field, setting in settings.items()} | typed
-        project = merged([(read_project(table, fields, elsewhere), PROJECT)], fields)
+        project = merged([(read_project(table, shared_fields(cls), elsewhere), PROJECT)], fields)
         settings = project | settings
     settings = {field: setting for field, setting in settings.items() if field not in typed}
     keys = [setting.key for setting in settings.values() if setting.source == PROJECT]
@@ -237,35 +305,18 @@ def _setting_words(field: str, setting: Setting, flags: Mapping[str, Flag]) -> I
             yield f"{flag.names[0]}={item}"
 
 
-def words_of(flags: Any, *, without: Collection[str]) -> list[str]:
-    """Return the words that make these flags again, but for fields that have their defaults or are in `without`."""
+def words_of(flags: Group, *, without: Collection[str]) -> list[str]:
+    """Return the words that make these flags again: those given, but for fields in `without`."""
     known = flags_of(type(flags))
     values = {
         one.name: Setting(one.name, value, "")
         for one in dataclasses.fields(flags)
-        if one.name not in without and (value := getattr(flags, one.name)) != one.default
+        if one.name not in without and one.name in flags.given and (value := getattr(flags, one.name)) is not None
     }
     return [word for name, setting in values.items() for word in _setting_words(name, setting, known)]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _explain(event: events.ParseErrorEvent, flags: Mapping[str, Flag], words: Sequence[str]) -> tuple[Flag | None, str]:
-    """Return the flag that an error of tyro is about, if it is about one, and the error on one line."""
-    unknown = getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", None)
-    if unknown:
-        return None, _unknown(unknown[0], [name for flag in flags.values() for name in flag.spellings])
-    if isinstance(event, events.MissingArgs):
-        flag = flags[event.missing_arguments[0].arg.field.intern_name]
-        return None, f"{flag.names[0] if flag.names else flag.field} is missing; see --help"
-    argument = getattr(event, "argument", None)
-    if argument is None:
-        return None, str(getattr(event, "message", event))
-    flag = flags[argument.field.intern_name]
-    name, values = written(flag, words)
-    got = repr(" ".join(values)) if values else "nothing"
-    return flag, f"{name} must be {_wanted(flag.type)}, not {got}"
 
 
 def _unknown(word: str, known: Sequence[str]) -> str:
@@ -302,31 +353,74 @@ def _wanted(hint: Any) -> str:
 
 def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everything: bool) -> NoReturn:
     """Print the flags of FIRST, and with `everything` the others in groups; raise SystemExit(0)."""
-    first: Sequence[str] = getattr(cls, "FIRST", tuple(flags))
-    fields = _fields(cls, first)
-    for owner in cls.__mro__ if everything else ():
-        names = [name for name in flags if name not in first and _owner(cls, name) is owner]
-        if names:
-            title = owner.__name__.removesuffix("Flags").removesuffix("Config") or owner.__name__
-            fields.append((title, dataclasses.make_dataclass(title, _fields(cls, names), kw_only=True)))
+    first: Collection[str] = getattr(cls, "FIRST", tuple(flags))
     description = inspect.getdoc(cls) or ""
     if not everything and hasattr(cls, "FIRST"):
         description += f"\n--help-all shows all {len(flags)} flags."
-    view = dataclasses.make_dataclass("Help", fields, kw_only=True)
-    with styled_output(), contextlib.suppress(SystemExit):
-        tyro.cli(view, args=["--help"], prog=prog, description=description, config=(OmitArgPrefixes,))
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False
+    )
+    help_names = ["-h", "--help", *(["--help-all"] if hasattr(cls, "FIRST") else [])]
+    parser.add_argument(*help_names, action="store_true", help="show this help message and exit")
+    groups = {"options": [flags[name] for name in first]}
+    for owner in cls.__mro__ if everything else ():
+        title = owner.__name__.removesuffix("Flags").removesuffix("Config") or owner.__name__
+        groups[f"{title} options"] = [flags[name] for name in flags if name not in first and _owner(cls, name) is owner]
+    docs = _docs(cls)
+    stored = shared_fields(cls) if hasattr(cls, "STORED") else ()
+    for title, shown in groups.items():
+        if not shown:
+            continue
+        group: Any = parser if title == "options" else parser.add_argument_group(title)
+        for flag in shown:
+            text = _help_text(cls, flag.field, docs[flag.field], default=cls.STORED if flag.field in stored else None)
+            reading: dict[str, Any] = {"help": text, **_reading(flag)}
+            if flag.type is not bool:
+                reading["metavar"] = (
+                    flag.field if not flag.names else "FILE" if flag.takes_file else _metavar(flag.type)
+                )
+            if not flag.names:
+                reading |= {"nargs": "*" if flag.is_tuple else None if flag.is_required else "?"}
+            if flag.names:
+                reading["dest"] = flag.field
+            group.add_argument(*(flag.names or (flag.field,)), **reading)
+    parser.usage = f"{prog} [flags]{''.join(f' {flag.field}' for flag in flags.values() if not flag.names)}"
+    with styled_output():
+        parser.print_help()
     raise SystemExit(0)
 
 
-def _fields(cls: type[Any], names: Sequence[str]) -> list[Any]:
-    """Return fields of a dataclass for `make_dataclass`, each with its docstring."""
-    hints, declared = get_type_hints(cls, include_extras=True), cls.__dataclass_fields__
-    fields = []
-    for name in names:
-        text, is_empty = get_field_docstring(cls, name, ()), declared[name].default in (None, "", ())
-        shown = arg(help=text, help_behavior_hint="") if is_empty else arg(help=text)
-        fields.append((name, Annotated[hints[name], shown], copy.copy(declared[name])))
-    return fields
+def _help_text(cls: type[Any], name: str, doc: str, *, default: str | None) -> str:
+    """Return the help of a field with its default, None for that of the dataclass."""
+    value = cls.__dataclass_fields__[name].default
+    if default is None and value not in (None, "", (), dataclasses.MISSING):
+        default = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = doc + (f" (default: {default})" if default else "")
+    return text.replace("%", "%%")
+
+
+def _metavar(hint: Any) -> str:
+    """Return the word for a value in the help."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"{{{','.join(map(str, arguments))}}}"
+    if arguments:
+        return _metavar(next(part for part in arguments if part is not type(None)))
+    return str(hint.__name__).upper()
+
+
+def _docs(cls: type[Any]) -> Mapping[str, str]:
+    """Return the docstrings under the fields of a dataclass, by field."""
+    found: dict[str, str] = {}
+    for owner in reversed(cls.__mro__[:-1]):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, after in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return found
 
 
 def _owner(cls: type[Any], name: str) -> type[Any]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_mutator import __version__
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK, write_json
+from query_mutator.version import __version__
 
 __all__ = [
     "FIGURE",
@@ -60,7 +60,7 @@ class OutputFlags:
 
 
 def holding(*marks: bytes) -> Callable[[Path], bool]:
-    """Return whether a file has one of these texts in its first 64 KB: how reports of ours are recognized."""
+    """Return whether a file has one of these texts in its first 64 KB: how our reports are recognized."""
 
     def is_own(path: Path) -> bool:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Files of flags: qm.toml of the current folder, the file of --config, and which of them this process has read.
 
-    target-model = "llama3.2:3b"     above the tables: flags that several commands share (MODELS, QUESTIONS)
+    target-model = "llama3.2:3b"     above the tables: settings that several commands share (SHARED_GROUPS)
     [train]                          flags of one command; [train.sft] is `qm train sft`
     num-env-steps = 2000
 
@@ -9,45 +9,37 @@ Later ones win: qm.toml, the run that --resume names, the file of --config, the 
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from query_mutator.cli.registry import COMMANDS
 from query_mutator.errors import UsageError
-from query_mutator.files import parse_json, verified
+from query_mutator.files import file_sha256, parse_json, verified
 from query_mutator.registry import nearest
+from query_mutator.settings.calls import Calls, Connection
+from query_mutator.settings.episode import CallRules, Operators
+from query_mutator.settings.models import ADDRESS_FLAGS, Address, Encoding, Models, Sampling
+from query_mutator.settings.output import Plugins, RunFolder
+from query_mutator.settings.questions import Questions, Reward
 
-__all__ = ["PROJECT", "Setting", "files_read", "merged", "read_base", "read_project", "remember", "spelled",
-           "table_values"]  # fmt: skip
+__all__ = ["PROJECT", "Setting", "files_read", "merged", "read_base", "read_project", "remember",
+           "shared_fields", "spelled", "table_values"]  # fmt: skip
 
 PROJECT = "qm.toml"
 
-#: Flags of qm.toml above its tables: who answers, and how calls are made. For every command that has --target-model.
-MODELS = frozenset({
-    "backend", "ollama_url", "openai_url", "gguf", "allow_mixed", "target_model", "mutator_model", "mutator_max_tokens",
-    "target_max_tokens", "temperature", "num_ctx", "keep_alive", "batch_size", "timeout_s", "max_reply_mb",
-    "max_retries", "wait_for_server_s", "cache", "cache_path", "plugin",
-})  # fmt: skip
-#: The questions. For those of these commands that do not take them from a trained policy.
-QUESTIONS = frozenset({
-    "dataset", "question_column", "answer_column", "domain", "operators", "reward", "encoder", "save_dir",
-})  # fmt: skip
-#: Those of MODELS that say where a model is; the names of files of --gguf are those of its models.
-_ADDRESSES = {"ollama_url", "openai_url", "gguf"}
-_ALIASES = {"timeout": "timeout_s", "wait_for_server": "wait_for_server_s", "out": "save_dir"}
+_ADDRESSES = set(ADDRESS_FLAGS)
 
 #: Command lines that read qm.toml: those of `qm`, and benchmark_batching.py.
-TABLES = (
-    "init", "plan", "eval", "report", "show", "rewrite", "watch", "serve", "batch", "export-policy", "doctor",
-    "data lengths build", "data lengths stats", "data batchplan build", "data batchplan info", "data batchplan verify",
-    "data batchplan shard", "data batching histogram", "data batching analyze", "data batching suggest",
-    "data batch generate", "data export", "gym run", "gym info", "gym serve", "train", "train sft", "bench", "runs",
-    "compare", "analyze", "sweep", "size", "size throughput", "size verify", "size calibrate", "size replay",
-    "size workers", "size calls", "judge check", "benchmark",
-)  # fmt: skip
+TABLES = (*COMMANDS, "benchmark")
+#: Groups whose settings qm.toml may have above its tables: for every command that names a model, whichever it has.
+MODEL_GROUPS = (Connection, Calls, Address, Models, Sampling, Plugins)
+#: For every command that takes its questions from them, not from a trained policy.
+QUESTION_GROUPS = (Questions, Operators, CallRules, Reward, Encoding, RunFolder)
+SHARED_GROUPS = (*MODEL_GROUPS, *QUESTION_GROUPS)
 
 _read: dict[str, str] = {}  # path -> SHA-256 of the files of flags that this process used
 
@@ -68,7 +60,7 @@ def files_read() -> dict[str, str]:
 
 def remember(path: str | Path) -> bool:
     """Keep a file of flags for `files_read`; return whether it is new."""
-    name, digest = str(Path(path).absolute()), hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    name, digest = str(Path(path).absolute()), file_sha256(path)
     is_new = _read.get(name) != digest
     _read[name] = digest
     return is_new
@@ -99,11 +91,11 @@ def merged(layers: Iterable[tuple[Mapping[str, Any], str]], fields: Mapping[str,
 # --- qm.toml ---------------------------------------------------------------------------------------------------------
 
 
-def read_project(table: str, fields: Mapping[str, str], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
+def read_project(table: str, usable: Mapping[str, str], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ./qm.toml sets for a command, {} without the file.
 
-    `elsewhere` has the values of fields that the command line or --config sets: a server named there replaces that of
-    the file, whatever its kind.
+    `usable` are the `shared_fields` of the command, `elsewhere` has the values of fields that the command line or
+    --config sets: a server named there replaces that of the file, whatever its kind.
     """
     path = Path(PROJECT)
     if not path.is_symlink() and not path.exists():
@@ -112,15 +104,26 @@ def read_project(table: str, fields: Mapping[str, str], elsewhere: Mapping[str, 
     shared = {key: value for key, value in data.items() if not isinstance(value, dict)}
     for key in shared:
         _check_shared(key)
-    own, names = table_values(data, table, str(path)), set(fields.values())
-    usable = (MODELS if "target_model" in names else frozenset()) & names
-    usable |= QUESTIONS & names if "target_model" in names and "checkpoint" not in names else frozenset()
-    values = {key: value for key, value in shared.items() if _shared(key) in usable} | own
+    values = {key: value for key, value in shared.items() if _key(key) in usable} | table_values(data, table, str(path))
     if any(elsewhere.get(field) for field in _ADDRESSES):
         replaced = {"backend", *_ADDRESSES, *(("target_model", "mutator_model") if elsewhere.get("gguf") else ())}
     else:
         replaced = _ADDRESSES if elsewhere.get("backend") == "embedded" else set()
-    return {key: value for key, value in values.items() if _shared(key) not in replaced}
+    return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}
+
+
+def shared_fields(*classes: type[Any]) -> Mapping[str, str]:
+    """Return the fields of classes that qm.toml may set above its tables, by each of their names in a file."""
+    found: dict[str, str] = {}
+    for cls in classes:
+        groups: tuple[type[Any], ...] = MODEL_GROUPS if issubclass(cls, Address) or cls in SHARED_GROUPS else ()
+        groups += QUESTION_GROUPS if issubclass(cls, Questions) or cls in SHARED_GROUPS else ()
+        names = {one.name for group in groups for one in fields(group)}
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            if name in names:
+                aliases = (getattr(item, "aliases", ()) or () for item in getattr(hint, "__metadata__", ()))
+                found |= {_key(key): name for key in (name, *chain(*aliases))}
+    return found
 
 
 def table_values(data: Mapping[str, Any], table: str, source: str) -> dict[str, Any]:
@@ -146,18 +149,18 @@ def table_values(data: Mapping[str, Any], table: str, source: str) -> dict[str, 
 _KNOWN = "tables are named after commands, as [train]"
 
 
-def _shared(key: str) -> str:
-    name = key.replace("-", "_")
-    return _ALIASES.get(name, name)
+def _key(key: str) -> str:
+    return spelled(key).lstrip("-").replace("-", "_")
 
 
 def _check_shared(key: str) -> None:
     """Raise a UsageError for a key above the tables that commands do not share."""
-    if _shared(key) in MODELS | QUESTIONS:
+    known = shared_fields(*SHARED_GROUPS)
+    if _key(key) in known:
         return
     if key in {name.split()[0] for name in TABLES}:
         raise UsageError(f"{PROJECT}: {key} must be a table; write its flags under a line [{key}]")
-    near = nearest(_shared(key), MODELS | QUESTIONS)
+    near = nearest(_key(key), known)
     if near:
         hint = f"did you mean {near.replace('_', '-')!r}?"
     else:

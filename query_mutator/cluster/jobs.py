@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from query_mutator.cli.console import note
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
-from query_mutator.sweep.config import EngineFlags
-from query_mutator.sweep.engines import Ended, Job, ended
-from query_mutator.sweep.processes import Processes
+from query_mutator.lab.sweep.config import EngineFlags
+from query_mutator.lab.sweep.engines import Ended, Job, ended
+from query_mutator.lab.sweep.processes import Processes
 
 if TYPE_CHECKING:
     from types import ModuleType

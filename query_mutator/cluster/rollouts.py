@@ -21,26 +21,36 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
-from query_mutator.cluster.worker import Orders, Rollout, RolloutWorker, WorkerSpec, WorkerState, state_of, with_arrays
-from query_mutator.encoder import FloatArray
+from query_mutator.cluster.worker import (
+    Rollout,
+    RolloutRequest,
+    RolloutWorker,
+    WorkerSpec,
+    WorkerState,
+    state_of,
+    with_arrays,
+)
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.files.run_dir import RunDir, checkpoints_in, steps_of
+from query_mutator.learners.learner import OnPolicyLearner, RolloutLearner
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.stack import ClientStack
-from query_mutator.runs.run_dir import RunDir, checkpoints_in, steps_of
-from query_mutator.runs.run_log import EPISODE_FIGURES
-from query_mutator.training.checkpoint import settled
+from query_mutator.session.models import OpenModels, ResolvedModels
+from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.learner import OnPolicyLearner, RolloutLearner
-from query_mutator.training.loop import AsyncVectorEnv
+from query_mutator.training.loop import AsyncVectorEnv, OnSteps
+from query_mutator.training.off_policy import EnvGroups
 from query_mutator.training.on_policy import OnPolicyLoop
-from query_mutator.training.system import System, SystemSettings, TaskSettings
+from query_mutator.training.parts import RunParts, loop_settings
+from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.training.workers import dealt_out, shares
-from query_mutator.types import StepRecord
+from query_mutator.types import FloatArray
 
-__all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "spec_of", "start_workers"]
+__all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "cluster_loop", "spec_of"]
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 
@@ -48,7 +58,7 @@ MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker th
 class RolloutWorkers:
     """The workers of a run as Ray actors, dealt out over the machines of the cluster."""
 
-    def __init__(self, ray: Any, spec: WorkerSpec, each: Sequence[SystemSettings], env_ids: Sequence[range]) -> None:
+    def __init__(self, ray: Any, spec: WorkerSpec, each: Sequence[ResolvedModels], env_ids: Sequence[range]) -> None:
         self._ray, self._env_ids = ray, env_ids
         machines = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         actor, self._spec = ray.remote(RolloutWorker), ray.put(spec)
@@ -70,8 +80,8 @@ class RolloutWorkers:
         self._places = [state.place for state in states]
         return states
 
-    def collect(self, learner: OnPolicyLearner, states: Sequence[Mapping[str, Any]], **orders: Any) -> list[Rollout]:
-        """Return a rollout of every worker; `orders` are the further fields of `Orders`."""
+    def collect(self, learner: OnPolicyLearner, states: Sequence[Mapping[str, Any]], **request: Any) -> list[Rollout]:
+        """Return a rollout of every worker; `request` are the further fields of `RolloutRequest`."""
         chosen = learner.rollout_policy
         policy = self._ray.put(chosen.policy)
         rollouts: list[Rollout] = self._results(
@@ -79,12 +89,12 @@ class RolloutWorkers:
                 actor.collect.remote(
                     self._spec,
                     policy,
-                    Orders(
+                    RolloutRequest(
                         rngs=chosen.rngs[ids.start : ids.stop],
                         states=states[ids.start : ids.stop],
                         version=chosen.version,
                         greedy=chosen.greedy,
-                        **orders,
+                        **request,
                     ),
                 )
                 for actor, ids in zip(self._actors, self._env_ids, strict=True)
@@ -120,13 +130,11 @@ class ClusterLoop(OnPolicyLoop):
         workers: RolloutWorkers,
         calls: ClientStack,
         run_dir: RunDir,
-        on_record: Callable[[StepRecord], None],
         env_steps: int,
         **settings: Any,
     ) -> None:
         super().__init__(envs, learner, obs, **settings)
         self._workers, self._calls, self._run_dir, self._env_steps = workers, calls, run_dir, env_steps
-        self._on_record = on_record
 
     def collect(self) -> None:
         """Have the workers take `num_steps` steps in every environment, and the learner observe them."""
@@ -149,7 +157,7 @@ class ClusterLoop(OnPolicyLoop):
             self._calls.counted.add_all(rollout.totals, rollout.error_kinds)
             self._calls.coalesced[0].shared += rollout.shared_calls
             for record in rollout.records:
-                self._on_record(record)
+                self._run_dir.add_record(record)
         self._envs.load_state_dict([state for rollout in rollouts for state in rollout.states])
         columns = Steps(*(np.concatenate(column, axis=1) for column in zip(*(r.steps for r in rollouts), strict=True)))
         figures = np.concatenate([rollout.figures for rollout in rollouts], axis=1)  # [T, N, F]
@@ -165,56 +173,82 @@ class ClusterLoop(OnPolicyLoop):
         """Do nothing: the workers end with the connection to Ray, calls in flight included."""
 
 
-def start_workers(ray: Any, config: TrainConfig, system: System, spec: WorkerSpec) -> RolloutWorkers:
+def cluster_loop(
+    ray: Any,
+    parts: RunParts,
+    obs: FloatArray | None,
+    on_steps: OnSteps,
+    *,
+    env_steps: int,
+    make_env: Callable[..., Any],
+    batch_envs: Callable[..., AsyncVectorEnv],
+) -> ClusterLoop:
+    """Return the loop of a run with its workers, ready for the first rollout; `env_steps` were taken before.
+
+    UsageError where a worker lacks what the run needs.
+    """
+    assert not isinstance(parts.envs, EnvGroups)  # --engine ray is for on-policy learners
+    spec = spec_of(parts.config, parts.models, parts.task, parts.run_dir.path, make_env=make_env, batch_envs=batch_envs)
+    return ClusterLoop(
+        parts.envs,
+        parts.learner,
+        obs,
+        workers=start_workers(ray, parts.config, parts.models, spec),
+        calls=parts.models.calls,
+        run_dir=parts.run_dir,
+        env_steps=env_steps,
+        **loop_settings(parts, on_steps),
+    )
+
+
+def start_workers(ray: Any, config: TrainConfig, models: OpenModels, spec: WorkerSpec) -> RolloutWorkers:
     """Return the workers of a run, ready for its first rollout; UsageError where one lacks what the run needs."""
     ends = np.cumsum([0, *shares(config.num_processes, config.num_workers)]).tolist()
     env_ids = [range(first, end) for first, end in pairwise(ends)]
-    workers = RolloutWorkers(ray, spec, settings_of_workers(config, settled(system)), env_ids)
-    check_states(workers.prepare(), state_of(system), allow_mixed=config.allow_mixed)
+    workers = RolloutWorkers(ray, spec, settings_of_workers(config, models.resolved), env_ids)
+    check_states(workers.prepare(), state_of(models), allow_mixed=config.allow_mixed)
     return workers
 
 
 def spec_of(
     config: TrainConfig,
-    system: System,
+    models: OpenModels,
     task: Task,
-    task_settings: TaskSettings,
     run: Path,
     *,
-    env: Callable[..., Any],
-    envs: Callable[..., AsyncVectorEnv],
+    make_env: Callable[..., Any],
+    batch_envs: Callable[..., AsyncVectorEnv],
 ) -> WorkerSpec:
-    """Return what every worker of the run in folder `run` is made from; `env` and `envs` make environments."""
+    """Return what every worker of the run in folder `run` is made from."""
     questions = task.train_questions
     texts = [question.text for question in questions] + [q.reference for q in questions if q.reference]
     return WorkerSpec(
         run_dir=run.resolve(),
         folder=Path.cwd(),
         plugins=config.plugin,
-        task=task_settings,
+        task=group_of(TaskSettings, config),
         questions=questions,
         projection=task.observer.projection,
         texts=tuple(texts),
-        vectors=system.encoder.encode(texts),
-        make_env=env,
-        batch_envs=envs,
+        vectors=models.encoder.encode(texts),
+        make_env=make_env,
+        batch_envs=batch_envs,
         batches=config.use_batching,
         num_steps=config.num_steps,
         max_failure_rate=config.max_failure_rate,
     )
 
 
-def settings_of_workers(config: TrainConfig, settled: SystemSettings) -> list[SystemSettings]:
+def settings_of_workers(config: TrainConfig, resolved: ResolvedModels) -> list[ResolvedModels]:
     """Return the settings of each worker: its share of the calls in flight, and its servers."""
     num = config.num_workers
-    sizes = shares(settled.batch_size, num)
-    cache = settled.cache if settled.cache == "all" else "off"  # evaluations are not theirs
-    each = [replace(settled, batch_size=size, cache=cache) for size in sizes]
+    sizes = shares(resolved.batch_size, num)
+    cache = resolved.cache if resolved.cache == "all" else "off"  # evaluations are not theirs
+    each = [replace(resolved, batch_size=size, cache=cache) for size in sizes]
     if config.local_server_url:
-        address: dict[str, Any] = {BACKENDS.get(settled.backend).url_flag: (config.local_server_url,)}
+        address: dict[str, Any] = {BACKENDS.get(resolved.backend).url_flag: (config.local_server_url,)}
         return [replace(one, **address) for one in each]
-    urls = settled.ollama_url or ()
-    dealt = dealt_out([urls] if isinstance(urls, str) else urls, num)
+    dealt = dealt_out(resolved.ollama_url, num)
     return [replace(one, ollama_url=given) for one, given in zip(each, dealt, strict=True)]
 
 

@@ -20,28 +20,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from query_mutator.encoder import FloatArray
 from query_mutator.env.observation import Projection
 from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors
+from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.hf import is_local
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import load_plugins
-from query_mutator.runs.run_log import EPISODE_FIGURES
-from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
-from query_mutator.training.journal import Journal, keep_embeddings
-from query_mutator.training.learner import InferencePolicy
+from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
+from query_mutator.session.journal import Journal, keep_embeddings
+from query_mutator.session.models import OpenModels, ResolvedModels, open_models
+from query_mutator.session.task import make_task
+from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.loop import AsyncVectorEnv
 from query_mutator.training.on_policy import OnPolicyLoop
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
-from query_mutator.types import Question, StepRecord
+from query_mutator.training.run_log import EPISODE_FIGURES
+from query_mutator.types import FloatArray, Question, StepRecord
 
-__all__ = ["Orders", "Rollout", "RolloutWorker", "WorkerSpec", "WorkerState", "state_of", "with_arrays"]
-
+__all__ = ["Rollout", "RolloutRequest", "RolloutWorker", "WorkerSpec", "WorkerState", "state_of", "with_arrays"]
 
 WRITER_WAIT_S = 120.0  # for the worker before; NFS drops the lock of a dead machine after 90 s
 
@@ -66,7 +67,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class RolloutRequest:
     """One rollout of a worker: its part of a `RolloutPolicy`, and the states of its environments [n]."""
 
     rngs: Sequence[np.random.Generator]  # [n]
@@ -104,10 +105,10 @@ class Rollout:
 class RolloutWorker:
     """Owns a client, an encoder and environments, which are made at the first use; Ray makes it an actor."""
 
-    def __init__(self, settings: SystemSettings, env_ids: range, number: int) -> None:
+    def __init__(self, settings: ResolvedModels, env_ids: range, number: int) -> None:
         self._settings, self._env_ids, self._number = settings, env_ids, number
         self._stack = ExitStack()
-        self._system: System | None = None
+        self._models: OpenModels | None = None
         self._journal: Journal | None = None
         self._envs: AsyncVectorEnv  # with the journal
         self._since = -1
@@ -117,19 +118,19 @@ class RolloutWorker:
         """Start what a rollout needs; return what it is. UsageError for what is missing on this machine."""
         return state_of(self._started(spec))
 
-    def collect(self, spec: WorkerSpec, policy: InferencePolicy, orders: Orders) -> Rollout:
+    def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
         """Return T steps of every environment under `policy`, whose weights may be shared with other workers."""
         calls = self._started(spec).calls
-        journal = self._journal_since(spec, orders)
+        journal = self._journal_since(spec, request)
         totals, error_kinds, shared_calls = calls.counted.totals, Counter(calls.counted.error_kinds), calls.shared_calls
-        found = _Found(policy, orders, max_failure_rate=spec.max_failure_rate, num_steps=spec.num_steps)
+        found = _Found(policy, request, max_failure_rate=spec.max_failure_rate, num_steps=spec.num_steps)
         first = self._env_ids.start
-        obs = self._envs.load_state_dict(orders.states)
+        obs = self._envs.load_state_dict(request.states)
         loop = OnPolicyLoop(
             self._envs,
             found,
-            None if orders.seed is not None else obs,
-            seed=(orders.seed or 0) + first,
+            None if request.seed is not None else obs,
+            seed=(request.seed or 0) + first,
             num_steps=spec.num_steps,
             on_steps=found.add_figures,
             journal=journal,
@@ -151,20 +152,18 @@ class RolloutWorker:
     def close(self) -> None:
         """End calls, servers and files; idempotent."""
         self._stack.close()
-        self._system = None
+        self._models = None
 
     def _folder(self, spec: WorkerSpec) -> Path:
         return spec.run_dir / "journal" / f"worker_{self._number}"
 
-    def _started(self, spec: WorkerSpec) -> System:
-        if self._system is None:
-            self._system = self._start(spec)
-        return self._system
+    def _started(self, spec: WorkerSpec) -> OpenModels:
+        if self._models is None:
+            self._models = self._start(spec)
+        return self._models
 
-    def _start(self, spec: WorkerSpec) -> System:
+    def _start(self, spec: WorkerSpec) -> OpenModels:
         """Start servers, encoder and client; the task comes from what the learner's process has embedded."""
-        import torch
-
         if not spec.run_dir.is_dir():
             raise UsageError(
                 f"{spec.run_dir}: no such folder on {socket.gethostname()}, where a rollout worker runs; give a "
@@ -175,37 +174,36 @@ class RolloutWorker:
         with contextlib.suppress(OSError):
             os.chdir(spec.folder)
         load_plugins(spec.plugins)
-        system = self._stack.enter_context(System(self._settings))
-        self._stack.callback(system.calls.close)
-        system.encoder.put(spec.texts, spec.vectors)
-        self._task = make_task(system, spec.task, spec.questions, projection=spec.projection)
-        return system
+        models = self._stack.enter_context(open_models(self._settings))
+        models.encoder.put(spec.texts, spec.vectors)
+        self._task = make_task(models, spec.task, spec.questions, projection=spec.projection)
+        return models
 
-    def _journal_since(self, spec: WorkerSpec, orders: Orders) -> Journal:
+    def _journal_since(self, spec: WorkerSpec, request: RolloutRequest) -> Journal:
         """Return the journal with the entries of this rollout, if a worker has begun it before."""
-        if self._journal is None or orders.since <= self._since:
-            self._journal = self._reopened(spec, orders.since)
+        if self._journal is None or request.since <= self._since:
+            self._journal = self._reopened(spec, request.since)
         else:
-            self._journal.start(orders.since)
-        self._journal.drop_before(orders.keep_since)
-        self._since = orders.since
+            self._journal.start(request.since)
+        self._journal.drop_before(request.keep_since)
+        self._since = request.since
         return self._journal
 
     def _reopened(self, spec: WorkerSpec, since: int) -> Journal:
         """Open the journal and make environments that use it."""
-        assert self._system is not None
-        system = self._system
+        assert self._models is not None
+        models = self._models
         if self._journal is not None:
             self._envs.close()
             self._journal.close()
-        journal = Journal.continued(self._folder(spec), since=since, on_replay=system.calls.counted.add)
+        journal = Journal.continued(self._folder(spec), since=since, on_replay=models.calls.counted.add)
         self._stack.callback(journal.close)
-        keep_embeddings(system.encoder, journal)
+        keep_embeddings(models.encoder, journal)
         envs = [
             spec.make_env(
                 self._task,
-                client=system.calls.client,
-                retry_policy=system.retry_policy,
+                client=models.calls.client,
+                retry_policy=models.retry_policy,
                 env_id=env_id,
                 on_record=self._records.append,
             )
@@ -218,11 +216,13 @@ class RolloutWorker:
 class _Found:
     """The part of a learner that a rollout needs: a broadcast policy, and the steps as they arrive."""
 
-    def __init__(self, policy: InferencePolicy, orders: Orders, *, max_failure_rate: float, num_steps: int) -> None:
-        self.version = orders.version
-        self._policy, self._rngs, self._greedy = policy, orders.rngs, orders.greedy
-        self._shape = (len(orders.states), num_steps)
-        size = min(WINDOW_STEPS, len(orders.states) * num_steps)
+    def __init__(
+        self, policy: InferencePolicy, request: RolloutRequest, *, max_failure_rate: float, num_steps: int
+    ) -> None:
+        self.version = request.version
+        self._policy, self._rngs, self._greedy = policy, request.rngs, request.greedy
+        self._shape = (len(request.states), num_steps)
+        size = min(WINDOW_STEPS, len(request.states) * num_steps)
         self._failures = FailureWindow(max_failure_rate, size=size)
         self._steps: list[Steps] = []
         self._figures: list[NDArray[np.float64]] = []
@@ -283,12 +283,12 @@ def with_arrays(state: Any) -> Any:
     return state.numpy() if hasattr(state, "numpy") else state
 
 
-def state_of(system: System) -> WorkerState:
+def state_of(models: OpenModels) -> WorkerState:
     """Return what a process uses."""
-    servers = system.calls.servers
-    models = [name for name in (system.target_model, system.mutator_model) if not is_local(name)]
-    digests = {model: frozenset(filter(None, (server.digest(model) for server in servers))) for model in models}
-    return WorkerState(place=_place(), encoder=system.encoder.fingerprint, digests=digests)
+    servers = models.calls.servers
+    names = [name for name in (models.target_model, models.mutator_model) if not is_local(name)]
+    digests = {name: frozenset(filter(None, (server.digest(name) for server in servers))) for name in names}
+    return WorkerState(place=_place(), encoder=models.encoder.fingerprint, digests=digests)
 
 
 def _place() -> str:

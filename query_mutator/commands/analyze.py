@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from query_mutator.analysis.config import AnalyzeFlags
-from query_mutator.analysis.job import ComparisonJob
 from query_mutator.cli.console import note, run_cli
 from query_mutator.cli.flags import parse_flags
+from query_mutator.lab.analysis.config import AnalyzeFlags
+from query_mutator.lab.analysis.job import ComparisonJob
 
 __all__ = ["AnalyzeFlags", "compare_runs", "main", "run"]
 

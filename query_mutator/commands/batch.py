@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from filelock import FileLock, Timeout
 from tyro.conf import Positional, arg
 
-from query_mutator.answering.journal import FileJournal
-from query_mutator.answering.lines import Ask, InputFile, parse_line, read_lines, scan_input
-from query_mutator.answering.run import answer_file, ask_once, metered, request_of
-from query_mutator.cli.bounds import Bounds
-from query_mutator.cli.console import closing_on_interrupt, note, progress
+from query_mutator.apply.files.journal import FileJournal
+from query_mutator.apply.files.lines import Ask, InputFile, parse_line, read_lines, scan_input
+from query_mutator.apply.files.run import answer_file, ask_once, metered, request_of
+from query_mutator.bounds import Sigma, Tokens
+from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
-from query_mutator.evaluation.methods import Job, episode_flow, greedy
+from query_mutator.evaluation.methods import by_policy, outcome_flow
+from query_mutator.files import file_sha256
 from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
 from query_mutator.llm.stack import Counted
-from query_mutator.training.failure_rate import DEFAULT_MAX_FAILURE_RATE, FailureWindow
-from query_mutator.training.system import System, SystemSettings
+from query_mutator.session.failure_rate import FailureWindow
+from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.types import Completion, Question
-from rl_query_mutator_env import QueryMutationEnv
 
 if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
@@ -52,25 +51,23 @@ class BatchFlags(PolicyFlags, OutputFlags):
         "questions", "out", "checkpoint", "ollama_url", "openai_url", "gguf", "backend", "target_model", "batch_size",
         "max_tokens", "temperature", "force",
     )  # fmt: skip
-    BOUNDS: ClassVar[Bounds] = {"temperature": (0, 10)}
-
     questions: Positional[str]
     """The file of questions, one JSON object per line."""
     out: Annotated[str, arg(aliases=["-o"]), Output(holding(b'"response":{', b'"answer":'))]
     """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
     """A run folder or a .pt file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
-    max_tokens: int = 1024
+    max_tokens: Tokens = 1024
     """Most tokens of an answer, unless the line says; with --checkpoint as in the training."""
-    temperature: float = 0.0
+    temperature: Sigma = 0.0
     """Sampling temperature, unless the line says; with --checkpoint as in the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How the lines of a file are answered: by which system, and as which flows; `about` decides the answers."""
+    """How the lines of a file are answered: by which models, and as which flows; `about` decides the answers."""
 
-    system: System
+    models: OpenModels
     start: Callable[[Ask], Flow]
     about: dict[str, Any]
 
@@ -132,15 +129,15 @@ def _alone(journal: Path) -> Iterator[None]:
 
 
 def _answer_all(flags: BatchFlags, work: Work, journal: FileJournal, known: InputFile) -> None:
-    calls = work.system.calls
+    calls = work.models.calls
     scheduler = PooledScheduler(
         client=calls.eval_client,
-        encoder=work.system.encoder,
-        retry_policy=work.system.retry_policy,
-        batch_size=work.system.settings.batch_size,
+        encoder=work.models.encoder,
+        retry_policy=work.models.retry_policy,
+        batch_size=work.models.settings.batch_size,
         journal=journal,
     )
-    rate = DEFAULT_MAX_FAILURE_RATE if flags.max_failure_rate is None else flags.max_failure_rate
+    rate = flags.max_failure_rate
     try:
         with _Bar(known.num_lines - known.num_blank, journal, calls.eval_counted) as bar:
             answer_file(
@@ -199,19 +196,19 @@ class _BadLines:
 def _plain_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of sending each line as it is."""
     is_named = any(getattr(flags, flag) for flag in ADDRESS_FLAGS) or flags.backend not in (None, AUTO, EMBEDDED)
-    base = SystemSettings(encoder="hash") if is_named else SystemSettings()  # the embedded assistant searches with it
+    encoder = "hash" if is_named else ResolvedModels.encoder  # the embedded assistant searches with it
+    base = ResolvedModels(encoder=encoder, cache="off")
     first = flags.target_model or _first_model(flags.questions)
-    with System(system_settings(replace(flags, target_model=first), base)) as system:
+    with open_models(system_settings(flags, base, target_model=first)) as models:
 
         def start(ask: Ask) -> Flow:
-            model = flags.target_model or ask.model or system.target_model
+            model = flags.target_model or ask.model or models.target_model
             return ask_once(
                 ask, request_of(ask, model=model, max_tokens=flags.max_tokens, temperature=flags.temperature)
             )
 
         about = {"target_model": first, "max_tokens": flags.max_tokens, "temperature": flags.temperature}
-        with closing_on_interrupt(system.calls.close), contextlib.closing(system.calls):
-            yield Work(system=system, start=start, about={"checkpoint": None, **about})
+        yield Work(models=models, start=start, about={"checkpoint": None, **about})
 
 
 def _first_model(path: str) -> str | None:
@@ -227,7 +224,7 @@ def _first_model(path: str) -> str | None:
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
     with open_policy(flags) as policy:
-        task, client, make = policy.task, policy.system.calls.eval_client, greedy(policy.frozen)
+        task, make_player = policy.task, by_policy(policy.frozen)
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
@@ -237,14 +234,13 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 )
                 return ask_once(ask, request, {"operators": [], "rewrite": None})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
-            env = QueryMutationEnv(on_line, client=client, env_id=ask.number)
-            job = Job(name="batch", task=on_line, make=make)
-            return _rewritten(episode_flow(env, 0, job), model=task.calls.target_model)
+            return _rewritten(
+                outcome_flow(on_line, 0, make_player(0), env_id=ask.number), model=task.calls.target_model
+            )
 
         assert policy.checkpoint.path is not None
-        sha256 = hashlib.sha256(policy.checkpoint.path.read_bytes()).hexdigest()
-        about = {"checkpoint": sha256, "target_model": task.calls.target_model}
-        yield Work(system=policy.system, start=start, about={**about, "mutator_model": task.calls.mutator_model})
+        about = {"checkpoint": file_sha256(policy.checkpoint.path), "target_model": task.calls.target_model}
+        yield Work(models=policy.models, start=start, about={**about, "mutator_model": task.calls.mutator_model})
 
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:

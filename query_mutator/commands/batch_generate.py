@@ -17,22 +17,19 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.generation.token_store import is_batch_store
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
-from query_mutator.cli.common import JsonFlags, show
+from query_mutator.cli.common import show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output
+from query_mutator.commands.data_flags import PlanFlags, TokenizerFlags
 from query_mutator.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFlags(JsonFlags):
+class GenerateFlags(PlanFlags, TokenizerFlags):
     """Write the tokens of a plan's batches; rerun the command to resume an interrupted run."""
 
-    plan: Annotated[str, arg(aliases=["-p"])]
-    """Folder of the plan."""
     dataset: Annotated[str, arg(aliases=["-d"])]
     """JSONL file that the plan was built for."""
-    tokenizer: Annotated[str, arg(aliases=["-t"])]
-    """Tokenizer that the plan was built with: a folder, a hub id, or bytes."""
     output: Annotated[
         str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_store, is_folder=True, resumes=True)
     ]

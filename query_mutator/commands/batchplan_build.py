@@ -22,34 +22,31 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.batching.records import settings_errors
-from query_mutator.cli.common import JsonFlags, longest_allowed, parse_edges, rows_of, show
+from query_mutator.bounds import Count, Few, Million, Seed, Steps
+from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.outputs import Output
+from query_mutator.commands.data_flags import EdgeFlags
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
-    from query_mutator.batching import BatchingConfig, BatchPlan, PackingConfig
+    from query_mutator.batching import BatchPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildFlags(JsonFlags):
+class BuildFlags(EdgeFlags):
     """Assign samples to batches for every epoch."""
 
     lengths: Annotated[str, arg(aliases=["-l"])]
     """Length cache, as `qm data lengths build` writes it."""
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_plan, is_folder=True)]
     """Folder of the plan; NAME.jsonl holds its epochs as text."""
-    epochs: Annotated[int, arg(aliases=["-e"])] = 1
+    epochs: Annotated[Few, arg(aliases=["-e"])] = 1
     """Epochs to plan, each in its own order."""
-    token_budget: Annotated[int, arg(aliases=["-b"])] = 4096
+    token_budget: Annotated[Count, arg(aliases=["-b"])] = 4096
     """Most tokens of a batch, padding included."""
-    bucket_edges: str = "128,256,512"
-    """Longest length of each bucket, as a,b,c."""
-    overflow_max: int | None = None
-    """Longest length allowed, by default 2048 or the last edge if that is longer; samples between the last edge and
-    this length form one more bucket."""
     predictable: Annotated[bool, arg(aliases=["-p"])] = False
     """Few fixed shapes: every batch is padded to its bucket."""
-    seed: Annotated[int, arg(aliases=["-s"])] = 42
+    seed: Annotated[Seed, arg(aliases=["-s"])] = 42
     """Seed of the order."""
     dataset: Annotated[str | None, arg(aliases=["-d"])] = None
     """JSONL file that the lengths come from; the plan records a hash of its content."""
@@ -57,11 +54,11 @@ class BuildFlags(JsonFlags):
     """That hash, if it is already known."""
     overlong: Literal["error", "drop", "truncate", "split"] = "error"
     """How to handle samples longer than the budget or --overflow-max."""
-    window: int = 4096
+    window: Count = 4096
     """Shuffled samples that are sorted by length together."""
-    pad_multiple: int = 8
+    pad_multiple: Million = 8
     """Padded lengths are rounded up to a multiple of this."""
-    max_samples: int | None = None
+    max_samples: Steps | None = None
     """Most samples in a batch."""
     drop_last: bool = False
     """Drop batches that are not full, and count their samples."""
@@ -69,13 +66,13 @@ class BuildFlags(JsonFlags):
     """Shuffle the batches; --no-interleave puts the shortest first."""
     pack: bool = False
     """Put several samples into each row."""
-    pack_max_len: int = 2048
+    pack_max_len: Count = 2048
     """Tokens in such a row."""
     pack_mode: Literal["first_fit", "best_fit", "greedy", "order_preserving"] = "first_fit"
     """Which samples share a row."""
 
     def __post_init__(self) -> None:
-        longest_allowed(self.overflow_max, parse_edges(self.bucket_edges))
+        super().__post_init__()
         if self.dataset is not None and self.dataset_hash:
             raise ValueError("--dataset and --dataset-hash say the same; give one of them")
 
@@ -95,11 +92,10 @@ def build_plan(flags: BuildFlags) -> None:
 def batching_config(flags: BuildFlags) -> BatchingConfig:
     """Return the settings of the flags."""
     make = BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput
-    edges = parse_edges(flags.bucket_edges)
     return make(
         token_budget=flags.token_budget,
-        bucket_edges=edges,
-        overflow_max=longest_allowed(flags.overflow_max, edges),
+        bucket_edges=flags.edges,
+        overflow_max=flags.longest,
         seed=flags.seed,
         drop_last=flags.drop_last,
         interleave_buckets=flags.interleave,

@@ -18,9 +18,11 @@ from query_mutator.batching import (
     verify_batch_plan,
 )
 from query_mutator.batching.planning.plan_files import is_batch_plan
-from query_mutator.cli.common import JsonFlags, show
+from query_mutator.bounds import CountOrNone, Few, FewOrNone
+from query_mutator.cli.common import show
 from query_mutator.cli.outputs import Output
 from query_mutator.commands.batchplan_build import plan_report, plan_text
+from query_mutator.commands.data_flags import PlanFlags
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_folder
 
@@ -37,16 +39,14 @@ def _are_shards(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoFlags(JsonFlags):
+class InfoFlags(PlanFlags):
     """Show a plan's inputs and how full its batches are."""
 
-    plan: Annotated[str, arg(aliases=["-p"])]
-    """Folder of the plan."""
-    show_batches: Annotated[int, arg(aliases=["-n"])] = 0
+    show_batches: Annotated[CountOrNone, arg(aliases=["-n"])] = 0
     """Number of microbatches to list for every epoch."""
-    rank: Annotated[int | None, arg(aliases=["-r"])] = None
+    rank: Annotated[FewOrNone | None, arg(aliases=["-r"])] = None
     """Show this rank's part; needs --world-size."""
-    world_size: Annotated[int | None, arg(aliases=["-w"])] = None
+    world_size: Annotated[Few | None, arg(aliases=["-w"])] = None
     """Number of ranks."""
 
     def __post_init__(self) -> None:
@@ -57,11 +57,9 @@ class InfoFlags(JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyFlags(JsonFlags):
+class VerifyFlags(PlanFlags):
     """Rebuild a plan from its lengths and settings and compare; exit code 1 if it differs."""
 
-    plan: Annotated[str, arg(aliases=["-p"])]
-    """Folder of the plan."""
     lengths: Annotated[str, arg(aliases=["-l"])]
     """Length cache that the plan should come from."""
     dataset: Annotated[str | None, arg(aliases=["-d"])] = None
@@ -69,12 +67,10 @@ class VerifyFlags(JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardFlags(JsonFlags):
+class ShardFlags(PlanFlags):
     """Write the part of a plan that each rank runs, as DIR/rank_0, DIR/rank_1 and so on."""
 
-    plan: Annotated[str, arg(aliases=["-p"])]
-    """Folder of the whole plan."""
-    world_size: Annotated[int, arg(aliases=["-w"])]
+    world_size: Annotated[Few, arg(aliases=["-w"])]
     """Number of ranks."""
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(_are_shards, is_folder=True)]
     """Folder of the parts."""

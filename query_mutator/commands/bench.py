@@ -21,12 +21,12 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
-from query_mutator.cli.common import JsonFlags, parse_edges, show, with_bar
-from query_mutator.cli.console import table
+from query_mutator.bounds import Count, Seed, Steps
+from query_mutator.cli.common import JsonFlags, parse_edges, show
+from query_mutator.cli.console import progress, table
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from query_mutator.batching import BatchPlan
@@ -46,15 +46,15 @@ class BenchFlags(JsonFlags):
     """Tokenizer for --dataset: a folder, a hub id, or bytes."""
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
-    token_budget: int = 4096
+    token_budget: Count = 4096
     """Most tokens of a batch, padding included."""
-    max_length: int = 2048
+    max_length: Count = 2048
     """Longest sample; longer ones are dropped and counted."""
-    max_samples: int | None = None
+    max_samples: Steps | None = None
     """Number of rows of --dataset to use; by default all."""
-    num_samples: int = 1000
+    num_samples: Steps = 1000
     """Random samples, without --dataset."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of lengths and order."""
 
     def __post_init__(self) -> None:
@@ -95,12 +95,9 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
 def _tokenized(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
     samples = JsonlSamples(dataset, load_tokenizer(flags.tokenizer))
     names = list(samples)[: flags.max_samples]
-
-    def tokenize(done: Callable[[], object]) -> list[int]:
-        samples.on_read = done
-        return [samples[name].length for name in names]
-
-    lengths = with_bar("tokenizing", len(names), tokenize)
+    with progress("tokenizing", len(names), unit="row") as bar:
+        samples.on_read = bar.update
+        lengths = [samples[name].length for name in names]
     samples.close()
     return np.array(lengths, np.int32)
 

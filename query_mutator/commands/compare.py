@@ -1,4 +1,4 @@
-"""`qm compare`: runs of ours on the held-out questions that they have in common, question by question.
+"""`qm compare`: Query Mutator runs on the held-out questions that they have in common, question by question.
 
 qm compare runs/a runs/b                              the policies of two runs
 qm compare runs/a runs/a --method best_plan policy    two methods of one run

@@ -47,7 +47,7 @@ def completion_script(shell: str) -> str:
 
 
 def complete(words: Sequence[str]) -> list[str]:
-    """Return the words that may stand in place of the last one, which is what is typed of it so far."""
+    """Return the completions of the last word, of which `words` has what is typed so far."""
     *before, last = words or [""]
     return [word for word in dict.fromkeys(_candidates(before, last)) if word.startswith(last)]
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from query_mutator import operators
-from query_mutator.cli.bounds import Bounds
+from query_mutator.bounds import Seconds
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
+from query_mutator.lab.sizing.collecting import size_calls
 from query_mutator.llm.backends import (
     BACKENDS,
     DEFAULT_BACKEND,
@@ -28,8 +31,8 @@ from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
-from query_mutator.sizing.collecting import size_calls
-from query_mutator.training.system import System, SystemSettings, default_mutator, missing_operators
+from query_mutator.session.models import default_mutator, missing_operators, open_models
+from query_mutator.settings.models import ModelSettings
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
@@ -41,17 +44,15 @@ class DoctorConfig(ServerAddressFlags):
     Slots, JSON replies and reloads take a few short calls. Exit code 2 when the server or a model is missing.
     """
 
-    BOUNDS: ClassVar[Bounds] = {"batch_size": (2, 1024)}
-
     target_model: str | None = None
     """The model to inspect; by default the first one installed."""
     mutator_model: str | None = None
     """The model that rewrites; by default the one that training takes."""
-    batch_size: int = 8
+    batch_size: Annotated[int, Ge(2), Le(1024)] = 8
     """Calls in flight at once in the planned runs."""
     probe: bool = True
     """Make the short calls that show how many the server answers at once, and what it does with such calls."""
-    probe_s: float = 30.0
+    probe_s: Seconds = 30.0
     """Seconds after which the probe starts no more calls."""
 
     @property
@@ -77,8 +78,8 @@ def doctor(config: DoctorConfig) -> int:
     found: list[Finding] = []
     with ExitStack() as stack:
         if backend == EMBEDDED:
-            settings = SystemSettings(backend=EMBEDDED, batch_size=config.batch_size)
-            backend, urls = DEFAULT_BACKEND, (stack.enter_context(System(settings, light=True)).url,)
+            settings = ModelSettings(backend=EMBEDDED, batch_size=config.batch_size, cache="off")
+            backend, urls = DEFAULT_BACKEND, (stack.enter_context(open_models(settings, light=True)).url,)
         slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
         for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
             with closing(server):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NoReturn
 
+from query_mutator.bounds import Share, defaults
 from query_mutator.cli.console import exit_code, log_to_stderr
 from query_mutator.cli.flags import parse_flags
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
@@ -17,7 +18,9 @@ from query_mutator.embedded.models import Babble, Echo
 from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import ServerSettings, start_server
 from query_mutator.errors import UsageError
+from query_mutator.llm.address import DEFAULT_PORT
 from query_mutator.registry import check_known
+from query_mutator.settings.models import Encoding
 
 if TYPE_CHECKING:
     from query_mutator.embedded.models import EmbeddedModel
@@ -40,24 +43,25 @@ def _from_environment(name: str, default: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+@defaults(
+    port=DEFAULT_PORT,
+    num_parallel=field(default_factory=lambda: _from_environment("OLLAMA_NUM_PARALLEL", ServerSettings.num_parallel)),
+    max_queue=field(default_factory=lambda: _from_environment("OLLAMA_MAX_QUEUE", ServerSettings.max_queue)),
+    origins=field(default_factory=lambda: tuple(_names(os.environ.get("OLLAMA_ORIGINS", "")))),
+)
 class EmbeddedFlags(ServerSettings):
-    """Serve Query Mutator's embedded models over the Ollama and OpenAI HTTP interfaces."""
+    """Serve Query Mutator's embedded models over the Ollama and OpenAI HTTP interfaces.
 
-    port: int = 11434
-    """Port to listen on; 0 takes a free one."""
-    num_parallel: int = field(default_factory=lambda: _from_environment("OLLAMA_NUM_PARALLEL", 1))
-    """Slots of each model; OLLAMA_NUM_PARALLEL sets the default."""
-    max_queue: int = field(default_factory=lambda: _from_environment("OLLAMA_MAX_QUEUE", 512))
-    """Requests that may wait while a model loads; OLLAMA_MAX_QUEUE sets the default."""
-    origins: tuple[str, ...] = field(default_factory=lambda: tuple(_names(os.environ.get("OLLAMA_ORIGINS", ""))))
-    """Web origins whose pages may call, besides those of this machine; OLLAMA_ORIGINS sets the default."""
+    OLLAMA_NUM_PARALLEL, OLLAMA_MAX_QUEUE and OLLAMA_ORIGINS set the defaults of these flags.
+    """
+
     model: str = ",".join(MODEL_NAMES)
     """Models to serve, as a,b,c; echo and babble load no encoder."""
-    encoder: str = "all-MiniLM-L6-v2"
+    encoder: str = Encoding.encoder
     """Sentence encoder: a name, a folder or hash."""
     deterministic: bool = False
     """Encode one row at a time, so that batching changes no bit."""
-    faults: float = 0.0
+    faults: Share = 0.0
     """Share of calls that fail on purpose, from 0 to 1."""
     fault_kinds: str = ",".join(KINDS)
     """Ways in which they fail, as a,b,c."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from query_mutator.cluster.connection import connected
 from query_mutator.cluster.jobs import RayEngine
-from query_mutator.sweep.config import EngineFlags
-from query_mutator.sweep.engines import Engine
-from query_mutator.sweep.processes import LocalEngine
+from query_mutator.lab.sweep.config import EngineFlags
+from query_mutator.lab.sweep.engines import Engine
+from query_mutator.lab.sweep.processes import LocalEngine
 
 __all__ = ["open_engine"]
 

@@ -6,29 +6,26 @@ OUT/results.json                                  all of them
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import words_of
 from query_mutator.cli.outputs import write_report
 from query_mutator.commands.engine import open_engine
+from query_mutator.commands.eval_flags import EvalFlags
 from query_mutator.errors import TooManyFailuresError, UsageError, hide_credentials
-from query_mutator.files import decode_object
+from query_mutator.files import decode_object, file_sha256
+from query_mutator.files.lock import locked
+from query_mutator.lab.sweep.config import EngineFlags
+from query_mutator.lab.sweep.engines import Ended
+from query_mutator.lab.sweep.plan import Trial
+from query_mutator.lab.sweep.runner import Runner, SweepFolder
 from query_mutator.report.table import models_table
-from query_mutator.runs.lock import locked
-from query_mutator.sweep.config import EngineFlags
-from query_mutator.sweep.engines import Ended
-from query_mutator.sweep.plan import Trial
-from query_mutator.sweep.runner import Runner, SweepFolder
-
-if TYPE_CHECKING:
-    from query_mutator.commands.policy import EvalFlags
 
 __all__ = ["evaluate_models"]
 
@@ -48,9 +45,9 @@ def evaluate_models(flags: EvalFlags, policy: Path) -> None:
     if len({trial.name for trial in trials.values()}) < len(trials):
         raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
     words = words_of(flags, without=_OWN)
-    about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": _sha256(policy)}
+    about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
     if flags.dataset and Path(flags.dataset).is_file():
-        about["dataset"] = _sha256(Path(flags.dataset))
+        about["dataset"] = file_sha256(Path(flags.dataset))
     out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
     command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]
     with open_engine(flags, str(out)) as engine, locked(out, break_lock=flags.break_lock):
@@ -78,8 +75,3 @@ def _report(path: Path) -> Mapping[str, Any] | None:
         return decode_object(path.read_bytes())
     except FileNotFoundError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,9 +9,9 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.rewriter.loading import acting_settings, with_background
-from query_mutator.training.policy_file import read_policy, to_give_away, write_policy_file
-from query_mutator.training.system import System
+from query_mutator.session.loading import acting_settings, with_background
+from query_mutator.session.models import open_models
+from query_mutator.session.policy_file import read_policy, redacted, write_policy_file
 
 __all__ = ["ExportPolicyFlags", "export_policy"]
 
@@ -35,11 +35,11 @@ def export_policy(flags: ExportPolicyFlags) -> None:
     saved = read_policy(flags.run)
     if saved.background is None:  # a run of an earlier version: its dataset and models are needed once
         saved.checkpoint.load_plugins()
-        with System(acting_settings(saved.checkpoint.system, {}), light=True) as system:
-            saved = with_background(saved, system)
+        with open_models(acting_settings(saved.checkpoint.system, {}), light=True) as models:
+            saved = with_background(saved, models)
     background = saved.background
     assert background is not None
-    write_policy_file(flags.output, to_give_away(saved))
+    write_policy_file(flags.output, redacted(saved))
     checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
     print(
         f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
-from query_mutator.analysis.config import ExtractFlags
-from query_mutator.analysis.csv_file import write_csv
-from query_mutator.analysis.runs import Run, find_runs, load_runs
 from query_mutator.cli.console import note, run_cli, table
 from query_mutator.cli.flags import parse_flags
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write
+from query_mutator.lab.analysis.config import ExtractFlags
+from query_mutator.lab.analysis.csv_file import write_csv
+from query_mutator.lab.analysis.runs import Run, find_runs, load_runs
 from query_mutator.registry import nearest
 
 __all__ = ["main", "run"]

@@ -22,9 +22,11 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
+from query_mutator.bounds import Count, Few, Port, Retries, Seconds, Seed, Share, Steps
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output, readable
+from query_mutator.commands.data_flags import TokenizerFlags
 
 TRANSPORTS = tuple(one.value for one in GymTransport)
 OUTPUT_MODES = tuple(one.value for one in GymOutputMode)
@@ -33,14 +35,12 @@ NEVER_WORKED = {"http": "websocket", "text": "normal", "binary": "json"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymRunFlags(JsonFlags):
+class GymRunFlags(TokenizerFlags):
     """Play episodes of a gym, or of a mock, and store the steps as samples."""
 
-    tokenizer: Annotated[str, arg(aliases=["-t"])]
-    """Tokenizer: a folder, a hub id, or bytes."""
     host: str = "localhost"
     """Host of the gym."""
-    port: int = 8023
+    port: Port = 8023
     """Port of the gym."""
     transport: str = "telnet"
     """Protocol of the connection: telnet, tcp or websocket."""
@@ -48,31 +48,31 @@ class GymRunFlags(JsonFlags):
     """Format of the gym's replies: normal, agent or json."""
     puzzles: str = ""
     """Puzzles to play, as a,b,c; by default all that the gym offers."""
-    buffer_size: int = 100_000
+    buffer_size: Count = 100_000
     """Most samples kept."""
-    timeout: float = 10.0
+    timeout: Seconds = 10.0
     """Seconds to wait for a connection; a reply may take three times as long."""
-    retries: int = 3
+    retries: Retries = 3
     """Reconnections per episode."""
-    difficulty_min: float = 0.0
+    difficulty_min: Share = 0.0
     """Easiest episode, from 0 to 1."""
-    difficulty_max: float = 1.0
+    difficulty_max: Share = 1.0
     """Hardest episode, from 0 to 1."""
-    max_samples: int | None = None
+    max_samples: Steps | None = None
     """Number of samples after which to stop."""
     output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"]), Output(readable(ReplayBuffer.load))] = (
         None
     )
     """File to save the samples to: .json as text, anything else binary."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of the episodes."""
     mock: bool = False
     """Play mock puzzles without a gym."""
-    num_episodes: int = 10
+    num_episodes: Count = 10
     """Episodes to play."""
-    steps_per_episode: int = 5
+    steps_per_episode: Few = 5
     """Steps of a mock episode."""
-    success_rate: float = 0.7
+    success_rate: Share = 0.7
     """Share of mock episodes that succeed."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Train IQN on a gymnasium environment, evaluate it and print the result: `python -m query_mutator.iqn`.
+"""Train IQN on a gymnasium environment, evaluate it and print the result: `python -m query_mutator.learners.iqn`.
 
 N envs, D obs
 """
@@ -14,6 +14,7 @@ import numpy as np
 from tyro.conf import arg
 
 from ppo.__main__ import evaluate, make_envs, report
+from query_mutator.bounds import Million, Threads, defaults
 from query_mutator.cli.common import JsonFlags
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import parse_flags
@@ -21,41 +22,29 @@ from query_mutator.cli.outputs import Output, holding, write_report
 from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors, encode
-from query_mutator.iqn.config import IQNConfig
+from query_mutator.settings.learner import IQNConfig
 
 if TYPE_CHECKING:
-    from query_mutator.iqn.learner import IQN
+    from query_mutator.learners.iqn.learner import IQN
 
 __all__ = ["Args", "main"]
 
-PROG = "python -m query_mutator.iqn"
+PROG = "python -m query_mutator.learners.iqn"
 
 
 @dataclass(frozen=True, kw_only=True)
+@defaults(
+    num_env_steps=40_000, train_batch_size=64, replay_ratio=32.0, learning_starts=1000, lr=2e-3, sync_every=4,
+    per_alpha=0.0, epsilon_fraction=0.2,
+)  # fmt: skip
 class Args(IQNConfig, JsonFlags):
     """Train IQN on any gymnasium environment with discrete actions; the defaults solve CartPole-v1."""
 
     env: Annotated[str, arg(aliases=["--env-id", "--env-name"])] = "CartPole-v1"
     """Environment, as gymnasium registers it."""
-    total_steps: Annotated[int, arg(aliases=["--num-env-steps", "--total-timesteps"])] = 40_000
-    """Environment steps to train for; schedules end there."""
-    train_batch_size: int = 64
-    """Transitions in one gradient step."""
-    replay_ratio: float = 32.0
-    """Times that a transition is learned from on average."""
-    learning_starts: int = 1000
-    """Transitions to collect before the first gradient step."""
-    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 2e-3
-    """Adam's step size at the start."""
-    sync_every: int = 4
-    """Gradient steps after which acting uses the new weights."""
-    per_alpha: float = 0.0
-    """Priority exponent of the replay; 0 samples uniformly."""
-    epsilon_fraction: float = 0.2
-    """Share of the run in which random actions become rare."""
-    torch_threads: int = 1
+    torch_threads: Threads = 1
     """Threads of torch; networks this small are fastest with one."""
-    eval_episodes: int = 100
+    eval_episodes: Million = 100
     """Episodes in which the trained policy is evaluated, greedily."""
     save: Annotated[str | None, arg(aliases=["--out"]), Output(holding(b"/data.pkl"))] = None
     """Checkpoint to write after training."""
@@ -72,7 +61,7 @@ def run(args: Args) -> dict[str, Any]:
     import torch
 
     from ppo.checkpoint import save_checkpoint
-    from query_mutator.iqn.learner import IQN
+    from query_mutator.learners.iqn.learner import IQN
 
     torch.set_num_threads(args.torch_threads)
     try:

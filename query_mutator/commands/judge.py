@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from tyro.conf import Positional
 
-from query_mutator.cli.bounds import Bounds
+from query_mutator.bounds import Threads, group_of
 from query_mutator.cli.common import JsonFlags, show
-from query_mutator.cli.console import closing_on_interrupt, progress
+from query_mutator.cli.console import progress
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError, TooManyFailuresError
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.retry import Retry
 from query_mutator.rewards import Judge
+from query_mutator.session.judging import make_judge
+from query_mutator.session.models import open_models
+from query_mutator.settings.models import ModelSettings
+from query_mutator.settings.questions import Judging
 from query_mutator.stats.agreement import Agreement, agreement
-from query_mutator.training.judging import make_judge, rubric_text
-from query_mutator.training.system import System, SystemSettings, TaskSettings
 from query_mutator.types import Completion
 
 __all__ = ["JudgeCheckFlags", "check_judge"]
@@ -33,24 +34,18 @@ GOOD_KAPPA, FEW = 0.4, 50  # lower end of the interval: "moderate" of Landis and
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeCheckFlags(ServerFlags, JsonFlags):
+class JudgeCheckFlags(ServerFlags, Judging, JsonFlags):
     """Compare a judge's verdicts with labels: Cohen's kappa and rates, next to those of a constant answer.
 
     The file has the columns question, answer and label (yes or no), and may have accepted (a text or a list).
     """
 
     FIRST: ClassVar[tuple[str, ...]] = ("file", "judge_model", "judge_rubric", "backend", "ollama_url", "openai_url")
-    BOUNDS: ClassVar[Bounds] = {"batch_size": (1, 1024)}
-
     file: Positional[str]
     """The labelled answers: .jsonl, .json, .csv or .parquet."""
     judge_model: str
     """The model that judges."""
-    judge_rubric: str = ""
-    """File with the rubric; by default whether the answer is correct."""
-    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
-    """How the judge says yes or no, as in training."""
-    batch_size: int = 8
+    batch_size: Threads = 8
     """Calls in flight at once."""
 
 
@@ -64,27 +59,14 @@ class _Labelled:
 
 def check_judge(flags: JudgeCheckFlags) -> None:
     """Print the agreement of the judge with the labels, and in one sentence what it is good for."""
-    rubric = rubric_text(flags.judge_rubric)
     rows = _read(Path(flags.file))
-    settings = SystemSettings(
-        **{name: value or None for name, value in flags.urls.items()},  # type: ignore[arg-type]
-        backend=flags.backend,
-        target_model=flags.judge_model,
-        mutator_model=flags.judge_model,
-        encoder="hash",
-        batch_size=flags.batch_size,
-        timeout_s=flags.timeout_s,
-        max_reply_mb=flags.max_reply_mb,
-        num_ctx=flags.num_ctx,
-        keep_alive=flags.keep_alive,
-        allow_mixed=flags.allow_mixed,
-        cache="eval",
+    settings = group_of(
+        ModelSettings, flags, target_model=flags.judge_model, mutator_model=flags.judge_model, encoder="hash"
     )
-    with System(settings, light=True) as system, closing_on_interrupt(system.calls.close), closing(system.calls):
-        judging = TaskSettings(judge_model=flags.judge_model, judge_rubric=rubric, judge_form=flags.judge_form)
-        judge = make_judge(system.calls, judging)
+    with open_models(settings, light=True) as models:
+        judge = make_judge(models.calls, flags, seed=0)
         assert judge is not None
-        replies = _ask(Retry(system.calls.eval_client, system.retry_policy), judge, rows, flags.batch_size)
+        replies = _ask(Retry(models.calls.eval_client, models.retry_policy), judge, rows, flags.batch_size)
     report = _report(judge, rows, replies)
     show(flags, report, _in_words(report))
 

@@ -10,22 +10,21 @@ from tyro.conf import arg
 
 from query_mutator.batching import JsonlSamples, LengthCache, compute_dataset_fingerprint, tokenizer_fingerprint
 from query_mutator.batching.tokenizers import load_tokenizer
-from query_mutator.cli.common import JsonFlags, rows_of, show
+from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output, readable
+from query_mutator.commands.data_flags import CacheFlags, TokenizerFlags
 from query_mutator.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthsBuildFlags(JsonFlags):
+class LengthsBuildFlags(TokenizerFlags):
     """Tokenize a dataset and store the length of each row."""
 
     dataset: Annotated[str, arg(aliases=["-d"])]
     """JSONL file with text, messages, instruction and response, or input_ids in every row."""
-    tokenizer: Annotated[str, arg(aliases=["-t"])]
-    """Tokenizer: a folder, a hub id, or bytes."""
     output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(readable(LengthCache.load_sync))]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
@@ -33,11 +32,8 @@ class LengthsBuildFlags(JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthsStatsFlags(JsonFlags):
+class LengthsStatsFlags(CacheFlags):
     """Show statistics of a length cache."""
-
-    cache: Annotated[str, arg(aliases=["-c"])]
-    """Length cache, as `lengths build` writes it."""
 
 
 def build_lengths(flags: LengthsBuildFlags) -> None:
@@ -69,7 +65,7 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
 
 def show_length_stats(flags: LengthsStatsFlags) -> None:
     """Print count, total, extremes, mean and percentiles."""
-    cache = LengthCache.load_sync(flags.cache)
+    cache = flags.load()
     if not len(cache):
         raise UsageError(f"{flags.cache} is empty; build it again")
     lengths = cache.lengths

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from query_mutator import __version__
 from query_mutator.cli.console import run_cli
 from query_mutator.cli.flags import HELP, flags_of, parse_flags, written
 from query_mutator.cli.settings import read_base
@@ -28,6 +27,7 @@ from query_mutator.commands.completion import complete, completion_script
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
+from query_mutator.version import __version__
 
 __all__ = ["main", "run"]
 

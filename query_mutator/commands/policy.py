@@ -2,94 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any
 
-from query_mutator.cli.common import JsonFlags, show
-from query_mutator.cli.console import closing_on_interrupt, note, progress
-from query_mutator.cli.outputs import Output, holding
+from query_mutator.cli.common import show
+from query_mutator.cli.console import note
+from query_mutator.commands.eval_flags import EvalFlags
 from query_mutator.commands.eval_models import evaluate_models
-from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
+from query_mutator.commands.policy_flags import max_failure_rate, system_settings
 from query_mutator.data import QuestionSet
 from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UsageError
-from query_mutator.evaluation.bandit_rival import fitted_bandit
-from query_mutator.evaluation.heldout import Rivals, compare, embed_questions
+from query_mutator.evaluation.bandit_baseline import fitted_bandit
+from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
-from query_mutator.rewriter.loading import acting_task, training_split
-from query_mutator.sweep.config import EngineFlags, is_sweep
-from query_mutator.training.background import text_digest
-from query_mutator.training.config import SEARCH_CALLS
-from query_mutator.training.dataset import read_dataset
-from query_mutator.training.learners import LEARNERS, load_policy
-from query_mutator.training.policy_file import SavedPolicy, read_policy
-from query_mutator.training.system import System
-from query_mutator.training.truncation import cut_line, long_questions
+from query_mutator.session.background import text_digest
+from query_mutator.session.dataset import read_dataset
+from query_mutator.session.loading import acting_task, load_policy, training_split
+from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.policy_file import SavedPolicy, read_policy
+from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.types import Question
-from rl_query_mutator_env import QueryMutationEnv
 
-if TYPE_CHECKING:
-    from query_mutator.env.task import Task
-
-__all__ = ["EvalFlags", "evaluate_policy"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalFlags(RunFlags, JsonFlags, EngineFlags):
-    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
-
-    With several models after --target-model, evaluate each and print a row for each; --engine says where. Rerun the
-    command to resume.
-    """
-
-    target_model: tuple[str, ...] = ()  # type: ignore[assignment]  # other commands take one
-    """The model that answers, or several to compare."""
-    out: Annotated[str | None, Output(is_sweep, is_folder=True, resumes=True)] = None
-    """Folder of the comparison of several models; by default evaluations/NAME after the policy."""
-    local_server_url: str | None = None
-    """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
-
-    dataset: str | None = None
-    """Questions to ask: a file, or second_hand (bundled, by another author); by default the held-out ones. Those whose
-    text is in the training set are left out; those about its targets have a column of their own."""
-    question_column: str | None = None
-    """Column of the question in --dataset."""
-    answer_column: str | None = None
-    """Column of the answer in --dataset."""
-    seed: int = 1
-    """Seed of the random baseline."""
-    rewriter: str | None = None
-    """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
-    eval_calls: int | None = None
-    """Most model calls, retries aside: a random sample of the questions that fits is asked, the same of all methods."""
-    plan_calls: int = SEARCH_CALLS
-    """Model calls to search for the best plan on training questions, a row of the table; 0 leaves it out."""
-    evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
-    """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        EngineFlags.__post_init__(self)
-        if self.local_server_url:
-            if self.ollama_url not in ((), (self.local_server_url,)):
-                raise ValueError("--ollama-url and --local-server-url both name the servers; give one of them")
-            object.__setattr__(self, "ollama_url", (self.local_server_url,))
-        if self.evaluation and len(self.target_model) > 1:
-            raise ValueError(
-                "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
-            )
-        if self.rewriter is not None and not self.rewriter.startswith("hf:"):
-            raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")
-
-
-# --- qm eval ---------------------------------------------------------------------------------------------------------
+__all__ = ["evaluate_policy"]
 
 
 def evaluate_policy(flags: EvalFlags) -> None:
@@ -100,31 +41,44 @@ def evaluate_policy(flags: EvalFlags) -> None:
         evaluate_models(flags, saved.checkpoint.path)
         return
     saved.checkpoint.load_plugins()
-    asked = _asked(flags, saved)
-    with _open_policy(flags, saved, asked.train) as policy:
-        note(*long_questions(policy.system.calls, policy.task, asked.questions))
-        report = compare(
-            policy.evaluator,
-            policy.system,
-            policy.task,
-            asked.questions,
-            load_policy(saved.checkpoint),
-            seed=flags.seed,
-            rivals=Rivals(
-                rewriter=flags.rewriter,
-                search_calls=flags.plan_calls,
-                bandit=fitted_bandit(saved.checkpoint.bandit, policy.task),
-                is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
-            ),
-            most_calls=flags.eval_calls,
-            trained_on=asked.trained_targets,
-            guard=asked.guard,
-            rows_path=Path(flags.evaluation) if flags.evaluation else None,
-            show=lambda report: show(flags, report, result_table(report)),
-        )
+    asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
+    with open_models(system_settings(flags, saved.checkpoint.system), rewriter=flags.rewriter) as models:
+        report = _compared(flags, saved, asked, models, max_failure_rate=failures)
     show(flags, report, result_table(report))
-    note(*cut_line(policy.system.calls.eval_counted.totals))
-    check_report(report, max_failure_rate=policy.evaluator.max_failure_rate)
+    note(*cut_line(models.calls.eval_counted.totals))
+    check_report(report, max_failure_rate=failures)
+
+
+def _compared(
+    flags: EvalFlags, saved: SavedPolicy, asked: _Asked, models: OpenModels, *, max_failure_rate: float
+) -> dict[str, Any]:
+    """Return the report on the policy and the baselines; after an interruption show that on what was finished."""
+    embed_questions(models.encoder, asked.train)
+    task = acting_task(saved, models, train=asked.train)
+    note(*long_questions(models.calls, task, asked.questions))
+    evaluator = Evaluator.of(models, max_failure_rate=max_failure_rate)
+    return compare(
+        evaluator,
+        models,
+        task,
+        asked.questions,
+        load_policy(saved.checkpoint),
+        seed=flags.seed,
+        baselines=Baselines(
+            rewriter=flags.rewriter,
+            search_calls=flags.plan_calls,
+            bandit=fitted_bandit(saved.checkpoint.bandit, task),
+            is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
+        ),
+        max_calls=flags.eval_calls,
+        trained_on=asked.trained_targets,
+        guard=asked.guard,
+        rows_path=Path(flags.evaluation) if flags.evaluation else None,
+        show=lambda report: show(flags, report, result_table(report)),
+    )
+
+
+# --- its questions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,35 +142,3 @@ def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Que
     if len(left) < len(questions):
         note(f"{flags.dataset}: {len(questions) - len(left)} of {len(questions)} questions were trained on, left out")
     return replace(found, questions=left)
-
-
-# --- its models ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Policy:
-    """The models of a trained policy."""
-
-    system: System
-    task: Task
-    evaluator: Evaluator
-
-
-@contextmanager
-def _open_policy(flags: EvalFlags, saved: SavedPolicy, train: Sequence[Question]) -> Iterator[_Policy]:
-    """Yield the models of the policy's training, or those that flags name, and the task on training questions."""
-    checkpoint = saved.checkpoint
-    settings = system_settings(flags, checkpoint.system)
-    with System(settings, rewriter=flags.rewriter) as system, closing_on_interrupt(system.calls.close):
-        embed_questions(system.encoder, train)
-        task = acting_task(saved, system, train=train)
-        evaluator = Evaluator(
-            QueryMutationEnv,
-            client=system.calls.eval_client,
-            batch_size=settings.batch_size,
-            retry_policy=system.retry_policy,
-            max_failure_rate=max_failure_rate(flags, checkpoint),
-            progress=progress,
-        )
-        with contextlib.closing(system.calls):
-            yield _Policy(system=system, task=task, evaluator=evaluator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import webbrowser
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from query_mutator.bounds import Weight
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import DiskError, UsageError
-from query_mutator.page.build import MARK, REPORT_FILE, write_page
-from query_mutator.page.cost import Price
+from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
+from query_mutator.report.page.cost import Price
 
 __all__ = ["ReportFlags", "ShowFlags", "report", "show"]
 
@@ -30,9 +30,9 @@ class ReportFlags(OutputFlags):
     """Run folders, or files of `qm serve --shadow`."""
     output: Annotated[str, arg(aliases=["-o"]), Output(holding(MARK.encode()))] = REPORT_FILE
     """File to write."""
-    price_in: float | None = None
+    price_in: Weight | None = None
     """Price of a million prompt tokens, in any currency: the page then says what training and each method cost."""
-    price_out: float | None = None
+    price_out: Weight | None = None
     """Price of a million reply tokens."""
 
     def __post_init__(self) -> None:
@@ -41,9 +41,6 @@ class ReportFlags(OutputFlags):
         object.__setattr__(self, "runs", self.runs or (LATEST,))
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both --price-in and --price-out; give both")
-        for flag, price in (("--price-in", self.price_in), ("--price-out", self.price_out)):
-            if price is not None and not 0 <= price < math.inf:
-                raise ValueError(f"{flag} {price} must be a price of 0 or more")
 
     @property
     def price(self) -> Price | None:

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from query_mutator.apply import Limits, Mode, Rewrite, Rewriter
+from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy, take_run
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
-from query_mutator.rewriter import Limits, Mode, Rewrite, Rewriter
 from query_mutator.types import CONTROLS
 
 __all__ = ["RewriteFlags", "rewrite"]
@@ -26,20 +27,21 @@ __all__ = ["RewriteFlags", "rewrite"]
 class RewriteFlags(PolicyFlags, OutputFlags):
     """Rewrite a question as the trained policy would, and show the answer."""
 
-    question: Positional[str]
+    question: Positional[Prose]
     """The question; - reads one per line from standard input. Of two arguments the first is the run."""
     after_run: Positional[str] = ""
     """The question, if a run is given before it."""
     mode: Mode = "full"
     """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
-    max_calls: int | None = None
-    """Most model calls for a question, retries aside; the best answer so far is submitted."""
-    request_deadline_s: float | None = None
+    max_calls: Count | None = None
+    """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
+    request_deadline_s: Seconds | None = None
     """Seconds for a question; the best answer so far is submitted."""
     json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.after_run:
             take_run(self, self.question)
             object.__setattr__(self, "question", self.after_run)
@@ -54,7 +56,7 @@ def rewrite(flags: RewriteFlags) -> None:
     if not texts:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
 
-    with open_policy(flags) as policy, Rewriter(policy.saved, policy.system, task=policy.task) as rewriter:
+    with open_policy(flags) as policy, Rewriter(policy.saved, policy.models, task=policy.task) as rewriter:
         rewrites = rewriter.rewrite_many(
             texts, mode=flags.mode, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s
         )
@@ -65,10 +67,10 @@ def rewrite(flags: RewriteFlags) -> None:
     _check(rewrites, max_failure_rate(flags, policy.checkpoint))
 
 
-def _check(rewrites: Sequence[Rewrite], most: float) -> None:
+def _check(rewrites: Sequence[Rewrite], max_rate: float) -> None:
     """Raise TooManyFailuresError when too many questions met a call that failed for good."""
     kinds = Counter(one.error.kind for one in rewrites if one.error is not None)
-    check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=most)
+    check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=max_rate)
 
 
 def _row(one: Rewrite) -> dict[str, Any]:

@@ -10,76 +10,76 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from query_mutator.apply import Limits, Rewriter
+from query_mutator.bounds import Cosine, Count, Megabytes, Million, Retries, Seconds, Share, defaults
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
+from query_mutator.files.json_lines import JsonLines
+from query_mutator.files.lock import locked_file
+from query_mutator.llm.address import is_loopback
 from query_mutator.llm.client import ModelServer
-from query_mutator.rewriter import Limits, Rewriter
-from query_mutator.runs.json_lines import JsonLines
-from query_mutator.runs.lock import locked_file
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
-from query_mutator.training.system import SystemSettings
+from query_mutator.session.models import ResolvedModels
+from query_mutator.settings.listening import Listening
 
 if TYPE_CHECKING:
-    from query_mutator.serve.app import ProxyApp
-    from query_mutator.serve.shadow import OtherWay, Shadow
-    from query_mutator.serve.status import Status
+    from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
+    from query_mutator.apply.proxy.status import Status
 
 __all__ = ["ServeFlags", "serve", "serving"]
 
 KEY_VARIABLE = "QM_API_KEY"
-#: Most calls to mutator and target for a question, by mode.
+UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
+#: Maximum calls to mutator and target for a question, by mode.
 MAX_CALLS = {"blind": 9, "gate": 3, "full": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(RunFlags, OutputFlags):
+@defaults(port=11435)
+class ServeFlags(RunFlags, Listening, OutputFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "run", "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
     )  # fmt: skip
 
-    host: str = "127.0.0.1"
-    """Address to listen on; others than this machine's own need --api-key."""
-    port: int = 11435
-    """Port to listen on; 0 takes a free one."""
     mode: Literal["blind", "gate", "full"] = "gate"
     """blind: rewrite, then ask once; gate: rewrite only what is refused; full: as the policy was trained."""
-    max_calls: int | None = None
-    """Most model calls for a question; by default 9 in blind mode, 3 in gate, 12 in full."""
-    request_deadline_s: float = 60.0
+    max_calls: Count | None = None
+    """Maximum model calls for a question; by default 9 in blind mode, 3 in gate, 12 in full."""
+    request_deadline_s: Seconds = 60.0
     """Seconds after which the best answer so far is sent, or the original question asked."""
     gate_not_sure: bool = False
     """Gate mode: also rewrite what is answered with "I'm not sure"."""
-    min_meaning: float = 0.1
+    min_meaning: Cosine = 0.1
     """Lowest cosine of a rewrite with its question; a rewrite below it is not asked."""
-    max_question_tokens: int = 200
+    max_question_tokens: Million = 200
     """Longer questions pass untouched; estimated from characters."""
-    slots: int = 0
-    """Most calls at the upstream at once, for each model; others wait in order of arrival. 0 sets no bound."""
-    max_requests: int = 1000
+    slots: Retries = 0
+    """Maximum calls at the upstream at once, for each model; others wait in order of arrival. 0 sets no bound."""
+    max_requests: Million = 1000
     """Most requests at once; others get status 503."""
-    max_body_mb: float = 64.0
+    max_body_mb: Megabytes = 64.0
     """Longest request, in MB; uploads of models may be longer."""
-    cache: Literal["off", "eval", "all"] | None = "off"
-    """Whether rewrites are cached, with their questions, on disk."""
-    drain_s: float = 30.0
+    drain_s: Seconds = 30.0
     """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
-    shadow: float = 0.0
+    shadow: Share = 0.0
     """Share of the questions that are answered both ways and kept with both answers, from 0 to 1."""
     shadow_file: Annotated[str | None, Output(holding(MARK), resumes=True)] = None
     """File of --shadow, which grows; by default shadow.jsonl in the run folder."""
     judge_model: str | None = None
     """Model that compares the two answers of --shadow, at two calls for a question."""
     api_key: str | None = None
-    """Key that clients must send as `Authorization: Bearer KEY`; QM_API_KEY sets the default."""
+    """Key that clients must send as `Authorization: Bearer KEY`, required where --host is not this machine's own;
+    QM_API_KEY sets the default."""
 
-    def of_training(self, settings: SystemSettings) -> SystemSettings:
-        """Return the training's settings without its context: calls of a client's model have the client's."""
-        return replace(settings, num_ctx=None)
+    def of_training(self, settings: ResolvedModels) -> ResolvedModels:
+        """Return the training's settings without its context (calls have the client's) and without a cache on disk."""
+        return replace(settings, num_ctx=None, cache="off")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,37 +91,37 @@ class ServeFlags(RunFlags, OutputFlags):
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
     try:
-        from query_mutator.serve.server import bind, make_server, run_frozen
+        from query_mutator.apply.proxy.server import bind, run_frozen
     except ImportError as error:
         raise UsageError(f"qm serve needs {error.name}: pip install 'query-mutator[serve]'") from None
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
-    if key is None and not _is_loopback(flags.host):
+    if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = bind(flags.host, flags.port)
     with (
         listening,
         open_policy(flags) as policy,
-        Rewriter(policy.saved, policy.system, task=policy.task) as rewriter,
+        Rewriter(policy.saved, policy.models, task=policy.task) as rewriter,
         serving(flags, rewriter, key) as app,
     ):
         host, port = listening.getsockname()[:2]
-        note(f"{policy.system.url} is served on http://{host}:{port}; {policy.system.target_model}+qm is rewritten")
+        note(f"{policy.models.url} is served on http://{host}:{port}; {policy.models.target_model}+qm is rewritten")
         print(f"listening on http://{host}:{port}", flush=True)
-        run_frozen(make_server(app), listening)
+        run_frozen(app, listening)
 
 
 @contextmanager
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[ProxyApp]:
     """Yield the application of a policy in front of the model server of its target."""
-    from query_mutator.serve.answers import PolicyAnswerer, Rules
-    from query_mutator.serve.app import ProxyApp
-    from query_mutator.serve.contract import ClientLimits
-    from query_mutator.serve.episodes import Episodes
-    from query_mutator.serve.queue import Queue
-    from query_mutator.serve.shadow import OtherWay
-    from query_mutator.serve.status import Status
-    from query_mutator.serve.upstream import Upstream
-    from query_mutator.serve.upstreams import Upstreams
+    from query_mutator.apply.proxy.answers import PolicyAnswerer, Rules
+    from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.contract import ClientLimits
+    from query_mutator.apply.proxy.episodes import Episodes
+    from query_mutator.apply.proxy.queue import Queue
+    from query_mutator.apply.proxy.shadow import Counterfactual
+    from query_mutator.apply.proxy.status import Status
+    from query_mutator.apply.proxy.upstream import Upstream
+    from query_mutator.apply.proxy.upstreams import Upstreams
 
     if flags.mode not in ("gate", *rewriter.modes):
         raise UsageError(
@@ -141,13 +141,13 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         [
             Upstream(
                 server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
-                timeout_s=flags.timeout_s or 600.0,
+                timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
                 headers=_key_of(server),
             )
-            for server in rewriter.system.calls.servers
+            for server in rewriter.models.calls.servers
         ]
     )
-    with _shadow(flags, rewriter, OtherWay(upstream, episodes, status, rules.limits), status) as shadow:
+    with _shadow(flags, rewriter, Counterfactual(upstream, episodes, status, rules.limits), status) as shadow:
         yield ProxyApp(
             upstream,
             PolicyAnswerer(upstream, episodes, status, rules, shadow=shadow),
@@ -161,23 +161,23 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
 
 
 @contextmanager
-def _shadow(flags: ServeFlags, rewriter: Rewriter, other: OtherWay, status: Status) -> Iterator[Shadow | None]:
+def _shadow(flags: ServeFlags, rewriter: Rewriter, other: Counterfactual, status: Status) -> Iterator[Shadow | None]:
     """Yield what answers questions both ways, None without --shadow."""
-    from query_mutator.serve.judge import Judge
-    from query_mutator.serve.shadow import Shadow
+    from query_mutator.apply.proxy.judge import Judge
+    from query_mutator.apply.proxy.shadow import Shadow
 
     if not flags.shadow:
         yield None
         return
-    path, calls, judge = _shadow_file(flags), rewriter.system.calls, None
+    path, calls, judge = _shadow_file(flags), rewriter.models.calls, None
     if flags.judge_model is not None:
-        judge = Judge(calls.eval_client, calls.servers[0].require_text_model(flags.judge_model))
+        judge = Judge(calls.eval_client, calls.require_text_model(flags.judge_model))
     with locked_file(path):
         if path.exists() and path.stat().st_size and not flags.force:
             read_shadow(path)  # or rows would be added to a file of another kind
         with closing(JsonLines(path, cut_at=0 if flags.force else None, mode=0o600)) as file:
             path.chmod(0o600)
-            encoder = rewriter.system.encoder
+            encoder = rewriter.models.encoder
             shadow = Shadow(share=flags.shadow, file=file, other=other, encoder=encoder, status=status, judge=judge)
             note(f"{100 * flags.shadow:g} % of the questions are kept in {path}, with the answers both ways")
             try:
@@ -209,7 +209,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback if _is_address(host) else host == "localhost"

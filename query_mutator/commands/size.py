@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from tyro.conf import Positional, arg
 
-from query_mutator.cli.bounds import Bounds
+from ppo.fields import Matches
+from query_mutator.bounds import CountOrNone, Few, Size, Wait
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
-from query_mutator.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
-from query_mutator.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
-from query_mutator.sizing.lerobot import smolvla, train_line
-from query_mutator.sizing.real_steps import ModelSpec, Optimizer, pick_device
+from query_mutator.lab.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
+from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
+from query_mutator.lab.sizing.lerobot import smolvla, train_line
+from query_mutator.lab.sizing.real_steps import ModelSpec, pick_device
+from query_mutator.lab.sizing.workload import Optimizer
 
 __all__ = ["DeviceFlags", "ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
 
 SMOLVLA = "smolvla"
+_PRESETS = "query_mutator.commands.size_presets"  # registers those of the trainer's learners
 _NOT_COUNTED = {
     "cpu": "all that PyTorch and oneDNN allocate",
     "cuda": "reserved is what a caching allocator may hold; workspaces of cuDNN are not counted",
 }
 PLAIN = "as it is"  # the variant without --what-if
+TrainingDevice = Annotated[str, Matches(r"auto|cpu|cuda(:\d+)?", "must be auto, cpu, cuda or cuda:N")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,40 +39,31 @@ class ModelFlags:
 
     model: Positional[str] = "policy"
     """A preset (a wrong name lists them), or package.module:function that returns a Workload."""
-    cameras: int | None = None
+    cameras: Size | None = None
     """Cameras of act and smolvla."""
-    resolution: str | None = None
+    resolution: Annotated[str, Matches(r"[1-9]\d*x[1-9]\d*", "must be height and width, as 480x640")] | None = None
     """Height and width of their images, as 480x640."""
-    tokens: int | None = None
+    tokens: Size | None = None
     """Tokens of a row, for language models."""
     optimizer: Optimizer = "adamw"
     """The optimizer."""
-
-    def __post_init__(self) -> None:
-        if self.resolution is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", self.resolution):
-            raise ValueError(f"--resolution {self.resolution} must be height and width, as 480x640")
 
     def spec(self, variant: str | None = None) -> ModelSpec:
         """Return the model in a variant, with the sizes that were given."""
         height_width = tuple(map(int, self.resolution.split("x"))) if self.resolution else None
         given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
         sizes = {name: value for name, value in given.items() if value is not None}
-        return ModelSpec(model=self.model, sizes=sizes, optimizer=self.optimizer, variant=variant)
+        return ModelSpec(model=self.model, sizes=sizes, optimizer=self.optimizer, variant=variant, plugins=(_PRESETS,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags(ModelFlags):
     """What to train, how, and where."""
 
-    device: str = "auto"
+    device: TrainingDevice = "auto"
     """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
     onednn: bool = True
     """On a CPU: whether the run leaves oneDNN on, as PyTorch does; it changes what layers allocate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"--device {self.device} must be auto, cpu, cuda or cuda:N")
 
     def spec(self, variant: str | None = None) -> ModelSpec:
         """Return the model in a variant, with or without oneDNN."""
@@ -86,22 +81,21 @@ class SizeFlags(DeviceFlags, JsonFlags):
     The figures are what PyTorch allocates. The CUDA context, fragmentation and cuDNN's workspaces are not known.
     """
 
-    device: str = "auto"
+    device: TrainingDevice = "auto"
     """cpu or cuda, which need not be here; auto is cuda with --vram, with --calibration or if there is a GPU."""
 
-    batch: tuple[int, ...] = (1, 8, 32)
+    batch: tuple[Size, ...] = (1, 8, 32)
     """Batch sizes to estimate."""
     vram: str | None = None
     """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
     """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
-    context_mib: float = 600.0
+    context_mib: Wait = 600.0
     """Memory of the CUDA context; 300 to 1300 by card and version."""
     calibration: str | None = None
     """File of `qm size calibrate`: what this card takes in addition to the estimate."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.vram is not None:
             vram_bytes(self.vram)
 
@@ -141,8 +135,8 @@ def size(flags: SizeFlags) -> None:
 
 def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
     """Return the sizes of a model whose step is tracked."""
-    from query_mutator.sizing.memory import estimate, largest_batch
-    from query_mutator.sizing.scratch import onednn
+    from query_mutator.lab.sizing.memory import estimate, largest_batch
+    from query_mutator.lab.sizing.scratch import onednn
 
     device = _sized_device(flags, room)
     workload = flags.spec().workload()
@@ -234,32 +228,26 @@ _DTYPE_BYTES = {"uint8": 1, "float16": 2, "float32": 4, "float64": 8, "int64": 8
 class SizeReplayFlags:
     """Estimate the main memory of a replay buffer, a rollout and collectors."""
 
-    BOUNDS: ClassVar[Bounds] = {"num_collectors": (0, 1024)}
-
-    obs: str = "4x84x84"
+    obs: Annotated[str, Matches(r"[1-9]\d*(x[1-9]\d*)*", "is not a shape; write a shape as 4x84x84 or 384")] = "4x84x84"
     """Shape of an observation, as 4x84x84 or 384."""
     dtype: Literal["uint8", "float16", "float32", "float64", "int64"] = "uint8"
     """Type of an observation's numbers."""
-    capacity: int = 1_000_000
+    capacity: Annotated[int, Ge(0), Le(10**15)] = 1_000_000
     """Transitions that the replay buffer keeps."""
     one_copy: bool = False
     """Keep each observation once, without its successor (optimize_memory_usage of Stable-Baselines3)."""
     prioritized: Annotated[bool, arg(aliases=["--prioritised"])] = False
     """Keep a sum tree of priorities too."""
-    action_numbers: int = 1
+    action_numbers: Size = 1
     """Numbers in an action."""
-    num_envs: int = 8
+    num_envs: Few = 8
     """Environments that hold a current observation, and fill a rollout."""
-    rollout_steps: int = 0
+    rollout_steps: CountOrNone = 0
     """Steps of an on-policy rollout for each environment; 0 for none."""
-    num_collectors: int = 0
+    num_collectors: Annotated[int, Ge(0), Le(1024)] = 0
     """Processes that collect, each with a copy of the network."""
-    parameters: int = 0
+    parameters: Annotated[int, Ge(0), Le(10**15)] = 0
     """Parameters of the network that each collector copies."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.obs):
-            raise UsageError(f"--obs {self.obs} is not a shape; write a shape as 4x84x84 or 384")
 
 
 def size_replay(flags: SizeReplayFlags) -> None:

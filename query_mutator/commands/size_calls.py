@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from query_mutator.cli.bounds import Bounds
+from annotated_types import Ge, Le
+
+from query_mutator.bounds import Tokens
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.lab.sizing.collecting import cache_line, size_calls
 from query_mutator.llm.backends import EMBEDDED, choose_backend
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import build_client
-from query_mutator.sizing.collecting import cache_line, size_calls
 
 __all__ = ["SizeCallsFlags", "size_server"]
 
@@ -21,13 +23,11 @@ __all__ = ["SizeCallsFlags", "size_server"]
 class SizeCallsFlags(ServerFlags):
     """Probe model servers with a few short calls, and print the --batch-size and --num-processes that they can use."""
 
-    BOUNDS: ClassVar[Bounds] = {"width": (2, 1024)}
-
     target_model: str | None = None
     """The model to call; by default the first one installed."""
-    width: int = PROBE_WIDTH
+    width: Annotated[int, Ge(2), Le(1024)] = PROBE_WIDTH
     """Calls to send at once; more slots than that cannot be seen."""
-    max_tokens: int = PROBE_TOKENS
+    max_tokens: Tokens = PROBE_TOKENS
     """Longest reply of a probe call; give what runs use, as a call's time grows with it."""
 
     def __post_init__(self) -> None:
@@ -40,14 +40,13 @@ def size_server(flags: SizeCallsFlags) -> None:
     """Print slots, time of a call and flags; BackendError if the server does not answer."""
     backend, urls = choose_backend(flags.backend, flags.urls)
     with closing(build_client(urls, flags.client_settings(batch_size=flags.width), backend=backend)) as stack:
-        server = stack.servers[0]
-        names = [flags.target_model] if flags.target_model else [*(server.text_models() or ())]
-        if not names:
-            raise UsageError(f"{server.url} has no model; {server.more_models}, or name one with --target-model")
-        stack.require_models([names[0]])
-        model = server.require_model(names[0])
+        model = flags.target_model or next(iter(stack.text_models()), None)
+        if model is None:
+            more = stack.backend_class.more_models
+            raise UsageError(f"{stack.backend.url} has no model; {more}, or name one with --target-model")
+        stack.require_models([model])
         found = measure_calls(stack.limit, stack.servers, model, width=flags.width, max_tokens=flags.max_tokens)
-        info, num_ctx = server.model_info(model), flags.num_ctx or server.context(model)
+        info, num_ctx = stack.model_info(model), flags.num_ctx or stack.context(model)
     if found.error is not None:
         raise BackendError(f"the probe of {model} failed ({found.error}); check the server with qm doctor")
     advice = size_calls(found.slots, width=found.width, service_s=found.service_s)
@@ -55,7 +54,7 @@ def size_server(flags: SizeCallsFlags) -> None:
         print(f"{model}: calls are too short to count slots; benchmark_batching.py compares batch sizes")
         return
     print(f"{model}: {advice}")
-    if line := slots_advice(found.slots, flags.width, server=server, is_reported=found.width is None):
+    if line := slots_advice(found.slots, flags.width, server=stack.backend_class, is_reported=found.width is None):
         print(line)
     print(cache_line(info, num_ctx=num_ctx, slots=advice.batch_size))
     print("calls beyond the slots only wait; benchmark_batching.py shows the same as a table")

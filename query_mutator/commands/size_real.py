@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from query_mutator.bounds import Seconds, Size, defaults
 from query_mutator.cli.console import note, table
 from query_mutator.cli.outputs import Output, OutputFlags, readable
 from query_mutator.commands.size import DeviceFlags, ModelFlags, mib_range
 from query_mutator.errors import UsageError
-from query_mutator.sizing.cards import MIB, fit_calibration, read_calibration, vram_bytes, write_calibration
-from query_mutator.sizing.lerobot import logged_memory
-from query_mutator.sizing.real_steps import ModelSpec, RealStep, bisect, fits_memory, knee_line, measure, pick_device
+from query_mutator.lab.sizing.cards import MIB, fit_calibration, read_calibration, vram_bytes, write_calibration
+from query_mutator.lab.sizing.lerobot import logged_memory
+from query_mutator.lab.sizing.real_steps import (
+    ModelSpec,
+    RealStep,
+    bisect,
+    fits_memory,
+    knee_line,
+    measure,
+    pick_device,
+)
 
 if TYPE_CHECKING:
-    from query_mutator.sizing.memory import MemoryEstimate
+    from query_mutator.lab.sizing.memory import MemoryEstimate
 
 __all__ = ["SizeCalibrateFlags", "SizeThroughputFlags", "SizeVerifyFlags", "calibrate", "size_throughput", "verify"]
 
@@ -27,19 +36,18 @@ class RealFlags(DeviceFlags):
 
     variant: str | None = None
     """As --what-if of `qm size`: bf16, checkpointing, accumulate:4, joined by +."""
-    batch: tuple[int, ...] = (8,)
+    batch: tuple[Size, ...] = (8,)
     """Batch sizes to measure."""
-    timeout_s: Annotated[float, arg(aliases=["--timeout"])] = 300.0
+    timeout_s: Annotated[Seconds, arg(aliases=["--timeout"])] = 300.0
     """Seconds after which a measurement is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
+@defaults(batch=(1, 2, 4, 8, 16, 32))
 class SizeThroughputFlags(RealFlags):
     """Measure samples per second by batch size on this machine, and the knee: larger batches gain little."""
 
-    batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Batch sizes to measure."""
-    seconds: float = 1.0
+    seconds: Seconds = 1.0
     """Seconds of steps at each."""
 
 
@@ -59,7 +67,7 @@ class SizeCalibrateFlags(ModelFlags, OutputFlags):
     """BATCH=MEMORY, as 8=2.4GB: the peak that PyTorch allocated (max_memory_allocated)."""
     log: str | None = None
     """A log of LeRobot with mem_gb; its batch size is --log-batch."""
-    log_batch: int = 8
+    log_batch: Size = 8
     """Batch size of the run in --log."""
     totals: bool = False
     """The figures are those of nvidia-smi, the context included."""
@@ -121,8 +129,8 @@ def verify(flags: SizeVerifyFlags) -> None:
 
 def _estimated(spec: ModelSpec, batch: int, device: str) -> MemoryEstimate | None:
     """Return the estimate for what is measured, None if it depends on data."""
-    from query_mutator.sizing.memory import estimate
-    from query_mutator.sizing.scratch import onednn
+    from query_mutator.lab.sizing.memory import estimate
+    from query_mutator.lab.sizing.scratch import onednn
 
     workload, recipe = spec.workload(), spec.recipe().on(device)
     try:
@@ -136,7 +144,7 @@ def _estimated(spec: ModelSpec, batch: int, device: str) -> MemoryEstimate | Non
 
 def calibrate(flags: SizeCalibrateFlags) -> None:
     """Fit, print and write the calibration."""
-    from query_mutator.sizing.memory import estimate
+    from query_mutator.lab.sizing.memory import estimate
 
     points = [_point(item) for item in flags.measured]
     if flags.log is not None:

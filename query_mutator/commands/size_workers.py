@@ -6,15 +6,18 @@ import multiprocessing
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
+
+from query_mutator.bounds import Parallel, Seconds
 from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import note
-from query_mutator.sizing.budget import Budget, machine_budget
-from query_mutator.sizing.lerobot import read_times, verdict
-from query_mutator.sizing.loading import LoadTrial, profile_items
-from query_mutator.sizing.workers import Tuner, WorkersAdvice
-from query_mutator.sizing.workers_report import advice_lines, items_text, known_line, trials_table
+from query_mutator.lab.sizing.budget import Budget, machine_budget
+from query_mutator.lab.sizing.lerobot import read_times, verdict
+from query_mutator.lab.sizing.loading import LoadTrial, profile_items
+from query_mutator.lab.sizing.workers import Tuner, WorkersAdvice
+from query_mutator.lab.sizing.workers_report import advice_lines, items_text, known_line, trials_table
 
 __all__ = ["SizeWorkersFlags", "size_workers"]
 
@@ -31,22 +34,22 @@ class SizeWorkersFlags(JsonFlags):
     synthetic:bursty."""
     loader: str | None = None
     """package.module:function that returns a DataLoader; its batch size and collate function are kept."""
-    batch_size: int | None = None
+    batch_size: Parallel | None = None
     """Items of a batch; by default the loader's, else 8."""
-    step_ms: float | None = None
+    step_ms: Seconds | None = None
     """Milliseconds of a training step; without it and --step, find the fastest loading (the synthetic sets have their
     own step time)."""
     step: str | None = None
     """package.module:function that is called with each batch instead: the real step."""
     from_logs: str | None = None
     """A log of LeRobot, or a run folder with waiting times and step times: the verdict without measuring."""
-    num_workers: int | None = None
+    num_workers: Annotated[int, Ge(0), Le(1024)] | None = None
     """With --from-logs: workers that the run had."""
     start_method: Literal["auto", "fork", "spawn", "forkserver"] = "auto"
     """How workers are started; auto compares fork and spawn."""
-    window_s: float = 1.5
+    window_s: Seconds = 1.5
     """Seconds of each of three windows of a trial."""
-    time_s: float = 100.0
+    time_s: Seconds = 100.0
     """Seconds after which no further trial starts."""
 
     def __post_init__(self) -> None:
@@ -62,7 +65,7 @@ def size_workers(flags: SizeWorkersFlags) -> None:
     if flags.from_logs is not None:
         print(verdict(read_times(flags.from_logs, workers=flags.num_workers)))
         return
-    from query_mutator.sizing.datasets import STEP_MS
+    from query_mutator.lab.sizing.datasets import STEP_MS
 
     budget, dataset = machine_budget(), flags.dataset or ""
     advice = _search(flags, budget, usual_step_ms=STEP_MS.get(dataset, 0.0))

@@ -9,11 +9,11 @@ from query_mutator.cli.outputs import write_report
 from query_mutator.commands.engine import open_engine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
-from query_mutator.runs.lock import locked
-from query_mutator.sweep.config import SweepFlags
-from query_mutator.sweep.engines import Engine
-from query_mutator.sweep.job import Sweep
-from query_mutator.sweep.picture import draw_sweep
+from query_mutator.files.lock import locked
+from query_mutator.lab.sweep.config import SweepFlags
+from query_mutator.lab.sweep.engines import Engine
+from query_mutator.lab.sweep.job import Sweep
+from query_mutator.lab.sweep.picture import draw_sweep
 
 __all__ = ["SweepFlags", "sweep"]
 

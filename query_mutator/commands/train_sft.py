@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note
-from query_mutator.runs.run_dir import checkpoints_in
-from query_mutator.sft.config import SftFlags
+from query_mutator.files.run_dir import checkpoints_in
 
 __all__ = ["SftFlags", "train_sft"]
 
@@ -15,7 +15,7 @@ __all__ = ["SftFlags", "train_sft"]
 def train_sft(flags: SftFlags) -> None:
     """Train, and print where the model is."""
     from query_mutator.batching.distributed.config import DistributedConfig
-    from query_mutator.sft.trainer import train
+    from query_mutator.batching.training.trainer import train
 
     is_main = DistributedConfig.from_env().is_main
     try:

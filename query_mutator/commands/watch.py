@@ -9,11 +9,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from query_mutator.bounds import Port
 from query_mutator.cli.console import note
 from query_mutator.errors import UsageError
-from query_mutator.page.build import live_page
-from query_mutator.page.live import LivePage, serve_live
-from query_mutator.page.run_reader import RunReader
+from query_mutator.report.page.build import live_page
+from query_mutator.report.page.live import LivePage, serve_live
+from query_mutator.report.page.run_reader import RunReader
 
 __all__ = ["WatchFlags", "watch"]
 
@@ -24,7 +25,7 @@ class WatchFlags:
 
     runs: Positional[tuple[str, ...]] = ("runs/latest",)
     """Run folders; one that does not exist yet is waited for."""
-    port: int = 0
+    port: Port = 0
     """Port of 127.0.0.1; 0 takes a free one."""
     browser: bool = True
     """Open the page in the default browser."""

@@ -8,7 +8,6 @@ run has the same questions.
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -16,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub  # loads its parts when they are used
+
 from query_mutator.cli.console import note
 from query_mutator.encoder.weights import hub_cache_folder
 from query_mutator.errors import DatasetError, hide_credentials, reason_of
+from query_mutator.files import file_sha256
 
 __all__ = ["PREFIX", "HubName", "fetch"]
 
@@ -78,7 +80,7 @@ def fetch(text: str) -> tuple[list[Path], dict[str, Any]]:
     found = _in_cache(wanted) or _from_hub(wanted, text)
     folder, revision, config, split, names = found
     paths = [folder / name for name in names]
-    files = [{"path": name, "sha256": _sha256(path)} for name, path in zip(names, paths, strict=True)]
+    files = [{"path": name, "sha256": file_sha256(path)} for name, path in zip(names, paths, strict=True)]
     about = {"name": wanted.name, "config": config, "split": split, "revision": revision, "commit": folder.name}
     return paths, {**about, "files": files}
 
@@ -89,12 +91,10 @@ _Found = tuple[Path, str, str, str, list[str]]  # snapshot, revision, configurat
 def _in_cache(wanted: HubName) -> _Found | None:
     """Return the files of the cache, None if not all are there."""
     try:
-        from huggingface_hub import get_cached_repo_tree
-
         for revision in (CONVERTED, MAIN):
             if not (_repository(wanted) / "refs" / revision).is_file():
                 continue
-            tree = get_cached_repo_tree(
+            tree = huggingface_hub.get_cached_repo_tree(
                 wanted.name, repo_type="dataset", revision=revision, cache_dir=hub_cache_folder()
             )
             config, split, names = wanted.choose(file.path for file in tree)
@@ -106,7 +106,6 @@ def _in_cache(wanted: HubName) -> _Found | None:
 
 def _from_hub(wanted: HubName, text: str) -> _Found:
     """Download the files; DatasetError that says what the hub said."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionNotFoundError
 
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -114,7 +113,7 @@ def _from_hub(wanted: HubName, text: str) -> _Found:
     try:
         for revision in (CONVERTED, MAIN):
             try:
-                tree = HfApi(endpoint=_endpoint()).list_repo_tree(
+                tree = huggingface_hub.HfApi(endpoint=_endpoint()).list_repo_tree(
                     wanted.name, recursive=True, repo_type="dataset", revision=revision
                 )
                 sizes = {file.path: getattr(file, "size", 0) or 0 for file in tree}
@@ -131,10 +130,8 @@ def _from_hub(wanted: HubName, text: str) -> _Found:
 
 
 def _snapshot(wanted: HubName, revision: str, names: Iterable[str], *, local: bool = False) -> Path:
-    from huggingface_hub import snapshot_download
-
     return Path(
-        snapshot_download(
+        huggingface_hub.snapshot_download(
             wanted.name,
             repo_type="dataset",
             revision=revision,
@@ -183,8 +180,3 @@ def _place_of(path: str) -> tuple[str, str] | None:
     found = _SPLIT.match(name.lower())
     config = folders[0] if folders and folders[0] != "data" else "default"
     return (config, found[1] if found else "train") if found or name.count(".") == 1 else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -45,7 +45,7 @@ _OR_BENCH_CATEGORIES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How to read the rows of a question set; `remark` tells what is lost."""
+    """How to read the rows of a question set; `remark` says what is lost."""
 
     name: str
     convert: Callable[[Fields], Converted]
@@ -55,7 +55,7 @@ class Layout:
 def layout_of(rows: Sequence[Fields], *, where: str) -> Layout | None:
     """Return the layout of a file by its first rows, None for our own format; DatasetError if it is ambiguous.
 
-    `where` is the file's name, which tells OR-Bench's parts apart.
+    `where` is the file's name, by which OR-Bench's parts differ.
     """
     columns = set(rows[0]) if rows else set()
     if {"question", "answers"} <= columns:
@@ -71,7 +71,7 @@ def layout_of(rows: Sequence[Fields], *, where: str) -> Layout | None:
 
 
 def _by_answer(rows: Sequence[Fields], columns: set[str], where: str) -> Layout | None:
-    """Return the layout that the type of `answer` tells."""
+    """Return the layout, by the type of `answer`."""
     answers = [row.get("answer") for row in rows]
     if any(isinstance(answer, Mapping) for answer in answers):
         if not all(isinstance(answer, Mapping) and "value" in answer for answer in answers):

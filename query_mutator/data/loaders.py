@@ -27,7 +27,7 @@ from query_mutator.types import UNSAFE, Question
 
 Gold = tuple[tuple[str, ...], str | None]  # accepted names, reference
 KNOWN_ANSWERS = 1 << 16
-_PEEKED_ROWS = 20  # that tell the layout
+_PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
@@ -59,7 +59,7 @@ def load_question_set(
 ) -> QuestionSet:
     """Return the questions of files that belong together, and apart from them those with the tag `unsafe`.
 
-    `name` is shown in place of the files, and tells parts of OR-Bench apart.
+    `name` is shown in place of the files; parts of OR-Bench differ by it.
     """
     name = name or str(paths[0])
     asked = {column for column in (question_column, answer_column) if column is not None}

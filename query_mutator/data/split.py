@@ -43,9 +43,9 @@ def target_key(question: Question) -> str:
     return question.accept[0] if question.accept else question.text
 
 
-def in_test(question: Question, *, test_percent: int = TEST_PERCENT) -> bool:
+def in_test(question: Question) -> bool:
     """Return whether a question is held out: sha256 of its target modulo 100, so adding rows moves no other row."""
-    return int(_digest(question)[:8], 16) % 100 >= 100 - test_percent
+    return int(_digest(question)[:8], 16) % 100 >= 100 - TEST_PERCENT
 
 
 def fold_of(question: Question) -> int:
@@ -53,12 +53,12 @@ def fold_of(question: Question) -> int:
     return int(_digest(question)[8:16], 16) % FOLDS
 
 
-def split_questions(questions: Iterable[Question], *, test_percent: int = TEST_PERCENT) -> Split:
+def split_questions(questions: Iterable[Question]) -> Split:
     """Return the hash-stable split, without a validation part; order within each part is kept."""
     train: list[Question] = []
     test: list[Question] = []
     for question in questions:
-        (test if in_test(question, test_percent=test_percent) else train).append(question)
+        (test if in_test(question) else train).append(question)
     return Split(train=tuple(train), test=tuple(test))
 
 

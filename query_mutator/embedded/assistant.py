@@ -12,7 +12,8 @@ import numpy as np
 from query_mutator.embedded.corpus import Corpus, Entry, split_identifier
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.filters import PurposeFilter, has_trigger_word
-from query_mutator.encoder import Encoder, FloatArray, embed_documents
+from query_mutator.encoder import Encoder, embed_documents
+from query_mutator.types import FloatArray
 
 __all__ = ["NOT_SURE", "PURPOSE_REFUSAL", "REFUSAL", "SOURCES", "FilteredSearch", "PydocAssistant", "answer"]
 

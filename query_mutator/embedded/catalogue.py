@@ -12,9 +12,10 @@ from query_mutator.embedded.models import EmbeddedModel
 from query_mutator.embedded.wire import ApiError, model_name
 from query_mutator.embedded.wire import field as payload_field
 from query_mutator.embedded.worker import BatchWorker
+from query_mutator.types import FloatArray
 
 if TYPE_CHECKING:
-    from query_mutator.encoder import Encoder, FloatArray
+    from query_mutator.encoder import Encoder
 
 __all__ = ["CONTEXT_LENGTH", "EMBEDDING_MODEL", "MAX_CONTEXT", "Catalogue", "Entry"]
 

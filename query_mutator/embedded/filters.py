@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from query_mutator.embedded.rules.essential import names_person_or_property, one_of
 from query_mutator.embedded.rules.tables import load_classes, load_rows
-from query_mutator.encoder import Encoder, FloatArray
+from query_mutator.encoder import Encoder
+from query_mutator.types import FloatArray
 
 __all__ = ["PurposeFilter", "has_trigger_word"]
 

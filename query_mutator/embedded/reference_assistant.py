@@ -17,7 +17,8 @@ from query_mutator.embedded.assistant import SOURCES, FilteredSearch
 from query_mutator.embedded.digests import digest_of
 from query_mutator.embedded.reference_tables import characters, facts
 from query_mutator.embedded.word_index import WordIndex
-from query_mutator.encoder import Encoder, FloatArray, embed_documents
+from query_mutator.encoder import Encoder, embed_documents
+from query_mutator.types import FloatArray
 
 __all__ = ["ReferenceAssistant", "TableSearch"]
 

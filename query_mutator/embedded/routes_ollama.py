@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from query_mutator import __version__
 from query_mutator.embedded.catalogue import DETAILS, MAX_CONTEXT, Catalogue, Entry
 from query_mutator.embedded.engine import Call, Embeddings, Engine, Reply
 from query_mutator.embedded.http import TEXT_TYPE, Response
@@ -25,6 +24,7 @@ from query_mutator.embedded.wire import (
     texts_of,
     wrong_type,
 )
+from query_mutator.version import __version__
 
 __all__ = ["OllamaRoutes", "Route", "last_user_text"]
 

@@ -7,8 +7,7 @@ import logging
 
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.http import TEXT_TYPE, Connection, Response
-from query_mutator.embedded.http_reader import Request
+from query_mutator.embedded.http import TEXT_TYPE, Connection, Request, Response
 from query_mutator.embedded.routes_ollama import OllamaRoutes
 from query_mutator.embedded.routes_openai import OpenAIRoutes, openai_error
 from query_mutator.embedded.runners import BUSY
@@ -48,7 +47,7 @@ class Router:
         except asyncio.CancelledError:
             self._stats.cancelled += 1
             raise
-        except Exception as error:  # a defect of ours
+        except Exception as error:  # our defect
             if connection.is_streaming:
                 raise
             logger.exception("the handler of %s %s failed", request.method, request.path)

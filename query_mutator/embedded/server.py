@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import math
-import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
+from annotated_types import Ge, Le
+
+from query_mutator.bounds import Million, Seconds, Seed, Wait
 from query_mutator.embedded.access import DEFAULT_ORIGINS, Access
 from query_mutator.embedded.catalogue import Catalogue, Entry
 from query_mutator.embedded.context import OllamaVersion
 from query_mutator.embedded.engine import Engine
 from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.http import Clients, why_not_listening
+from query_mutator.embedded.http import Clients, detect_vanished_clients, why_not_listening
 from query_mutator.embedded.latency import Latency
 from query_mutator.embedded.models import Echo, EmbeddedModel
 from query_mutator.embedded.routes_ollama import OllamaRoutes
@@ -32,6 +33,8 @@ from query_mutator.embedded.runners import Runners
 from query_mutator.embedded.stats import Stats
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
+from query_mutator.settings.listening import Listening
+from query_mutator.settings.models import Simulation
 
 if TYPE_CHECKING:
     from query_mutator.encoder import Encoder
@@ -43,41 +46,27 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """How a server answers; raises UsageError for a setting out of range."""
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Listening, Simulation):
+    """How a server answers; a setting out of range is a ValueError."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = 0
-    """Port to listen on; 0 takes a free one."""
-    num_parallel: int = 1
+    num_parallel: Annotated[int, Ge(1), Le(4096)] = 1
     """Slots of each model."""
-    max_queue: int = 512
+    max_queue: Million = 512
     """Requests that may wait while a model loads."""
-    load_ms: float = 0.0
+    load_ms: Wait = 0.0
     """Time that a model takes to load, and to load again with other options."""
-    latency_ms: float = 0.0
-    """Mean time of a call in its slot, computing included; 0 adds none."""
-    latency_sigma: float = 0.0
-    """Sigma of the log-normal spread of that time, the same for the same prompt."""
-    running_speed: float = 0.0
-    """16 s divided by this number per call, in place of --latency-ms; 0 adds no time."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of latencies and faults."""
     origins: tuple[str, ...] = ()
     """Web origins whose pages may call, besides those of this machine; * stands for any text."""
-    request_timeout_s: float = 60.0
+    request_timeout_s: Seconds = 60.0
     """Seconds in which a request must arrive; a connection without one is closed after ten times as long."""
     behave_as: OllamaVersion = "0.24"
     """The Ollama version to mimic where a prompt or reply does not fit the context; 0.9 cuts prompts silently."""
 
     def __post_init__(self) -> None:
-        for name in ("num_parallel", "max_queue"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} is out of range; it must be at least 1")
-        if not 0 < self.request_timeout_s < math.inf:
-            raise UsageError(f"request_timeout_s={self.request_timeout_s} is out of range; it must be above 0")
+        super().__post_init__()
         check_known("Ollama version", self.behave_as, get_args(OllamaVersion))
 
     def latency(self) -> Latency:
@@ -122,8 +111,8 @@ class EmbeddedServer:
             self._loop.close()
             raise UsageError(why_not_listening(settings.host, settings.port, error)) from error
         for listening in self._listener.sockets:
-            _detect_vanished_clients(listening)
-        self._loop.call_soon(self._sweep)
+            detect_vanished_clients(listening)
+        self._loop.call_soon(self._clients.keep_sweeping)
         self.port: int = bound[0][1]
         self.url = f"http://{_in_url(settings.host)}:{self.port}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="embedded-server", daemon=True)
@@ -164,10 +153,6 @@ class EmbeddedServer:
             self._quiet_until_s = loop.time() + 1.0
             logger.warning("too many open files for another connection (%s); raise `ulimit -n`", error.strerror)
 
-    def _sweep(self) -> None:
-        self._clients.sweep()
-        self._loop.call_later(min(1.0, self._clients.request_timeout_s / 4), self._sweep)
-
     async def _shut_down(self) -> None:
         # Without files for connections asyncio still has attempts to accept them scheduled, on a closed socket.
         self._loop.set_exception_handler(lambda _, context: logger.debug("while closing: %s", context["message"]))
@@ -193,21 +178,16 @@ def start_server(
 
     Raises UsageError for a setting out of range or a port that is not available.
     """
-    checked = ServerSettings(**settings)
+    try:
+        checked = ServerSettings(**settings)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     named = dict(models) if isinstance(models, Mapping) else {model.name: model for model in models}
     named.setdefault(Echo.name, Echo())
     entries = [Entry.of_text_model(name, model) for name, model in named.items()]
     if encoder is not None:
         entries.append(Entry.of_encoder(encoder))
     return EmbeddedServer(Catalogue(entries), checked, faults)
-
-
-def _detect_vanished_clients(listening: socket.socket) -> None:
-    """Make the system probe idle connections, so that a call whose client lost its network gives its slot back."""
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit it
-    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):  # not on every system
-            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _in_url(host: str) -> str:

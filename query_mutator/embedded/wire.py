@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any
 
-from query_mutator.embedded.http import Connection, Response
-from query_mutator.embedded.http_reader import Request
+from query_mutator.embedded.http import Connection, Request, Response
 
 __all__ = [
     "DEFAULT_KEEP_ALIVE_S", "FOREVER_S", "ApiError", "Exchange", "call_options", "dumps", "field", "json_response",

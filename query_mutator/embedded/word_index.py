@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.encoder import FloatArray
+from query_mutator.types import FloatArray
 
 __all__ = ["WordIndex"]
 

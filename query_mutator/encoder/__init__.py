@@ -5,7 +5,7 @@ every run, and `english_ranks` is the word list that comes with the default weig
 only: torch and sentence-transformers are imported when weights are loaded. It imports `files`, `types` and `errors`.
 """
 
-from query_mutator.encoder.base import Encoder, FloatArray, unit_rows
+from query_mutator.encoder.base import Encoder, unit_rows
 from query_mutator.encoder.cached import CachedEncoder
 from query_mutator.encoder.documents import cache_dir, embed_documents, sha256_of
 from query_mutator.encoder.hashing import HashEncoder
@@ -21,7 +21,6 @@ __all__ = [
     "CachedEncoder",
     "Encoder",
     "EncoderError",
-    "FloatArray",
     "HashEncoder",
     "RemoteEncoder",
     "cache_dir",

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Encoder", "FloatArray", "readable", "unit_rows"]
+from query_mutator.types import FloatArray
 
-FloatArray = NDArray[np.float32]
+__all__ = ["Encoder", "readable", "unit_rows"]
 
 READ_CHARS = 100_000  # of one text: more than any encoder's context; tokenizing megabytes takes gigabytes
 

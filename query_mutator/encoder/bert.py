@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from query_mutator.encoder.base import FloatArray, readable
+from query_mutator.encoder.base import readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
+from query_mutator.types import FloatArray
 
-__all__ = ["CPU_TOKENS", "LINEAR", "NORMS", "Bert", "cores", "is_plain_bert", "read_json"]
+__all__ = ["CPU_TOKENS", "Bert", "cores", "is_plain_bert", "read_json"]
 
 #: Tokens in one forward pass on a CPU; beyond it the activations leave the cache and a text takes longer.
 CPU_TOKENS = 512
@@ -91,6 +92,25 @@ class Bert:
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> FloatArray:
         """Return the mean of the last hidden states over each text's tokens, normalized: [B, H]."""
         raise NotImplementedError
+
+    def _arrange(self, tensors: Mapping[str, Any], *, join: Callable[[list[Any]], Any]) -> None:
+        """Arrange the file's tensors for the forward pass; `join` makes query, key and value one matrix."""
+        named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+
+        def pair(name: str) -> tuple[Any, Any]:
+            return named[f"{name}.weight"], named[f"{name}.bias"]
+
+        self._words = named["embeddings.word_embeddings.weight"]
+        token_type = named["embeddings.token_type_embeddings.weight"][0]  # every text is a single segment
+        self._positions = named["embeddings.position_embeddings.weight"] + token_type
+        self._norm = pair("embeddings.LayerNorm")
+        self._layers = []
+        for number in range(self._num_layers):
+            prefix = f"encoder.layer.{number}."
+            qkv = [pair(f"{prefix}attention.self.{part}") for part in ("query", "key", "value")]
+            layer = {name: pair(prefix + name) for name in (*LINEAR, *NORMS)}
+            layer["qkv"] = (join([weight for weight, _ in qkv]), join([bias for _, bias in qkv]))
+            self._layers.append(layer)
 
     def _micro_batches(self, tokens: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Yield indices in groups of similar length, longest first, within the rows and tokens of one pass."""

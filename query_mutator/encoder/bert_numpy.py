@@ -5,7 +5,7 @@ B texts, T tokens in all, L in one text, H hidden size, A attention heads
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from query_mutator.encoder.base import FloatArray, unit_rows
-from query_mutator.encoder.bert import CPU_TOKENS, LINEAR, NORMS, Bert, cores
+from query_mutator.encoder.base import unit_rows
+from query_mutator.encoder.bert import CPU_TOKENS, Bert, cores
 from query_mutator.encoder.weights import EncoderSettings, Weights
+from query_mutator.types import FloatArray
 
 __all__ = ["NumpyBert"]
 
-_Pair = tuple[FloatArray, FloatArray]  # weight [in, out] and bias, or scale and shift
+_Pair = tuple[FloatArray, FloatArray]  # weight [out, in] and bias, or scale and shift
 
 
 class NumpyBert(Bert):
@@ -29,15 +30,9 @@ class NumpyBert(Bert):
         super().__init__(weights, settings, tokens_per_pass=CPU_TOKENS, passes=cores())
         tensors = load_file(str(weights.folder / "model.safetensors"))
         named = {
-            name.removeprefix("bert."): tensor.astype(np.float32, copy=False)
-            for name, tensor in tensors.items()
-            if tensor.dtype.kind == "f"
+            name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items() if tensor.dtype.kind == "f"
         }
-        self._words = named["embeddings.word_embeddings.weight"]
-        token_type = named["embeddings.token_type_embeddings.weight"][0]  # every text is a single segment
-        self._positions = named["embeddings.position_embeddings.weight"] + token_type
-        self._norm = _pair(named, "embeddings.LayerNorm")
-        self._layers = [_layer(named, f"encoder.layer.{number}.") for number in range(self._num_layers)]
+        self._arrange(named, join=np.concatenate)
 
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> FloatArray:
         lengths = [len(row) for row in tokens]
@@ -72,21 +67,8 @@ class NumpyBert(Bert):
         return attended
 
 
-def _pair(named: Mapping[str, FloatArray], name: str) -> _Pair:
-    return named[f"{name}.weight"], named[f"{name}.bias"]
-
-
-def _layer(named: Mapping[str, FloatArray], prefix: str) -> dict[str, _Pair]:
-    """Return the weights of a layer; query, key and value are one matrix."""
-    linear = {name: _pair(named, prefix + name) for name in LINEAR}
-    qkv = [_pair(named, f"{prefix}attention.self.{part}") for part in ("query", "key", "value")]
-    linear["qkv"] = (np.concatenate([weight for weight, _ in qkv]), np.concatenate([bias for _, bias in qkv]))
-    transposed = {name: (weight.T, bias) for name, (weight, bias) in linear.items()}
-    return transposed | {name: _pair(named, prefix + name) for name in NORMS}
-
-
 def _linear(rows: FloatArray, pair: _Pair) -> FloatArray:
-    result: FloatArray = rows @ pair[0]
+    result: FloatArray = rows @ pair[0].T
     result += pair[1]
     return result
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from query_mutator.encoder.base import FloatArray
-from query_mutator.encoder.bert import CPU_TOKENS, LINEAR, NORMS, Bert, cores
+from query_mutator.encoder.bert import CPU_TOKENS, Bert, cores
 from query_mutator.encoder.weights import EncoderSettings, Weights
+from query_mutator.types import FloatArray
 
 __all__ = ["BertEncoder"]
 
@@ -68,30 +68,13 @@ class BertEncoder(Bert):
             tokens_per_pass=CPU_TOKENS if on_cpu else 128 * CPU_TOKENS,
             passes=cores() if on_cpu else 1,
         )
-        self._arrange(load_file(str(weights.folder / "model.safetensors")))
-
-    def _arrange(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Arrange the file's tensors for the forward pass: query, key and value become one matrix."""
+        tensors = load_file(str(weights.folder / "model.safetensors"))
         named = {
-            name.removeprefix("bert."): tensor.to(self._device, torch.float32)
+            name: tensor.to(self._device, torch.float32)
             for name, tensor in tensors.items()
             if tensor.is_floating_point()
         }
-
-        def pair(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-            return named[f"{name}.weight"], named[f"{name}.bias"]
-
-        self._words = named["embeddings.word_embeddings.weight"]
-        token_type = named["embeddings.token_type_embeddings.weight"][0]  # every text is a single segment
-        self._positions = named["embeddings.position_embeddings.weight"] + token_type
-        self._norm = pair("embeddings.LayerNorm")
-        self._layers = []
-        for number in range(self._num_layers):
-            prefix = f"encoder.layer.{number}."
-            qkv = [pair(f"{prefix}attention.self.{part}") for part in ("query", "key", "value")]
-            layer = {name: pair(prefix + name) for name in (*LINEAR, *NORMS)}
-            layer["qkv"] = (torch.cat([weight for weight, _ in qkv]), torch.cat([bias for _, bias in qkv]))
-            self._layers.append(layer)
+        self._arrange(named, join=torch.cat)
 
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> FloatArray:
         if self._settings.deterministic and torch.get_num_threads() != 1:  # a setting of each calling thread

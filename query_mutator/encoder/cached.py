@@ -9,8 +9,9 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from query_mutator.encoder.base import Encoder, FloatArray
+from query_mutator.encoder.base import Encoder
 from query_mutator.encoder.remote import RemoteEncoder
+from query_mutator.types import FloatArray
 
 __all__ = ["CachedEncoder"]
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from query_mutator.encoder.base import Encoder, FloatArray
+from query_mutator.encoder.base import Encoder
 from query_mutator.errors import DiskError
-from query_mutator.files import atomic_write
+from query_mutator.files import atomic_write, user_cache_folder
+from query_mutator.types import FloatArray
 
 __all__ = ["cache_dir", "embed_documents", "sha256_of"]
 
@@ -30,9 +31,7 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for files that can be computed again."""
     if environ.get("QUERY_MUTATOR_CACHE"):
         return Path(environ["QUERY_MUTATOR_CACHE"]).expanduser()
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]).expanduser() / "query-mutator"
-    return Path.home() / ".cache" / "query-mutator"
+    return user_cache_folder(environ)
 
 
 def sha256_of(*parts: str) -> str:

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from query_mutator.encoder.base import FloatArray, readable, unit_rows
+from query_mutator.encoder.base import readable, unit_rows
+from query_mutator.types import FloatArray
 
 __all__ = ["HashEncoder"]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from query_mutator.encoder.base import FloatArray, readable, unit_rows
+from query_mutator.encoder.base import readable, unit_rows
 from query_mutator.errors import BackendError, EncoderError
+from query_mutator.types import FloatArray
 
 __all__ = ["Embed", "RemoteEncoder"]
 

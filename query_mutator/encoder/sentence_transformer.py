@@ -11,8 +11,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers.utils import logging as transformers_logging
 
-from query_mutator.encoder.base import FloatArray, readable
+from query_mutator.encoder.base import readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
+from query_mutator.types import FloatArray
 
 __all__ = ["SentenceTransformerEncoder"]
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import huggingface_hub  # loads its parts when they are used
+
 from query_mutator.errors import EncoderError, reason_of
+from query_mutator.files import file_sha256
 
 __all__ = ["DEFAULT_ENCODER", "PACKAGE", "EncoderSettings", "Weights", "find_weights", "packaged_folder"]
 
@@ -107,8 +110,7 @@ def _sha256(path: Path) -> str:
 @lru_cache(maxsize=64)
 def _file_sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     """Return the file's sha256; size and time are parameters so that a changed file is read again."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)
 
 
 def hub_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -164,10 +166,10 @@ def _downloaded(spec: str) -> tuple[Path, str]:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise _NotThereError("HF_HUB_OFFLINE forbids a download")
     try:
-        from huggingface_hub import snapshot_download
-
         folder = Path(
-            snapshot_download(_repository(spec), allow_patterns=list(_DOWNLOAD_PATTERNS), cache_dir=hub_cache_folder())
+            huggingface_hub.snapshot_download(
+                _repository(spec), allow_patterns=list(_DOWNLOAD_PATTERNS), cache_dir=hub_cache_folder()
+            )
         )
     except Exception as error:  # the hub client raises a dozen types
         reason = reason_of(error)

@@ -2,7 +2,8 @@
 
 `task` has what all environments share; `episode` the attempts at one question; `observation` turns texts into the
 policy's input; `flow` is a step as a generator of calls, which `scheduling` runs without a barrier; `steps` and `infos`
-are what learners receive. `QueryMutationEnv` itself is in `rl_query_mutator_env.py`.
+are what learners receive; `vector` is what gymnasium asks of a vector of environments. `QueryMutationEnv` itself is in
+`rl_query_mutator_env.py`.
 """
 
 __all__ = ["episode", "flow", "infos", "observation", "scheduling", "steps", "task"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Encode, Flow, Prepare
-from query_mutator.env.scheduling import Tries, encoded
+from query_mutator.env.scheduling import CallAttempts, encoded
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.types import ChatRequest, Completion
 
@@ -38,12 +38,12 @@ async def run_flow_async(
             elif isinstance(need, Encode):
                 result = await asyncio.to_thread(encoded, encoder, need.texts)
             else:
-                result = await _with_retries(Tries(need, retry_policy, None), complete)
+                result = await _with_retries(CallAttempts(need, retry_policy, None), complete)
     finally:
         flow.close()
 
 
-async def _with_retries(tries: Tries, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
+async def _with_retries(tries: CallAttempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
     while True:
         request, _ = tries.next()
         outcome = tries.ended(request, await complete(request))

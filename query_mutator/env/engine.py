@@ -2,7 +2,7 @@
 
 It does no I/O. Its flows yield the calls and embeddings they need (`env.flow`) and are sent the results, so the same
 engine runs in an environment that trains (`rl_query_mutator_env`) and in a program that uses a policy
-(`query_mutator.rewriter`), with threads or with asyncio.
+(`query_mutator.apply`), with threads or with asyncio.
 
 O observation, A operators
 """
@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from query_mutator.env.episode import Attempt, Episode
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
+from query_mutator.env.memory import QuestionMemory, Wording
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
 from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.llm.retry import is_transient
 from query_mutator.operators import OperatorContext, local_rewrite
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
-from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["EpisodeEngine", "MakeCall"]
+__all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall"]
 
-FloatArray = NDArray[np.float32]
+FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
 
 #: (request, name of the call within the step, action) -> the need to yield
 MakeCall = Callable[[ChatRequest, str, int | None], Call]
@@ -37,17 +36,37 @@ def _without_site(request: ChatRequest, phase: str, action: int | None) -> Call:
 
 
 class EpisodeEngine:
-    """An episode and the flows that advance it; `make_call` adds what a journal needs to a call."""
+    """An episode and the flows that advance it; `make_call` adds what a journal needs to a call.
 
-    def __init__(self, task: Task, episode: Episode, *, make_call: MakeCall = _without_site) -> None:
-        self.task, self.episode = task, episode
-        self.timing: dict[str, float] = {}  # seconds of the calls of the present step
+    What `memory` has is neither called for, nor scored or tested again, but counted as a call of this episode. Without
+    `observes`, wordings that are not asked are not embedded, and `observe` may not be called.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        episode: Episode,
+        *,
+        make_call: MakeCall = _without_site,
+        memory: QuestionMemory | None = None,
+        observes: bool = True,
+    ) -> None:
+        self.task, self.episode, self.memory, self.observes = task, episode, memory, observes
+        self.timing: dict[str, float] = {}  # seconds of the calls of the current step
         self._call = make_call
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
 
     @classmethod
-    def open(cls, task: Task, index: int, *, make_call: MakeCall = _without_site) -> EpisodeEngine:
+    def open(
+        cls,
+        task: Task,
+        index: int,
+        *,
+        make_call: MakeCall = _without_site,
+        memory: QuestionMemory | None = None,
+        observes: bool = True,
+    ) -> EpisodeEngine:
         """Return the engine of a new episode on question `index`, which is not asked yet."""
         text = task.questions[index].text
         episode = Episode(
@@ -57,16 +76,25 @@ class EpisodeEngine:
             vectors={text: task.question_vectors[index]},
             used=[False] * len(task.operators),
         )
-        return cls(task, episode, make_call=make_call)
+        return cls(task, episode, make_call=make_call, memory=memory, observes=observes)
 
     # --- flows -----------------------------------------------------------------------------------------------------
 
-    def ask_original(self, tries: int = 1) -> Flow:
-        """Have the target answer the original question; return the error of a call that failed for good."""
-        request = self.task.calls.target(self.episode.original)
-        completion: Completion = yield self._call(request, f"first answer {tries}", None)
+    def ask_original(self, *, tries: int = 1, first_try: int = 1) -> Flow:
+        """Have the target answer the original question; return the error of a call that failed for good.
+
+        A transient failure is tried again, up to `tries` times; `first_try` is the number of the first of them. Calls
+        of failed tries are not counted.
+        """
+        error: ErrorInfo | None = None
+        for number in range(first_try, first_try + tries):
+            request = self.task.calls.target(self.episode.original)
+            completion: Completion = yield self._call(request, f"first answer {number}", None)
+            error = completion.error or (yield from self.add_first(completion.text, number))
+            if error is None or not is_transient(error):
+                break
         self.episode.calls += 1
-        return completion.error or (yield from self.add_first(completion.text, tries))
+        return error
 
     def add_first(self, answer: str, tries: int = 1) -> Flow:
         """Add the target's answer to the original question; return the error of a call that failed for good."""
@@ -78,7 +106,7 @@ class EpisodeEngine:
         first = yield from self._attempt(episode.original, answer, vectors, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
-        episode.add(first, self.task.answer)
+        episode.add(first, self.task.rules.answer)
         return None
 
     def act(self, action: int, *, asks_at_end: bool = True) -> Flow:
@@ -88,22 +116,22 @@ class EpisodeEngine:
         """
         episode, name = self.episode, self.task.actions[action]
         self.timing = {}
-        ends = name == SUBMIT or episode.steps + 1 >= self.task.max_episode_steps
+        ends = name == SUBMIT or episode.steps + 1 >= self.task.rules.max_episode_steps
         error: ErrorInfo | None = None
         if name == UNDO:
-            episode.move(episode.original, self.task.answer)
+            episode.move(episode.original, self.task.rules.answer)
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action)
         if error is None and (name == ASK or (ends and asks_at_end and episode.best is None)):
             error = yield from self.ask(action)
-        if error is None and ends and self.task.answer == "round_trip":
+        if error is None and ends and self.task.rules.answer == "round_trip":
             error = yield from self._round_trip(action)
         episode.names.append(name)
         episode.steps += 1
         return error
 
     def ask(self, action: int | None = None, text: str | None = None) -> Flow:
-        """Have the target answer `text`, by default the present question; return the error of a failed call.
+        """Have the target answer `text`, by default the current question; return the error of a failed call.
 
         A text that was asked before in this episode has an answer.
         """
@@ -111,7 +139,22 @@ class EpisodeEngine:
         text = episode.text if text is None else text
         if text in episode.known:
             return None
-        known = episode.vectors.get(text)
+        found = None if self.memory is None else self.memory.attempts.get(text)
+        if found is None:
+            found = yield from self._answer(text, action)
+            if self.memory is not None:
+                self.memory.attempts[text] = found
+        else:
+            episode.calls += 1
+        if isinstance(found, ErrorInfo):
+            return found
+        episode.vectors[text] = found.text_vector
+        episode.add(found, self.task.rules.answer)
+        return None
+
+    def _answer(self, text: str, action: int | None) -> Flow:
+        """Have the target answer `text`; return the Attempt, or the error of a failed call."""
+        known = self.episode.vectors.get(text)
         if known is None:
             yield Prepare((text,))
         answered = yield from self._timed(self.task.calls.target(text), "answer", "target", action=action)
@@ -121,41 +164,50 @@ class EpisodeEngine:
         if isinstance(vectors, ErrorInfo):
             return vectors
         vectors = vectors if known is None else (known, *vectors)
-        attempt = yield from self._attempt(text, answered.text, vectors, phase="judge", action=action)
-        if isinstance(attempt, ErrorInfo):
-            return attempt
-        episode.vectors[text] = attempt.text_vector
-        episode.add(attempt, self.task.answer)
-        return None
+        return (yield from self._attempt(text, answered.text, vectors, phase="judge", action=action))
 
     def _rewrite(self, action: int) -> Flow:
-        """Have the mutator rewrite the present question; return the error of a call that failed for good.
+        """Have the mutator rewrite the current question; return the error of a call that failed for good.
 
-        With `ask="every_step"` the target answers the rewrite.
+        The target answers the rewrite unless the policy asks.
         """
-        episode, rewriter = self.episode, self.task.operators[action]
-        before = text = episode.text
-        context, local = self._context(), local_rewrite(rewriter)
-        may_change = self.task.would_change(action, before, context)
-        if local is not None:
-            text = local(before, context=context) or before
-        elif may_change:
-            prompt = rewriter.render(before, context=context)
-            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
-            if not mutated.ok:
-                return mutated.error
-            text = clean_rewrite(mutated.text) or before
-        if self.task.ask == "every_step":
+        episode, before = self.episode, self.episode.text
+        may_change = self.may_change(action)
+        text = yield from self._rewritten(action, may_change=may_change)
+        if isinstance(text, ErrorInfo):
+            return text
+        error: ErrorInfo | None = None
+        if self.task.rules.asking.asks_rewrites:
             error = yield from self.ask(action, text)
-        else:
+        elif self.observes:
             error = yield from self._embed(text)
         if error is not None:
             return error
         episode.used[action] = True
         if may_change:  # else the mask has it; an operator that needs the answer may get one later
             episode.tried.add((before, action))
-        episode.move(text, self.task.answer)
+        episode.move(text, self.task.rules.answer)
         return None
+
+    def _rewritten(self, action: int, *, may_change: bool) -> Flow:
+        """Return the current question as an operator rewrites it, or the error of a call that failed for good."""
+        rewriter, text = self.task.operators[action], self.episode.text
+        local = local_rewrite(rewriter)
+        if local is None and not may_change:
+            return text
+        found = None if self.memory is None else self.memory.rewrites.get(self._wording(action))
+        if found is not None:
+            self.episode.calls += local is None
+            return found
+        if local is not None:
+            found = local(text, context=self._context()) or text
+        else:
+            prompt = rewriter.render(text, context=self._context())
+            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
+            found = mutated.error or clean_rewrite(mutated.text) or text
+        if self.memory is not None:
+            self.memory.rewrites[self._wording(action)] = found
+        return found
 
     def _embed(self, text: str) -> Flow:
         """Embed a wording that is not asked yet; return the error of a server that failed."""
@@ -172,23 +224,27 @@ class EpisodeEngine:
         Asked for answers that neither refuse nor are unsure, if two or more of them differ (round-trip consistency:
         Alberti et al., 2019, arXiv:1906.05416).
         """
-        episode = self.episode
-        answers = episode.different_answers
+        answers = self.episode.different_answers
         if len(answers) < 2:
             return None
-        questions = []
+        found = {} if self.memory is None else self.memory.closeness  # by answer
+        told: dict[str, str] = {}  # the question that the mutator tells from an answer
         for number, answer in enumerate(answers, 1):
-            request = self.task.round_trip(episode.index, answer)
+            if answer in found:
+                self.episode.calls += 1
+                continue
+            request = self.task.round_trip(self.episode.index, answer)
             asked = yield from self._timed(request, f"round trip {number}", "mutator", action=action)
             if not asked.ok:
                 return asked.error
-            questions.append(asked.text)
-        vectors = yield Encode(tuple(questions))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        original = episode.vectors[episode.original]
-        closest = max(zip(vectors, answers.values(), strict=True), key=lambda pair: cosine(original, pair[0]))
-        episode.best = closest[1]
+            told[answer] = asked.text
+        if told:
+            vectors = yield Encode(tuple(told.values()))
+            if isinstance(vectors, ErrorInfo):
+                return vectors
+            original = self.episode.vectors[self.episode.original]
+            found |= {answer: cosine(original, vector) for answer, vector in zip(told, vectors, strict=True)}
+        self.episode.best = answers[max(answers, key=lambda answer: found[answer])]
         return None
 
     def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int | None) -> Flow:
@@ -212,12 +268,12 @@ class EpisodeEngine:
 
         return score_answer(self.task, self.episode.index, text=text, answer=answer, vectors=vectors, call=call)
 
-    # --- the present state -----------------------------------------------------------------------------------------
+    # --- the current state -----------------------------------------------------------------------------------------
 
     @property
     def submitted(self) -> Attempt | None:
         """Return what would be submitted now, None before the first answer."""
-        return self.episode.last if self.task.answer == "last" else self.episode.best
+        return self.episode.last if self.task.rules.answer == "last" else self.episode.best
 
     @property
     def score(self) -> float:
@@ -226,7 +282,34 @@ class EpisodeEngine:
 
     def action_mask(self) -> list[bool]:
         """Return which actions are allowed; the others have no effect, or none that is worth a call."""
-        return [self.task.allows(action, self.episode) for action in range(len(self.task.actions))]
+        return [self.allows(action) for action in range(len(self.task.actions))]
+
+    def allows(self, action: int) -> bool:
+        """Return whether an action is allowed.
+
+        Masked are operators tried on the current question or that would not change it, undo at the original, and ask
+        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
+        """
+        episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
+        if name == SUBMIT:
+            return True
+        if rules.max_asks is not None and len(episode.known) >= rules.max_asks:
+            return False
+        if name == UNDO:
+            return episode.text != episode.original
+        if name == ASK:
+            return rules.max_asks != 1 and episode.current is None
+        return not episode.was_tried(action) and self.may_change(action)
+
+    def may_change(self, action: int) -> bool:
+        """Return whether an operator may change the current question; without a local test it may."""
+        if self.memory is None:
+            return self.task.would_change(action, self.episode.text, self._context())
+        key = self._wording(action)
+        found = self.memory.changes.get(key)
+        if found is None:
+            found = self.memory.changes[key] = self.task.would_change(action, self.episode.text, self._context())
+        return found
 
     def observe(self) -> FloatArray:
         """Return the observation [O]."""
@@ -234,10 +317,10 @@ class EpisodeEngine:
         seen = (episode.text, episode.current)
         if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
             self._observed = (*seen, self._features())
-        most_asks = task.max_asks or task.max_episode_steps
+        most_asks = task.rules.max_asks or task.rules.max_episode_steps
         features = StepFeatures(
             best=_answer_features(episode.best),
-            step_fraction=episode.steps / task.max_episode_steps,
+            step_fraction=episode.steps / task.rules.max_episode_steps,
             used=episode.used,
             action_mask=self.action_mask(),
             is_asked=episode.current is not None,
@@ -260,8 +343,11 @@ class EpisodeEngine:
         )
         return self.task.observer.draw(features)
 
+    def _wording(self, action: int) -> Wording:
+        return action, self.episode.text, self.episode.text in self.episode.known
+
     def _context(self) -> OperatorContext:
-        """Return what an operator may know about the present question."""
+        """Return what an operator may know about the current question."""
         return self.task.context(self.episode.index, self.episode.answer)
 
 

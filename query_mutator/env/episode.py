@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import AnswerRule, Reward
+from query_mutator.types import AnswerRule, FloatArray, Reward
 
-FloatArray = NDArray[np.float32]
+
+def _tensor(vector: FloatArray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(vector))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,11 @@ class Attempt:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
-        import torch
-
         return {
             "text": self.text,
             "answer": self.answer,
-            "text_vector": torch.from_numpy(np.array(self.text_vector)),
-            "answer_vector": torch.from_numpy(np.array(self.answer_vector)),
+            "text_vector": _tensor(self.text_vector),
+            "answer_vector": _tensor(self.answer_vector),
             "fit": self.fit,
             "closeness": self.closeness,
             "score": self.reward.score,
@@ -78,11 +79,11 @@ def why_submitted(attempts: Sequence[Attempt], chosen: Attempt, rule: AnswerRule
         return f"the last of {count}"
     if rule == "round_trip" and len({attempt.answer for attempt in attempts if attempt.answers}) > 1:
         return f"round trip: the question told from it is closest to the original, of {count}"
-    rivals = [attempt for attempt in attempts if attempt.rank(rule)[:2] == chosen.rank(rule)[:2]]
-    numbers = sorted((attempt.rank(rule)[2] for attempt in rivals), reverse=True)
+    baselines = [attempt for attempt in attempts if attempt.rank(rule)[:2] == chosen.rank(rule)[:2]]
+    numbers = sorted((attempt.rank(rule)[2] for attempt in baselines), reverse=True)
     name = "closest: similarity to the question" if rule == "closest" else "best: fit to its wording"
     shown = ", then ".join(f"{number:.2f}" for number in numbers[:2])
-    left_out = len(attempts) - len(rivals)
+    left_out = len(attempts) - len(baselines)
     return f"{name} {shown}, of {count}" + (f", {left_out} not counted: refused or not sure" if left_out else "")
 
 
@@ -92,7 +93,7 @@ class Episode:
 
     index: int  # of the question in the task
     original: str
-    text: str  # the present wording of the question
+    text: str  # the current wording of the question
     vectors: dict[str, FloatArray]  # every text of this episode, [D]
     used: list[bool]  # operators
     call_price: float = 0.0
@@ -100,7 +101,7 @@ class Episode:
         default_factory=dict
     )  # every text asked in this episode, which is not asked again
     best: Attempt | None = None  # None before the first answer
-    last: Attempt | None = None  # the present wording's, or that of the last one asked
+    last: Attempt | None = None  # the current wording's, or that of the last one asked
     tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the operators applied to them
     steps: int = 0
     calls: int = 0
@@ -115,12 +116,12 @@ class Episode:
 
     @property
     def current(self) -> Attempt | None:
-        """Return the answer to the present wording, None if it was not asked."""
+        """Return the answer to the current wording, None if it was not asked."""
         return self.known.get(self.text)
 
     @property
     def answer(self) -> str | None:
-        """Return the target's answer to the present wording, None if it was not asked."""
+        """Return the target's answer to the current wording, None if it was not asked."""
         return None if self.current is None else self.current.answer
 
     @property
@@ -129,25 +130,29 @@ class Episode:
         return {attempt.answer: attempt for attempt in self.known.values() if attempt.answers}
 
     def was_tried(self, action: int) -> bool:
-        """Return whether an operator was applied to the present wording."""
+        """Return whether an operator was applied to the current wording."""
         return (self.text, action) in self.tried
 
     def add(self, attempt: Attempt, rule: AnswerRule) -> None:
-        """Add the answer to the present wording."""
+        """Add the answer to the current wording."""
         self.known[attempt.text] = attempt
         self.move(attempt.text, rule)
 
     def move(self, text: str, rule: AnswerRule) -> None:
-        """Make `text` the present wording; its answer, if there is one, may become the best."""
+        """Make `text` the current wording; its answer, if there is one, may become the best."""
         self.text = text
         if self.current is not None:
             self.last = self.current
             self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
 
+    def describe(self) -> str:
+        """Return question, actions taken, current wording and its answer, one per line."""
+        actions = " > ".join(self.names) or "-"
+        answer = "(not asked)" if self.current is None else self.current.answer
+        return f"{self.original}\n  {actions}\n{self.text}\n  {answer}"
+
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
-        import torch
-
         return {
             "index": self.index,
             "first": self.original,
@@ -155,7 +160,7 @@ class Episode:
             "best": self.best and self.best.text,
             "last": self.last and self.last.text,
             "known": [attempt.to_state() for attempt in self.known.values()],
-            "vectors": {text: torch.from_numpy(np.array(vector)) for text, vector in self.vectors.items()},
+            "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
             "used": list(self.used),
             "tried": sorted(self.tried),
             "steps": self.steps,

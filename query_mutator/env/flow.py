@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Call", "CallJournal", "CallOutcome", "CallSite", "Encode", "Flow", "Need", "Prepare", "through"]
+__all__ = ["Call", "CallJournal", "CallOutcome", "CallSite", "Encode", "Flow", "Need", "Prepare", "map_needs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ Need = Call | Encode | Prepare
 Flow = Generator[Need, Any, Any]
 
 
-def through(flow: Flow, meet: Callable[[Need], Flow]) -> Flow:
-    """Yield what `meet(need)` yields for each need of `flow`, send `flow` what it returns; return the flow's result."""
+def map_needs(flow: Flow, map_need: Callable[[Need], Flow]) -> Flow:
+    """Yield what `map_need(need)` yields for each need of `flow` and send it the result; return the flow's result."""
     result: Any = None
     while True:
         try:
             need = flow.send(result)
         except StopIteration as stop:
             return stop.value
-        result = yield from meet(need)
+        result = yield from map_need(need)
 
 
 class CallJournal(Protocol):
-    """Completed calls of a run, so that a resumed run does not repeat them (see `query_mutator.training.journal`)."""
+    """Completed calls of a run, so that a resumed run does not repeat them (see `query_mutator.session.journal`)."""
 
     def find(self, site: CallSite, attempt: int, request: ChatRequest) -> CallOutcome | None:
         """Return the recorded outcome of an attempt, None when there is none."""

@@ -1,15 +1,80 @@
-"""gymnasium's vectorized infos: one dict of arrays for n infos, and rows of it."""
+"""The info and the record of a step, and gymnasium's vectorized infos: one dict of arrays for n infos, and its rows."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_arrays", "infos_of", "rows_of", "valid_mask"]
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.rewards import is_refusal
+from query_mutator.types import ErrorInfo, StepRecord
+
+__all__ = ["as_arrays", "episode_info", "infos_of", "rows_of", "step_record", "valid_mask"]
+
+
+def episode_info(engine: EpisodeEngine, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
+    """Return the info of an episode's current state: of what would be submitted now, and of the episode so far."""
+    episode, submitted, first = engine.episode, engine.submitted, engine.episode.first
+    return {
+        "valid": valid,
+        "score": engine.score,
+        "baseline_score": math.nan if first is None else first.reward.score,
+        "success": 0.0 if submitted is None else submitted.reward.success,
+        "baseline_success": math.nan if first is None else first.reward.success,
+        "refused": submitted is not None and is_refusal(submitted.answer),
+        "calls": episode.calls,
+        "step_calls": episode.calls if step_calls is None else step_calls,
+        "asks": len(episode.known),
+        "call_price": episode.call_price,
+        "episode_return": episode.total_reward,
+        "episode_length": episode.steps,
+        "question": episode.index,
+        "action_mask": np.array(engine.action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
+        "_text": {
+            "question_id": engine.task.questions[episode.index].id,
+            "rewrite": episode.text if submitted is None else submitted.text,
+            "answer": "" if submitted is None else submitted.answer,
+        },
+    }
+
+
+def step_record(
+    engine: EpisodeEngine,
+    operator: str,
+    *,
+    env: int,
+    step: int,
+    episode: int,
+    reward: float,
+    error: ErrorInfo | None,
+    calls: int,
+) -> StepRecord:
+    """Return the transcript's record of a step that just ended; `env`, `step` and `episode` are numbers in the run."""
+    question = engine.task.questions[engine.episode.index]
+    first, current = engine.episode.first, engine.episode.current
+    return StepRecord(
+        env=env,
+        step=step,
+        episode=episode,
+        question_id=question.id,
+        operator=operator,
+        question=question.text,
+        rewrite=engine.episode.text,
+        answer="" if current is None else current.answer,
+        baseline_score=None if first is None else first.reward.score,
+        score=engine.score,
+        parts={} if current is None else dict(current.reward.parts),
+        reward=reward,
+        valid=error is None,
+        error=error,
+        calls=calls,
+        timing=engine.timing,
+    )
 
 
 def as_arrays(info: Mapping[str, Any]) -> dict[str, Any]:

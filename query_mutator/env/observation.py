@@ -2,21 +2,21 @@
 
 K projected embedding dimensions, A operators
 slice        size  content
-question     K     embedding of the present question, projected and whitened, times 0.4
+question     K     embedding of the current question, projected and whitened, times 0.4
 answer       K     embedding of the target's answer to it, likewise
-similarity   3     cosines: original question ~ answer, present question ~ answer, the latter of the best answer so
+similarity   3     cosines: original question ~ answer, current question ~ answer, the latter of the best answer so
                    far; each minus 0.5 and times 5, so that they vary as much as the rest
-drift        1     1 - cosine of original and present question, times 5
+drift        1     1 - cosine of original and current question, times 5
 verdicts     4     the answer is a refusal, the answer is "not sure"; the same two for the first answer
 words        4     share of unknown words, log length, sentences, question marks
-progress     2     share of the episode's steps used, present question is the original
+progress     2     share of the episode's steps used, current question is the original
 used         A     operators used in this episode
-closed       A+2   1 for masked actions: operators tried on the present question, undo at the original
+closed       A+2   1 for masked actions: operators tried on the current question, undo at the original
 
-With `ask="policy"` the slices of the answer are 0 while the present question was not asked, `closed` has one more
+With `ask="policy"` the slices of the answer are 0 while the current question was not asked, `closed` has one more
 column for the action *ask*, and three slices are added:
 slice        size  content
-asked        3     the present question was asked, any question was asked, questions asked as a share of the most
+asked        3     the current question was asked, any question was asked, questions asked as a share of the most
 best         3     the best answer so far is a refusal, is "not sure", its cosine with the original question as above
 price        1     price of a call, times 50
 """
@@ -32,7 +32,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
+from query_mutator.types import FloatArray
 
 #: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
 _EMBEDDING_SCALE, _COSINE_SCALE, _PRICE_SCALE = 0.4, 5.0, 50.0
@@ -91,9 +91,9 @@ class TextFeatures:
 
     original: str
     current: str
-    drift: float  # 1 - cosine of the original and the present question
+    drift: float  # 1 - cosine of the original and the current question
     current_vector: FloatArray  # [D]
-    answer: AnswerFeatures | None  # to the present question, None if it was not asked
+    answer: AnswerFeatures | None  # to the current question, None if it was not asked
     first_refused: bool
     first_not_sure: bool
 
@@ -106,7 +106,7 @@ class StepFeatures:
     step_fraction: float
     used: Sequence[bool]  # [A]
     action_mask: Sequence[bool]  # [A + 2 or 3] True where allowed; ask, undo and submit included
-    is_asked: bool = True  # the present question
+    is_asked: bool = True  # the current question
     ask_fraction: float = 0.0
     call_price: float = 0.0
 
@@ -119,12 +119,24 @@ class Observer:
     ) -> None:
         self.projection = projection
         self.known_words = known_words
+        self.num_operators = num_operators
         self.policy_asks = policy_asks
         self.slices = _slices(projection.dims, num_operators, policy_asks=policy_asks)
         self.size = max(piece.stop for piece in self.slices.values())
         self._scalars = slice(self.slices["similarity"].start, self.slices["progress"].stop)
         self._count_words = lru_cache(maxsize=CACHED_TEXTS)(self._words_of)
         self._best = self.slices["similarity"].stop - 1
+
+    def of(self, *, num_operators: int, policy_asks: bool) -> Observer:
+        """Return the observer of episodes with so many operators, in which the policy asks or does not."""
+        if (num_operators, policy_asks) == (self.num_operators, self.policy_asks):
+            return self
+        return Observer(
+            projection=self.projection,
+            known_words=self.known_words,
+            num_operators=num_operators,
+            policy_asks=policy_asks,
+        )
 
     def draw(self, features: TextFeatures) -> FloatArray:
         """Return an observation [O] with zeros in place of StepFeatures; several steps may share it."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.flow import Call, CallJournal, CallOutcome, Encode, Flow, Prepare
@@ -28,9 +27,7 @@ from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Work, join
 from query_mutator.llm.retry import Attempts, RetryPolicy, repeat
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
-
-FloatArray = NDArray[np.float32]
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
 
@@ -72,10 +69,10 @@ def run_flow(
         elif isinstance(need, Encode):
             result = encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(Tries(need, retry_policy, journal), client)
+            result = _call_with_retries(CallAttempts(need, retry_policy, journal), client)
 
 
-class Tries:
+class CallAttempts:
     """The attempts at one call, and those recorded in the journal."""
 
     __slots__ = ("_attempts", "_call", "_journal")
@@ -122,7 +119,7 @@ class Tries:
         return completion if number == 1 else replace(completion, attempts=number)
 
 
-def _call_with_retries(tries: Tries, client: Client) -> Completion:
+def _call_with_retries(tries: CallAttempts, client: Client) -> Completion:
     def once() -> CallOutcome:
         request, outcome = tries.next()
         return outcome or tries.ended(request, client.complete(request))
@@ -170,7 +167,7 @@ class _Running:
     key: Hashable
     flow: Flow
     done: int = 0  # its progress: the lowest has priority
-    tries: Tries | None = None
+    tries: CallAttempts | None = None
 
 
 _Event = tuple[Sequence[_Running | None], Any]  # flows; a CallOutcome, embeddings per flow, or an exception
@@ -247,7 +244,7 @@ class PooledScheduler:
                 self._in_progress -= 1
                 raise
             if isinstance(need, Call):
-                running.tries = Tries(need, self._retry_policy, self._journal)
+                running.tries = CallAttempts(need, self._retry_policy, self._journal)
                 self._call(running)
                 return
             result = _cached(self._encoder, need.texts)
@@ -337,6 +334,22 @@ class PooledScheduler:
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._call(heapq.heappop(self._timers)[2])
+
+
+def make_scheduler(
+    batch_size: int | None,
+    client: Client,
+    encoder: Encoder,
+    retry_policy: RetryPolicy,
+    *,
+    journal: CallJournal | None = None,
+) -> Scheduler:
+    """Return a scheduler with `batch_size` calls in flight; None makes them one at a time in the calling thread."""
+    if batch_size is None:
+        return SequentialScheduler(client=client, encoder=encoder, retry_policy=retry_policy, journal=journal)
+    return PooledScheduler(
+        client=client, encoder=encoder, retry_policy=retry_policy, batch_size=batch_size, journal=journal
+    )
 
 
 def _outcome(future: Future[Any]) -> Any:

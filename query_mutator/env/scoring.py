@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from query_mutator.env.episode import Attempt
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.task import Task
 from query_mutator.rewards import Evidence, Unscored, cosine
-from query_mutator.types import ChatRequest, ErrorInfo
+from query_mutator.types import ChatRequest, ErrorInfo, FloatArray
 
 __all__ = ["score_answer"]
-
-FloatArray = NDArray[np.float32]
 
 
 def score_answer(

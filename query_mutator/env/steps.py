@@ -7,9 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FloatArray", "Steps", "last_obs"]
+from query_mutator.types import FloatArray
 
-FloatArray = NDArray[np.float32]
+__all__ = ["StepResult", "Steps", "VectorStep", "last_obs"]
+
+#: gymnasium's five of one environment: observation [O], reward, terminated, truncated, info
+StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
+#: the same of n environments: observations [n, O], then arrays [n]
+VectorStep = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class Steps(NamedTuple):

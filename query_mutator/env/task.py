@@ -8,36 +8,23 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from query_mutator.encoder import Encoder
-from query_mutator.env.episode import Episode
 from query_mutator.env.observation import Observer, Projection
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, would_change
 from query_mutator.rewards import WeightedReward
+from query_mutator.settings.episode import Observing, Operators
+from query_mutator.settings.models import Sampling
 from query_mutator.types import (
-    ASK,
-    CALL_PRICE,
     CONTROLS,
-    SUBMIT,
-    UNDO,
     UNSAFE,
-    AnswerRule,
-    AskRule,
     ChatRequest,
+    FloatArray,
     Purpose,
     Question,
 )
-
-FloatArray = NDArray[np.float32]
-
-PYTHON_DOMAIN = "Python's standard library"
-
-
-def controls(ask: AskRule) -> tuple[str, ...]:
-    """Return the actions that are not operators, which follow them."""
-    return CONTROLS if ask == "policy" else (UNDO, SUBMIT)
 
 
 def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
@@ -45,15 +32,12 @@ def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in actions if name not in CONTROLS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallSettings:
-    """Settings of calls to both models; one seed per run, so that equal requests are equal calls."""
+@dataclass(frozen=True, kw_only=True)
+class CallSettings(Sampling):
+    """Calls to both models; one seed per run, so that equal requests are equal calls."""
 
     target_model: str
     mutator_model: str
-    target_max_tokens: int = 256
-    mutator_max_tokens: int = 128
-    temperature: float = 0.0
     seed: int | None = 0
 
     def target(self, text: str) -> ChatRequest:
@@ -85,40 +69,17 @@ class Task:
     train_questions: tuple[Question, ...]
     train_vectors: FloatArray  # [train Q, D]
     reward: WeightedReward = field(default_factory=WeightedReward)
-    domain: str = PYTHON_DOMAIN
-    max_episode_steps: int = 5
-    answer: AnswerRule = "best"
-    ask: AskRule = "every_step"
-    max_asks: int | None = None  # of an episode; 1: the policy rewrites blindly, and submit asks
-    call_price: tuple[float, ...] = (CALL_PRICE,)  # one is drawn for each episode
-    skip_unchanged: bool = True  # an operator that says that it would change nothing is not asked
+    domain: str = Operators.domain
+    rules: EpisodeRules = field(default_factory=EpisodeRules)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
         """Return the names of all actions: the operators, then ask (if the policy asks), undo and submit."""
-        return (*(operator.name for operator in self.operators), *controls(self.ask))
+        return (*(operator.name for operator in self.operators), *self.rules.asking.controls)
 
     def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
         """Return whether operator `action` may change a wording; without a local test it may."""
-        return not self.skip_unchanged or would_change(self.operators[action], text, context=context)
-
-    def allows(self, action: int, episode: Episode) -> bool:
-        """Return whether an action is allowed; the others have no effect, or none that is worth a call.
-
-        Masked are operators tried on the present question or that would not change it, undo at the original, and ask
-        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
-        """
-        name = self.actions[action]
-        if name == SUBMIT:
-            return True
-        if self.max_asks is not None and len(episode.known) >= self.max_asks:
-            return False
-        if name == UNDO:
-            return episode.text != episode.original
-        if name == ASK:
-            return self.max_asks != 1 and episode.current is None
-        context = self.context(episode.index, episode.answer)
-        return not episode.was_tried(action) and self.would_change(action, episode.text, context)
+        return not self.rules.skip_unchanged or would_change(self.operators[action], text, context=context)
 
     def context(self, index: int, answer: str | None = None) -> OperatorContext:
         """Return what an operator may know about a wording of question `index` and the answer to it, if it has one."""
@@ -129,6 +90,12 @@ class Task:
         """Return the request for the question that an answer to question `index` answers."""
         prompt = ROUND_TRIP.render(self.questions[index].text, context=self.context(index, answer))
         return self.calls.mutator(prompt)
+
+    def with_rules(self, **changes: Any) -> Task:
+        """Return the task with some rules of its episodes changed, and the observations that belong to them."""
+        rules = replace(self.rules, **changes)
+        observer = self.observer.of(num_operators=len(self.operators), policy_asks=rules.asking.policy_asks)
+        return replace(self, rules=rules, observer=observer)
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""
@@ -151,14 +118,14 @@ def build_task(
     encoder: Encoder,
     operators: Sequence[Operator],
     known_words: Collection[str],
-    embedding_dims: int = 6,
+    embedding_dims: int = Observing.embedding_dims,
     projection: Projection | None = None,
-    **rules: Any,
+    rules: EpisodeRules | None = None,
+    reward: WeightedReward | None = None,
+    domain: str = Operators.domain,
 ) -> Task:
-    """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
-
-    `rules` are the fields of Task from `reward` on.
-    """
+    """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers)."""
+    rules = rules or EpisodeRules()
     train = tuple(questions)
     if unsafe := next((question for question in train if UNSAFE in question.tags), None):
         raise UsageError(f"question {unsafe.id!r} should be refused (tag {UNSAFE!r}): never train on it")
@@ -175,14 +142,16 @@ def build_task(
             projection=projection,
             known_words=known_words,
             num_operators=len(operators),
-            policy_asks=rules.get("ask") == "policy",
+            policy_asks=rules.asking.policy_asks,
         ),
         question_vectors=vectors,
         reference_vectors=references,
         neighbors=neighbors,
         train_questions=train,
         train_vectors=train_vectors,
-        **rules,
+        rules=rules,
+        reward=reward or WeightedReward(),
+        domain=domain,
     )
 
 

@@ -3,11 +3,11 @@
 validation   the periodic evaluation during training
 heldout      the final comparison, which `qm eval` repeats
 baselines    the methods it compares
-contest      which of them depends on results of others
+comparison   which of them depends on results of others
 methods      one pool of calls for all methods and questions
 outcomes     the result of a method on a question
 summary      rates, differences, groups, front and verdict
 cost         the calls it makes at most, and the questions that fit into a number of calls
 """
 
-__all__ = ["baselines", "contest", "cost", "heldout", "methods", "outcomes", "summary", "validation"]
+__all__ = ["baselines", "comparison", "cost", "heldout", "methods", "outcomes", "summary", "validation"]

@@ -22,10 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from query_mutator.env.observation import Observer
 from query_mutator.env.task import Task
-from query_mutator.evaluation.cost import episode_calls
-from query_mutator.evaluation.methods import MakeChooser, always, uniform
+from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.summary import IDENTITY, POLICY
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ASK, SUBMIT, UNDO
@@ -43,24 +41,17 @@ class Method:
     """A row of the table: the rules of its episodes, from those of the policy's task, and what chooses its actions."""
 
     name: str
-    make: MakeChooser
+    make: MakePlayer
     rules: Callable[[Task], Task] = lambda task: task
 
-    def most_calls(self, task: Task) -> int:
-        """Return the most calls for one question, from the rules of the policy's task."""
-        rules = self.rules(task)
-        return episode_calls(rules.ask, max_episode_steps=rules.max_episode_steps, answer=rules.answer)
+    def max_calls(self, task: Task) -> int:
+        """Return the maximum calls for one question, from the rules of the policy's task."""
+        return self.rules(task).rules.max_calls
 
 
 def asking(task: Task, **rules: Any) -> Task:
-    """Return the task with rewriting and asking apart and with `rules`, for choosers that ignore observations."""
-    observer = Observer(
-        projection=task.observer.projection,
-        known_words=task.observer.known_words,
-        num_operators=len(task.operators),
-        policy_asks=True,
-    )
-    return replace(task, ask="policy", max_asks=None, observer=observer, **rules)
+    """Return the task with rewriting and asking apart and with `rules`, for players that ignore observations."""
+    return task.with_rules(ask="policy", max_asks=None, **rules)
 
 
 def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Method:
@@ -72,11 +63,11 @@ def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Met
     )
 
 
-def standard_methods(task: Task, policy: MakeChooser, *, seed: int, rewriter: str | None = None) -> list[Method]:
+def standard_methods(task: Task, policy: MakePlayer, *, seed: int, rewriter: str | None = None) -> list[Method]:
     """Return the methods that need no results of others; `rewriter` is a model's name."""
     return [
         chain_of(IDENTITY, task, [SUBMIT]),
-        Method(name=RANDOM, make=uniform(len(task.actions), seed=seed)),
+        Method(name=RANDOM, make=uniform(seed=seed)),
         *(rewriting(rewriter, task) if rewriter is not None else ()),
         Method(name=POLICY, make=policy),
     ]

@@ -10,22 +10,11 @@ from dataclasses import dataclass, replace
 
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION
-from query_mutator.types import AnswerRule, AskRule
 
-__all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost", "episode_calls"]
+__all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost"]
 
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
 PLAN_CALLS = 12  # of a plan for one question, before it is found
-
-
-def episode_calls(ask: AskRule, *, max_episode_steps: int, answer: AnswerRule = "best") -> int:
-    """Return the most calls of one episode: a rewrite and an answer a step, or one of the two when the policy asks.
-
-    A round trip makes one more call for every answer.
-    """
-    answers = (max_episode_steps + 1) // 2 if ask == "policy" else 1 + max_episode_steps
-    steps = 1 + (max_episode_steps if ask == "policy" else 2 * max_episode_steps)
-    return steps + (answers if answer == "round_trip" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,35 +55,35 @@ class EvaluationCost:
         asked = self.num_test * self.per_question + self.num_guard * self._unjudged
         return asked + self.num_ranking * per_ranked + self.search_calls
 
-    def within(self, most_calls: int | None) -> EvaluationCost:
+    def within(self, max_calls: int | None) -> EvaluationCost:
         """Return the largest evaluation of at most so many calls; all sets of questions shrink by the same share.
 
         So does the plan search, which is left out when it would be too small. UsageError when not even one question of
         each set fits.
         """
-        if most_calls is None or self.calls <= most_calls:
+        if max_calls is None or self.calls <= max_calls:
             return self
-        share = most_calls / self.calls
+        share = max_calls / self.calls
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = int(share * self.search_calls)
         search = search if search >= CALLS_PER_QUESTION else 0
         without = 0 if self.search_calls else self.plan_calls  # without a search there is no plan, unless it was found
         plan = self.plan_calls if search else without
         smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)
-        if smallest.calls > most_calls:
+        if smallest.calls > max_calls:
             sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": without}
             least = replace(self, num_test=1, **sizes).calls
             raise UsageError(
-                f"--eval-calls {most_calls} does not allow one question of each method; give at least {least}"
+                f"--eval-calls {max_calls} does not allow one question of each method; give at least {least}"
             )
-        return replace(smallest, num_test=1 + (most_calls - smallest.calls) // self.per_question)
+        return replace(smallest, num_test=1 + (max_calls - smallest.calls) // self.per_question)
 
-    def with_plan(self, plan_calls: int, most_calls: int | None) -> EvaluationCost:
-        """Return the evaluation with the most calls of the plan that was found; fewer questions if it takes more."""
+    def with_plan(self, plan_calls: int, max_calls: int | None) -> EvaluationCost:
+        """Return the evaluation with the maximum calls of the plan that was found; fewer questions if it takes more."""
         found = replace(self, plan_calls=plan_calls)
-        if most_calls is None:
+        if max_calls is None:
             return found
-        left = most_calls - replace(found, num_test=0).calls
+        left = max_calls - replace(found, num_test=0).calls
         return replace(found, num_test=min(self.num_test, max(1, left // found.per_question)))
 
     def __str__(self) -> str:

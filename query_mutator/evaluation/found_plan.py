@@ -12,9 +12,9 @@ from query_mutator.errors import CheckpointError
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plans import Caller
 from query_mutator.files import read_checked_json, write_checked_json
-from query_mutator.training.plans import Plan
+from query_mutator.learners.plan import Plan
 
-__all__ = ["FoundPlan", "kept_plan", "search_plan"]
+__all__ = ["FoundPlan", "load_or_search", "search_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,12 @@ def search_plan(
     """Return the best plan on the questions of a task (training questions), found with at most `max_calls` calls."""
     search = find_plan(caller, task, max_calls=max_calls, seed=seed, progress=progress)
     plans = [point.plan for point in search.points]
-    teacher = next(plan for plan in plans if len(plan.items) <= task.max_episode_steps)  # that without a step fits
+    longest = task.rules.max_episode_steps  # the plan without a step fits
+    teacher = next(plan for plan in plans if len(plan.items) <= longest)
     return FoundPlan(best=plans[0], teacher=teacher, search=search.to_json())
 
 
-def kept_plan(path: Path, search: Callable[[], FoundPlan]) -> FoundPlan:
+def load_or_search(path: Path, search: Callable[[], FoundPlan]) -> FoundPlan:
     """Return the plan in the file of a run folder; without a file, that of `search`, which is written there."""
     if path.exists():
         try:

@@ -17,18 +17,18 @@ from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
 from query_mutator.evaluation.baselines import BANDIT, Method, standard_methods
-from query_mutator.evaluation.contest import Contest, QuestionTasks
-from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, episode_calls
+from query_mutator.evaluation.comparison import Comparison, QuestionTasks
+from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.found_plan import FoundPlan, search_plan
-from query_mutator.evaluation.methods import Evaluator, greedy
+from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.summary import PLAN, Results, summarize
-from query_mutator.runs.json_lines import JsonLines
-from query_mutator.training.learner import InferencePolicy
-from query_mutator.training.plans import Plan, plan_policy, plan_task
-from query_mutator.training.system import System
+from query_mutator.files.json_lines import JsonLines
+from query_mutator.learners.learner import InferencePolicy
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
-__all__ = ["SEEN", "UNSEEN", "Rivals", "compare", "embed_questions", "fixed_sample"]
+__all__ = ["SEEN", "UNSEEN", "Baselines", "compare", "embed_questions", "fixed_sample"]
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
@@ -51,7 +51,7 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rivals:
+class Baselines:
     """What a policy is compared with besides the baselines.
 
     `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none. A policy
@@ -77,14 +77,14 @@ class Rivals:
 
 def compare(
     evaluator: Evaluator,
-    system: System,
+    models: OpenModels,
     task: Task,
     questions: Sequence[Question],
     policy: InferencePolicy,
     *,
     seed: int,
-    rivals: Rivals,
-    most_calls: int | None = None,
+    baselines: Baselines,
+    max_calls: int | None = None,
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     rows_path: Path | None = None,
@@ -94,35 +94,35 @@ def compare(
 
     `guard` are requests that should be refused, in addition to the bundled ones: no answer to them is scored. It is a
     report even if no question could be scored; `check_report` raises for too many of those. `task` has the rules of the
-    policy's episodes. `most_calls` bounds the calls by a random sample of the questions; those about targets in
+    policy's episodes. `max_calls` bounds the calls by a random sample of the questions; those about targets in
     `trained_on` are a group. `rows_path` gets a row for each method and question. After an interruption `show` is
     called with the report on what all methods finished, if anything.
     """
     guard = (*guard_questions(), *guard)
-    cost = _cost(task, questions, rivals, num_guard=len(guard)).within(most_calls)
+    cost = _cost(task, questions, baselines, num_guard=len(guard)).within(max_calls)
     note(f"evaluation: {cost}")
     announced = cost.calls
     if cost.search_calls:
         found = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
-        rivals = replace(rivals, plan=found)
-    methods = standard_methods(task, greedy(policy), seed=seed, rewriter=rivals.rewriter)
-    if rivals.plan is not None:
-        methods.append(_plan_row(rivals.plan.best, task))
-        cost = cost.with_plan(methods[-1].most_calls(task), most_calls)
-    if rivals.bandit is not None:
-        methods.append(Method(name=BANDIT, make=greedy(rivals.bandit)))
+        baselines = replace(baselines, plan=found)
+    methods = standard_methods(task, by_policy(policy), seed=seed, rewriter=baselines.rewriter)
+    if baselines.plan is not None:
+        methods.append(_plan_row(baselines.plan.best, task))
+        cost = cost.with_plan(methods[-1].max_calls(task), max_calls)
+    if baselines.bandit is not None:
+        methods.append(Method(name=BANDIT, make=by_policy(baselines.bandit)))
     questions = fixed_sample(questions, cost.num_test)
-    embed_questions(system.encoder, questions)
-    contest = Contest(evaluator, _tasks(task, questions, guard, cost), methods)
-    report = partial(_report, contest, system, trained_on, rivals, of=len(questions))
+    embed_questions(models.encoder, questions)
+    comparison = Comparison(evaluator, _tasks(task, questions, guard, cost), methods)
+    report = partial(_report, comparison, models, trained_on, baselines, of=len(questions))
     try:
-        contest.run()
+        comparison.run()
     except KeyboardInterrupt:
-        if contest.results().questions:
+        if comparison.results().questions:
             show(report())
-            _write_rows(contest.results(), rows_path)
+            _write_rows(comparison.results(), rows_path)
         raise
-    _write_rows(contest.results(), rows_path)
+    _write_rows(comparison.results(), rows_path)
     return report() | {"calls_at_most": announced}
 
 
@@ -135,39 +135,39 @@ def _tasks(task: Task, questions: Sequence[Question], guard: Sequence[Question],
 
 
 def _plan_row(plan: Plan, task: Task) -> Method:
-    return Method(name=PLAN, make=greedy(plan_policy(plan, task)), rules=partial(plan_task, plan))
+    return Method(name=PLAN, make=by_policy(plan_policy(plan, task)), rules=partial(plan_task, plan))
 
 
-def _cost(task: Task, questions: Sequence[Question], rivals: Rivals, *, num_guard: int) -> EvaluationCost:
+def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, num_guard: int) -> EvaluationCost:
     return EvaluationCost(
         num_test=len(questions),
         num_guard=num_guard,
         num_train=len(task.train_questions),
         num_operators=len(task.operators),
         asking=task.reward.asking,
-        episode_calls=episode_calls(task.ask, max_episode_steps=task.max_episode_steps, answer=task.answer),
-        search_calls=rivals.calls_to_search,
-        plan_calls=PLAN_CALLS if rivals.have_plan else 0,
-        more_calls=REWRITER_CALLS if rivals.rewriter else 0,
+        episode_calls=task.rules.max_calls,
+        search_calls=baselines.calls_to_search,
+        plan_calls=PLAN_CALLS if baselines.have_plan else 0,
+        more_calls=REWRITER_CALLS if baselines.rewriter else 0,
     )
 
 
 def _report(
-    contest: Contest, system: System, trained_on: Collection[str], rivals: Rivals, *, of: int
+    comparison: Comparison, models: OpenModels, trained_on: Collection[str], baselines: Baselines, *, of: int
 ) -> dict[str, Any]:
-    results = contest.results()
+    results = comparison.results()
     seen = [target_key(question) in trained_on for question in results.questions]
     groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
     return {
-        **summarize(results, groups=groups, is_plan=rivals.is_plan),
+        **summarize(results, groups=groups, is_plan=baselines.is_plan),
         "asked": of,
-        "best_single_operator": contest.ranking[0] if contest.ranking else None,
-        "k": contest.k,
-        "plan_search": dict(rivals.plan.search) if rivals.plan else None,
-        "target": system.target_model,
-        "mutator": system.mutator_model,
-        "embedded": system.embedded,
-        "encoder": system.encoder.source,
+        "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
+        "k": comparison.k,
+        "plan_search": dict(baselines.plan.search) if baselines.plan else None,
+        "target": models.target_model,
+        "mutator": models.mutator_model,
+        "embedded": models.embedded,
+        "encoder": models.encoder.source,
     }
 
 

@@ -9,96 +9,54 @@ waits for them at the end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from statistics import median_low
+from typing import Any, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from query_mutator.env.episode import Episode, why_submitted
-from query_mutator.env.flow import Call, Flow, Need, through
+from query_mutator.cli.console import progress
+from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
+from query_mutator.env.episode import why_submitted
+from query_mutator.env.flow import Call, CallSite, Flow, Need, map_needs
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
-from query_mutator.errors import BackendError, TooManyFailuresError
+from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
-from query_mutator.training.failure_rate import WINDOW_STEPS, FailureWindow
-from query_mutator.training.learner import InferencePolicy
+from query_mutator.rewards import is_refusal
+from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
+from query_mutator.session.models import OpenModels
+from query_mutator.session.play import Played, Player, Script, Uniform, greedy, play
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
-
-FloatArray = NDArray[np.float32]
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
 FIRST_PACE = 2.0  # of the jobs whose results others wait for, compared with the others
 
 
-class Chooser(Protocol):
-    """Picks the next action from an observation [O]; one per question."""
-
-    def __call__(self, obs: FloatArray) -> int: ...
+#: Returns the player of a question, given its index.
+MakePlayer = Callable[[int], Player]
 
 
-class EpisodeEnv(Protocol):
-    """An environment whose steps are flows (`QueryMutationEnv`)."""
-
-    @property
-    def episode(self) -> Episode | None:
-        """Return the present episode."""
-
-    @property
-    def last_error(self) -> ErrorInfo | None:
-        """Return why the last reset or step failed, None when it did not."""
-
-    def reset_flow(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Flow:
-        """Yield the calls of a reset."""
-
-    def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step."""
+def always(actions: Sequence[int]) -> MakePlayer:
+    """Return players that take a fixed sequence of actions."""
+    return lambda _: Script(actions)
 
 
-class MakeEnv(Protocol):
-    """Makes an environment on the questions of a task (`QueryMutationEnv`)."""
-
-    def __call__(self, task: Task, *, client: Client) -> EpisodeEnv: ...
-
-
-MakeChooser = Callable[[int], Chooser]
+def uniform(*, seed: int) -> MakePlayer:
+    """Return players that pick uniformly; question i has the random stream [seed, i]."""
+    return lambda index: Uniform(np.random.default_rng([seed, index]))
 
 
-def always(actions: Sequence[int]) -> MakeChooser:
-    """Return choosers that take a fixed sequence of actions."""
-
-    def make(_: int) -> Chooser:
-        rest: Iterator[int] = iter(actions)
-        return lambda obs: next(rest)
-
-    return make
-
-
-def uniform(num_actions: int, *, seed: int) -> MakeChooser:
-    """Return choosers that pick uniformly; question i has the random stream [seed, i]."""
-
-    def make(index: int) -> Chooser:
-        rng = np.random.default_rng([seed, index])
-        return lambda obs: int(rng.integers(num_actions))
-
-    return make
-
-
-def greedy(policy: InferencePolicy) -> MakeChooser:
-    """Return choosers that take the policy's most probable action."""
-
-    def choose(obs: FloatArray) -> int:
-        return int(policy.act(obs[None], (), greedy=True).actions[0])
-
-    def make(_: int) -> Chooser:
-        return choose
-
-    return make
+def by_policy(policy: InferencePolicy) -> MakePlayer:
+    """Return players that take the policy's most probable action."""
+    player = greedy(policy)
+    return lambda _: player
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +65,7 @@ class Job:
 
     name: str
     task: Task
-    make: MakeChooser
+    make: MakePlayer
     is_first: bool = False
 
 
@@ -126,7 +84,6 @@ class Evaluator:
 
     def __init__(
         self,
-        make_env: MakeEnv,
         *,
         client: Client,
         batch_size: int,
@@ -134,13 +91,24 @@ class Evaluator:
         max_failure_rate: float = 1.0,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
-        self.make_env, self.client = make_env, client
+        self.client = client
         self.retry_policy = retry_policy
         self.batch_size = batch_size
         self.max_failure_rate = max_failure_rate
         self.progress = progress
 
-    def run(self, task: Task, make: MakeChooser, *, name: str = "") -> list[Outcome]:
+    @classmethod
+    def of(cls, models: OpenModels, *, max_failure_rate: float) -> Self:
+        """Return the evaluator over open models, with a progress bar on the terminal."""
+        return cls(
+            client=models.calls.eval_client,
+            batch_size=models.settings.calls_in_flight,
+            retry_policy=models.retry_policy,
+            max_failure_rate=max_failure_rate,
+            progress=progress,
+        )
+
+    def run(self, task: Task, make: MakePlayer, *, name: str = "") -> list[Outcome]:
         """Return one outcome per question, in the task's order."""
         found: Found = {}
         self.run_all([Job(name=name, task=task, make=make)], found, title=name)
@@ -154,7 +122,7 @@ class Evaluator:
         """
         memory = ReplyMemory()
         scheduler = PooledScheduler(
-            client=Cache(self.client, memory, identity=_model_of),
+            client=Cache(self.client, memory, identity=str),
             encoder=jobs[0].task.encoder,
             retry_policy=self.retry_policy,
             batch_size=self.batch_size,
@@ -167,9 +135,7 @@ class Evaluator:
         def start(place: tuple[str, int]) -> None:
             name, index = place
             job = queue.jobs[name]
-            env = self.make_env(job.task, client=self.client)
-            episode = episode_flow(env, index, job)
-            scheduler.start(place, _metered(episode, memory), done=queue.started)
+            scheduler.start(place, _metered(outcome_flow(job.task, index, job.make(index)), memory), done=queue.started)
 
         try:
             while True:
@@ -206,7 +172,7 @@ class _Queue:
             self.jobs[job.name], self._found[job.name] = job, {}
             self._waiting[job.name] = deque(np.random.default_rng(count).permutation(count).tolist())
             self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
-            self._length += count * job.task.max_episode_steps / self._batch_size
+            self._length += count * job.task.rules.max_episode_steps / self._batch_size
 
     def pop(self) -> tuple[str, int] | None:
         """Return the job and question to start next, None when none is waiting."""
@@ -235,7 +201,7 @@ class _Queue:
         """Return when the next question of a job is due, in steps of one slot from the start of the evaluation."""
         job = self.jobs[name]
         part = 1 - len(self._waiting[name]) / len(job.task.questions)
-        return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.max_episode_steps
+        return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.rules.max_episode_steps
 
 
 def _grow(bar: Any, count: int, *, done: int = 0) -> None:
@@ -245,7 +211,7 @@ def _grow(bar: Any, count: int, *, done: int = 0) -> None:
 
 
 @dataclass(slots=True)
-class _Bill:
+class _Usage:
     """What a method is charged for a question: the calls to mutator and target, however they were answered."""
 
     calls: int = 0
@@ -260,59 +226,52 @@ class _Bill:
         self.seconds += completion.latency_s
 
 
-def _model_of(request: ChatRequest) -> str:
-    return request.model
-
-
 def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
     """Yield the needs of an episode; return its outcome with what it cost."""
-    bill = _Bill()
+    usage = _Usage()
 
     def add(need: Need) -> Flow:
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
-            known = None if result.attempts else memory.get(request_key(need.request, identity=_model_of(need.request)))
-            bill.add(known or result)
+            known = None if result.attempts else memory.get(request_key(need.request, identity=need.request.model))
+            usage.add(known or result)
         return result
 
-    outcome: Outcome = yield from through(flow, add)
-    calls = bill.calls if outcome.error else outcome.calls
-    return replace(outcome, calls=calls, tokens=bill.tokens, reply_tokens=bill.reply_tokens, seconds=bill.seconds)
+    outcome: Outcome = yield from map_needs(flow, add)
+    calls = usage.calls if outcome.error else outcome.calls
+    return replace(outcome, calls=calls, tokens=usage.tokens, reply_tokens=usage.reply_tokens, seconds=usage.seconds)
 
 
-def episode_flow(env: EpisodeEnv, index: int, job: Job) -> Flow:
-    """Yield the calls of a job's episode on a question; it ends at the first call that fails for good."""
-    choose, question_id = job.make(index), job.task.questions[index].id
-    try:
-        obs, _ = yield from env.reset_flow(options={"question": index})
-    except BackendError as error:
-        reason = env.last_error or ErrorInfo(kind="server", message=str(error))
-        return Outcome(question_id=question_id, error=reason)
-    assert env.episode is not None
-    ended, rewrites = False, []
-    info: dict[str, Any] = {}
-    while not ended:
-        action = choose(obs)
-        obs, _, terminated, truncated, info = yield from env.step_flow(action)
-        if env.last_error is not None:
-            return Outcome(question_id=question_id, error=env.last_error)
-        ended = terminated or truncated
-        rewrites.append(env.episode.text)
-    episode, submitted = env.episode, info["_text"]["rewrite"]
+def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None = None) -> Flow:
+    """Play a question of a task; return its Outcome. The first call that fails for good ends it.
+
+    With an `env_id`, which no other episode has, a journal finds the calls again.
+    """
+
+    def call(request: ChatRequest, phase: str, action: int | None) -> Call:
+        return Call(request, None if env_id is None else CallSite(env_id, engine.episode.steps, phase, action))
+
+    engine = EpisodeEngine.open(task, index, make_call=call, observes=player.observes)
+    engine.episode.call_price = median_low(task.rules.call_price)
+    played: Played = yield from play(player, engine, first_tries=FIRST_ANSWER_TRIES)
+    episode, chosen, question_id = engine.episode, engine.submitted, task.questions[index].id
+    if played.error is not None:
+        return Outcome(question_id=question_id, error=played.error)
+    assert chosen is not None
     attempts = list(episode.known.values())
     return Outcome(
         question_id=question_id,
-        success=info["success"],
-        score=info["score"],
-        refused=info["refused"],
-        calls=info["calls"],
+        success=chosen.reward.success,
+        score=engine.score,
+        refused=is_refusal(chosen.answer),
+        calls=episode.calls,
         actions=tuple(episode.names),
-        rewrites=tuple(rewrites),
+        rewrites=tuple(step.text for step in played.steps),
         asked=tuple(episode.known),
         answers=tuple(attempt.answer for attempt in attempts),
         parts=tuple(attempt.reward.parts for attempt in attempts),
         scores=tuple(attempt.reward.score for attempt in attempts),
         fits=tuple(attempt.fit for attempt in attempts),
-        submitted=list(episode.known).index(submitted),
-        why=why_submitted(attempts, episode.known[submitted], job.task.answer),
+        submitted=list(episode.known).index(chosen.text),
+        why=why_submitted(attempts, chosen, task.rules.answer),
     )

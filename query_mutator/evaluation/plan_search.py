@@ -24,8 +24,8 @@ from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.plans import Caller, PlanScores
+from query_mutator.learners.plan import PLAN_ANSWERS, Plan
 from query_mutator.stats.intervals import wilson_interval
-from query_mutator.training.plans import PLAN_ANSWERS, Plan
 from query_mutator.types import ASK, AnswerRule
 
 __all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
@@ -154,9 +154,9 @@ class _Search:
         self.rows = [tuple(order[: max(RACE_QUESTIONS, round(share * count))]) for share, _ in STAGES]
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.rows}
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
-        self.price = float(np.mean(task.call_price))
+        self.price = float(np.mean(task.rules.call_price))
         self.operators = operator_names(task.actions)
-        self.may_ask_early = task.max_asks != 1
+        self.may_ask_early = task.rules.max_asks != 1
 
     def run(self) -> None:
         """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
@@ -198,7 +198,7 @@ class _Search:
         while waiting:
             left, fitting = limit - self.scores.calls, 0
             for plan in waiting:
-                left -= self.scores.most_calls(plan, rows)
+                left -= self.scores.max_calls(plan, rows)
                 if left < 0:
                     break
                 fitting += 1

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import fixed_sample
-from query_mutator.evaluation.methods import Evaluator, MakeChooser, always, greedy
+from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
-from query_mutator.training.learner import InferencePolicy
+from query_mutator.learners.learner import InferencePolicy
 from query_mutator.types import SUBMIT, Question
 
 __all__ = ["PeriodicEval", "make_periodic_eval"]
@@ -28,7 +28,7 @@ class PeriodicEval:
 
         TooManyFailuresError when too many are unscored.
         """
-        outcomes = self._outcomes(greedy(policy), name="validation")
+        outcomes = self._outcomes(by_policy(policy), name="validation")
         return {
             "validation/success": mean(outcomes, "success"),
             "validation/score": mean(outcomes, "score"),
@@ -39,7 +39,7 @@ class PeriodicEval:
             "validation/unscored": len(outcomes) - len(scored(outcomes)),
         }
 
-    def _outcomes(self, make: MakeChooser, *, name: str) -> list[Outcome]:
+    def _outcomes(self, make: MakePlayer, *, name: str) -> list[Outcome]:
         outcomes = self._evaluator.run(self._task, make, name=name)
         limit = self._evaluator.max_failure_rate
         check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=limit)

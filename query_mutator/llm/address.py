@@ -118,7 +118,7 @@ def route_to(text: str) -> Route:
     direct = Route(
         url=url, host=host, port=port, server_host=host, secure=secure, target=parts.path, host_header=authority
     )
-    proxy = None if is_loopback(host) else proxy_for(host, scheme=parts.scheme)
+    proxy = None if is_loopback(host) else proxy_for(url)
     if proxy is None:
         return direct
     return replace(
@@ -131,16 +131,19 @@ def route_to(text: str) -> Route:
     )
 
 
-def proxy_for(host: str, *, scheme: str) -> SplitResult | None:
-    """Return the proxy that the environment names for a host, or None; an unsupported kind is a UsageError."""
-    from urllib.request import getproxies, proxy_bypass  # a slow import that loopback servers never need
+def proxy_for(url: str) -> SplitResult | None:
+    """Return the proxy that `requests` finds for a URL in HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None.
 
-    proxies = getproxies()
-    spec = proxies.get(scheme) or proxies.get("all")
-    if not spec or proxy_bypass(host):
+    UsageError for another kind than http://.
+    """
+    from requests.utils import get_environ_proxies, select_proxy  # a slow import that loopback servers never need
+
+    spec = select_proxy(url, get_environ_proxies(url))
+    if not spec:
         return None
     proxy = urlsplit(spec if "://" in spec else f"http://{spec}")
     if proxy.scheme != "http" or not proxy.hostname:
+        host = urlsplit(url).hostname
         raise UsageError(f"a {proxy.scheme} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
     return proxy
 

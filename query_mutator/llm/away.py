@@ -15,23 +15,23 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
-from query_mutator.llm.client import Backend, FloatArray, ModelServer
+from query_mutator.llm.client import Backend, BackendWrapper, ModelServer
 from query_mutator.llm.pool import error_of
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.settings.calls import Calls
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["DEFAULT_WAIT_S", "WaitForServer"]
+__all__ = ["WaitForServer"]
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_WAIT_S = 600.0
 POLL_S = 1.0  # between two questions whether a server is back
 ANSWER_S = 5.0  # a version comes from the server's memory
 MAX_ABSENCES = 3  # of one call: a request that ends the server must not be repeated forever
 
 
-class WaitForServer:
+class WaitForServer(BackendWrapper):
     """A backend that holds calls while none of `servers` answers, for at most `wait_s` at a time.
 
     `show` is called with one line when a wait starts, and with "" when it ends.
@@ -42,10 +42,10 @@ class WaitForServer:
         backend: Backend,
         servers: Sequence[ModelServer],
         *,
-        wait_s: float = DEFAULT_WAIT_S,
+        wait_s: float = Calls.wait_for_server_s,
         show: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._servers = tuple(servers)
         self._wait_s = wait_s
         self._show = show
@@ -54,14 +54,6 @@ class WaitForServer:
         self._has_answered = False
         self._has_given_up = False
         self._closed = threading.Event()
-
-    def __repr__(self) -> str:
-        return f"WaitForServer({self._backend!r})"
-
-    @property
-    def url(self) -> str:
-        """Return the address of the backend."""
-        return self._backend.url
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the backend's reply, made again if the server went away meanwhile."""
@@ -79,7 +71,7 @@ class WaitForServer:
 
     def close(self) -> None:
         """Close the backend and end the wait: the calls held fail as those of a closed backend do; idempotent."""
-        self._backend.close()
+        super().close()
         self._closed.set()
 
     def _call(self, once: Callable[[], T], *, error_of: Callable[[T], ErrorInfo | None]) -> T:

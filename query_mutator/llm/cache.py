@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.files import user_cache_folder
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.coalesce import Deliver, Work, complete_by_joining, is_repeatable, join, request_key
+from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["Cache", "Identity", "ReplyMemory", "ReplyStore", "default_cache_path"]
@@ -37,8 +38,7 @@ def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where replies are kept: the file QUERY_MUTATOR_REPLIES names, else one in the user's cache folder."""
     if environ.get("QUERY_MUTATOR_REPLIES"):
         return Path(environ["QUERY_MUTATOR_REPLIES"]).expanduser()
-    folder = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "query-mutator" / "replies.sqlite"
+    return user_cache_folder(environ) / "replies.sqlite"
 
 
 class ReplyStore:
@@ -140,40 +140,31 @@ class ReplyMemory:
         """Do nothing: there is no file."""
 
 
-class Cache:
-    """A client that answers known requests from a store; `identity(request)` names the weights that answer it."""
+class Cache(JoiningClient):
+    """A client that answers known requests from a store; `identity(model)` names its weights."""
 
-    def __init__(
-        self, client: Client, store: ReplyStore | ReplyMemory, *, identity: Callable[[ChatRequest], str]
-    ) -> None:
-        self._client = client
+    def __init__(self, client: Client, store: ReplyStore | ReplyMemory, *, identity: Callable[[str], str]) -> None:
+        super().__init__(client)
         self._store = store
         self._identity = identity
 
-    def __repr__(self) -> str:
-        return f"Cache({self._client!r})"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the stored reply (`attempts` is then 0), or the inner client's, which is stored if it is an answer."""
-        return complete_by_joining(self, request) if is_repeatable(request) else self._client.complete(request)
-
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
-        """Return the call to make, or None when the reply is stored or in flight; `deliver` gets the completion."""
+        """Return the call to make, whose answer is stored, or None when the reply is stored or in flight."""
         if not is_repeatable(request):
-            return join(self._client, request, deliver)
+            return super().join(request, deliver)
         try:
-            key = request_key(request, identity=self._identity(request))
+            key = request_key(request, identity=self._identity(request.model))
         except BackendError:  # the call itself reports what is wrong
-            return join(self._client, request, deliver)
+            return super().join(request, deliver)
         found = self._store.get(key)
         if found is not None:
             deliver(found)
             return None
-        return join(self._client, request, lambda completion: self._keep(key, completion, deliver))
+        return super().join(request, lambda completion: self._keep(key, completion, deliver))
 
     def close(self) -> None:
         """Close the inner client and the store; idempotent."""
-        self._client.close()
+        super().close()
         self._store.close()
 
     def _keep(self, key: str, completion: Completion, deliver: Deliver) -> None:
@@ -183,26 +174,21 @@ class Cache:
 
 
 class Identity:
-    """Names the weights that answer a request and how they run, for the cache; asks the servers once per model."""
+    """Names the weights behind a model's name and how they run, for the cache; asks the servers once per model.
 
-    def __init__(self, servers: Sequence[ModelServer], *, extra: str) -> None:
+    `known` has the digests of models that no server has.
+    """
+
+    def __init__(self, servers: Sequence[ModelServer], *, extra: str, known: Mapping[str, str]) -> None:
         self._servers = tuple(servers)
         self._extra = extra
-        self._known: dict[str, str] = {}
+        self._known = dict(known)
 
-    def add(self, digests: Mapping[str, str]) -> None:
-        """Add the digests of models that no server has."""
-        self._known |= digests
-
-    def __call__(self, request: ChatRequest) -> str:
+    def __call__(self, model: str) -> str:
         """Return the model's digest, or its name and server where there is none, and `extra`.
 
         Raises BackendError when a server does not answer, or does not have the model.
         """
-        return self.of(request.model)
-
-    def of(self, model: str) -> str:
-        """Return the same for a model's name."""
         if model not in self._known:
             digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in self._servers})
             self._known[model] = f"{' '.join(digests)} {self._extra}"

@@ -77,7 +77,7 @@ def _keeps(reply: Completion) -> bool:
 
 
 def reload_sentence(server: ModelServer, models: Sequence[str], *, before: Mapping[str, int | None]) -> str:
-    """Return which calls of ours loaded a model again; `before` has the contexts they were loaded with before all."""
+    """Return which our calls loaded a model again; `before` has the contexts they were loaded with before all."""
     for model in models:
         was, now = before.get(model), server.loaded_context(model)
         if was is not None and now is not None and was != now:

@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self
 
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.registry import nearest
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from query_mutator.settings.calls import Calls
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 __all__ = [
     "BEGINNING_CHARS",
     "INFO_TIMEOUT_S",
-    "MAX_REPLY_MB",
     "Backend",
+    "BackendWrapper",
     "Client",
-    "FloatArray",
+    "ClientWrapper",
     "ModelServer",
     "shown_names",
 ]
 
-FloatArray: TypeAlias = "NDArray[np.float32]"
-
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message
-MAX_REPLY_MB = 16.0  # an answer of 256 tokens has a thousandth of it, 2,000 embeddings two thirds
 _SHOWN_NAMES = 20
 BEGINNING_CHARS = 4096  # of a reply: no refusal is recognized later
 INFO_TIMEOUT_S = 10.0  # versions and lists of models come from the server's memory
@@ -66,6 +60,47 @@ class Backend(Client, Protocol):
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
 
 
+class ClientWrapper:
+    """A client around another; what a subclass does not define is the inner client's."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client!r})"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply."""
+        return self._client.complete(request)
+
+    def close(self) -> None:
+        """Close the inner client; idempotent."""
+        self._client.close()
+
+
+class BackendWrapper:
+    """A backend around another; what a subclass does not define is the inner backend's."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._backend!r})"
+
+    @property
+    def url(self) -> str:
+        """Return the inner backend's address."""
+        return self._backend.url
+
+    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
+        """Return the inner backend's embeddings of texts [n, dim], or why there are none."""
+        return self._backend.embed(model, texts)
+
+    def close(self) -> None:
+        """Close the inner backend; idempotent."""
+        self._backend.close()
+
+
 class ModelServer(Backend, Protocol):
     """One model server, as `--backend NAME` sees it. Subclass it: only `complete` is required.
 
@@ -93,11 +128,11 @@ class ModelServer(Backend, Protocol):
         self,
         url: str,
         *,
-        timeout_s: float = 120.0,
-        pool_size: int = 8,
-        keep_alive: str = "30m",
+        timeout_s: float = Calls.timeout_s,
+        pool_size: int = Calls.batch_size,
+        keep_alive: str = Calls.keep_alive,
         runner_options: Mapping[str, Any] | None = None,
-        max_reply_mb: float = MAX_REPLY_MB,
+        max_reply_mb: float = Calls.max_reply_mb,
     ) -> None:
         """Take what the command line knows; a backend ignores what does not apply to it.
 

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Protocol, cast
+from typing import cast
 
 from query_mutator.llm.cancellation import current_cancellation
-from query_mutator.llm.client import Client
+from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Coalesce", "Deliver", "Joining", "Work", "complete_by_joining", "is_repeatable", "join", "request_key"]
+__all__ = ["Coalesce", "Deliver", "JoiningClient", "Work", "is_repeatable", "join", "request_key"]
 
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
@@ -63,59 +63,52 @@ def _encoded(*values: float | None) -> str:
     return _encode(values)[1:-1]
 
 
-class Joining(Client, Protocol):
-    """A client that knows before a call whether there is one to make."""
+def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
+    """Return what `client.join` returns; for a client without it, the call itself."""
+    if hasattr(client, "join"):
+        return cast(JoiningClient, client).join(request, deliver)
+    return lambda: deliver(client.complete(request))
+
+
+class JoiningClient(ClientWrapper):
+    """A wrapper that knows before a call whether there is one to make."""
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make in a worker, or None when there is none to make; `deliver` gets the completion.
 
         `deliver` is called once, in the thread that has the completion first, perhaps before `join` returns.
         """
+        return join(self._client, request, deliver)
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the completion, making the call in this thread or waiting for a twin."""
+        arrived = threading.Event()
+        replies: list[Completion] = []
+
+        def deliver(completion: Completion) -> None:
+            replies.append(completion)
+            arrived.set()
+
+        work = self.join(request, deliver)
+        if work is not None:
+            work()
+        arrived.wait()
+        return replies[0]
 
 
-def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
-    """Return what `client.join` returns; for a client without it, the call itself."""
-    if hasattr(client, "join"):
-        return cast(Joining, client).join(request, deliver)
-    return lambda: deliver(client.complete(request))
-
-
-def complete_by_joining(client: Joining, request: ChatRequest) -> Completion:
-    """Return the completion of a joining client, making the call in this thread or waiting for a twin."""
-    arrived = threading.Event()
-    replies: list[Completion] = []
-
-    def deliver(completion: Completion) -> None:
-        replies.append(completion)
-        arrived.set()
-
-    work = client.join(request, deliver)
-    if work is not None:
-        work()
-    arrived.wait()
-    return replies[0]
-
-
-class Coalesce:
+class Coalesce(JoiningClient):
     """A client that makes one call for all equal requests that arrive while it is in flight."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        super().__init__(client)
         self._waiting: dict[_Key, list[Deliver]] = {}  # request in flight -> who else wants its completion
         self._lock = threading.Lock()  # guards the above and the counter
         self.shared = 0  # completions that cost no call
 
-    def __repr__(self) -> str:
-        return f"Coalesce({self._client!r})"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's completion, or that of an equal request in flight (`attempts` is then 0)."""
-        return complete_by_joining(self, request) if is_repeatable(request) else self._client.complete(request)
-
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
-        """Return the call to make, or None when an equal request is in flight; `deliver` gets the completion."""
+        """Return the call to make, or None when an equal request is in flight, whose completion costs no attempt."""
         if not is_repeatable(request):
-            return join(self._client, request, deliver)
+            return super().join(request, deliver)
         key = (request_key(request), request.attempt)  # a retry never shares a first attempt, nor the reverse
         with self._lock:
             if key in self._waiting:
@@ -124,10 +117,6 @@ class Coalesce:
                 return None
             self._waiting[key] = []
         return lambda: self._lead(key, request, deliver)
-
-    def close(self) -> None:
-        """Close the inner client, which cancels the calls that others wait for; idempotent."""
-        self._client.close()
 
     def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
         """Make the call and deliver its completion to all who wait for it."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from query_mutator.llm.address import Route
 from query_mutator.llm.reply import MAX_REPLY_BYTES, NoReply, Reply
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "tls_context"]
 
 CONNECT_TIMEOUT_S = 10.0
 _PIECE_BYTES = 65_536
@@ -135,7 +135,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _start_tls(self, deadline: float) -> None:
-        sock = _tls_context().wrap_socket(
+        sock = tls_context().wrap_socket(
             self._timed(deadline), server_hostname=self._route.server_host, do_handshake_on_connect=False
         )
         self._sock = sock  # before the handshake, so that `cut` reaches it
@@ -191,7 +191,7 @@ def _is_dropped(sock: socket.socket) -> bool:
 
 
 @functools.cache
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """Return a context that trusts the system's authorities, those of `requests` and REQUESTS_CA_BUNDLE."""
     from requests.utils import DEFAULT_CA_BUNDLE_PATH  # only https needs it
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from query_mutator.llm.client import FloatArray, ModelServer
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.llm.client import BackendWrapper, ModelServer
+from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["EarlyStop", "first_sentence"]
 
@@ -26,11 +26,12 @@ def first_sentence(text: str) -> str | None:
     return text[: end.end()] if end else None
 
 
-class EarlyStop:
+class EarlyStop(BackendWrapper):
     """A backend that streams target replies and cuts those whose first sentence satisfies `is_refusal`."""
 
     def __init__(self, backend: ModelServer, *, is_refusal: Callable[[str], bool]) -> None:
-        self._backend = backend
+        super().__init__(backend)
+        self._server = backend
         self._is_refusal = is_refusal
         self._lock = threading.Lock()  # guards the counters below
         self.cut_replies = 0
@@ -38,14 +39,6 @@ class EarlyStop:
         self._cut_limit_tokens = 0
         self._whole_replies = 0
         self._whole_tokens = 0
-
-    def __repr__(self) -> str:
-        return f"EarlyStop({self._backend!r})"
-
-    @property
-    def url(self) -> str:
-        """Return the server's address."""
-        return self._backend.url
 
     @property
     def tokens_saved(self) -> int:
@@ -62,22 +55,14 @@ class EarlyStop:
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply, or its first sentence if that is a refusal; only calls to the target can be cut."""
         if request.purpose != "target":
-            return self._backend.complete(request)
+            return self._server.complete(request)
         judge = _Judge(self._is_refusal)
-        completion = self._backend.complete_until(request, judge)
+        completion = self._server.complete_until(request, judge)
         if not completion.ok:
             return completion
         self._count(completion, was_cut=judge.refused, limit_tokens=request.max_tokens)
         # What follows the sentence depends on how the server split its stream into pieces, so it is dropped.
         return replace(completion, text=judge.sentence.strip()) if judge.refused else completion
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the backend's embeddings of texts [n, dim], or why there are none."""
-        return self._backend.embed(model, texts)
-
-    def close(self) -> None:
-        """Close the backend; idempotent."""
-        self._backend.close()
 
     def _count(self, completion: Completion, *, was_cut: bool, limit_tokens: int) -> None:
         with self._lock:

@@ -7,10 +7,11 @@ import logging
 import mmap
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from query_mutator.errors import DiskError, UsageError
-from query_mutator.files import parse_json_object, write_json
+from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
 
 __all__ = ["check_file", "digest_of", "model_name"]
 
@@ -47,20 +48,19 @@ def model_name(path: Path) -> str:
     return path.name.removesuffix(".gguf")
 
 
-def digest_of(path: Path, *, environ: dict[str, str] | os._Environ[str] = os.environ) -> str:
+def digest_of(path: Path, *, environ: Mapping[str, str] = os.environ) -> str:
     """Return the sha256 of a file, or of all files of a model in several.
 
     It is kept in the user's cache folder with size and time of change, since a file of 5 GB takes many seconds.
     """
-    known_path = _cache_path(environ)
+    known_path = user_cache_folder(environ) / "gguf.json"
     known = _known(known_path)
     digests, is_new = [], False
     for part in _parts(path):
         stat = part.stat()
         key = f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
         if key not in known:
-            with part.open("rb") as file:
-                known[key], is_new = hashlib.file_digest(file, "sha256").hexdigest(), True
+            known[key], is_new = file_sha256(part), True
         digests.append(str(known[key]))
     if is_new:
         _keep(known_path, known)
@@ -77,11 +77,6 @@ def _parts(path: Path) -> list[Path]:
         if not part.is_file():
             raise UsageError(f"--gguf {path}: the model is in {len(parts)} files, and {part.name} is not there")
     return parts
-
-
-def _cache_path(environ: dict[str, str] | os._Environ[str]) -> Path:
-    folder = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "query-mutator" / "gguf.json"
 
 
 def _known(path: Path) -> dict[str, object]:

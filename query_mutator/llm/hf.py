@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError, reason_of
-from query_mutator.llm.client import Backend, FloatArray
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.files import file_sha256
+from query_mutator.llm.client import Backend, BackendWrapper
+from query_mutator.types import PROMPT_FILE, ChatRequest, Completion
 
-__all__ = ["PREFIX", "PROMPT_FILE", "HfModel", "LocalModels", "is_local", "local_models", "model_folder"]
+__all__ = ["PREFIX", "HfModel", "LocalModels", "is_local", "local_models", "model_folder"]
 
 PREFIX = "hf:"
-PROMPT_FILE = "query_mutator.json"
 MAX_BATCH = 16
 _QUESTION = re.compile(r"<question>\s*(.*?)\s*</question>", re.DOTALL)
 _HASHED = ("*.safetensors", "*.bin", "*.json")
@@ -196,28 +196,19 @@ class HfModel:
         return Completion(text=text, **fields)
 
 
-class LocalModels:
+class LocalModels(BackendWrapper):
     """A backend with some models in this process; all other requests go to the inner backend."""
 
     def __init__(self, backend: Backend, models: Sequence[HfModel]) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._models = {model.name: model for model in models}
 
     def __repr__(self) -> str:
         return f"LocalModels({self._backend!r}, {list(self._models.values())!r})"
 
-    @property
-    def url(self) -> str:
-        """The address of the inner backend's server."""
-        return self._backend.url
-
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply of the model that the request names."""
         return (self._models.get(request.model) or self._backend).complete(request)
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the inner backend's embeddings."""
-        return self._backend.embed(model, texts)
 
     def close(self) -> None:
         """Close the models and the inner backend; idempotent."""
@@ -278,6 +269,5 @@ def _digest(folder: str) -> str:
         return f"{PREFIX}{folder}"
     digest = hashlib.sha256()
     for file in sorted(file for pattern in _HASHED for file in path.glob(pattern)):
-        with file.open("rb") as content:
-            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
     return digest.hexdigest()

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.client import BEGINNING_CHARS, INFO_TIMEOUT_S, MAX_REPLY_MB, FloatArray, ModelServer
+from query_mutator.llm.client import BEGINNING_CHARS, INFO_TIMEOUT_S, ModelServer
 from query_mutator.llm.failures import parsed
-from query_mutator.llm.transport import Json, Transport
-from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, wire_text
+from query_mutator.llm.transport import Transport
+from query_mutator.settings.calls import Calls
+from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, FloatArray, Json, wire_text
 
 __all__ = ["USUAL_CONTEXT", "HttpServer", "StreamedText", "names_in", "rows_in"]
 
@@ -99,16 +100,13 @@ class HttpServer(ModelServer):
         self,
         url: str,
         *,
-        timeout_s: float = 120.0,
-        pool_size: int = 8,
-        keep_alive: str = "30m",
-        runner_options: Mapping[str, Any] | None = None,
-        max_reply_mb: float = MAX_REPLY_MB,
+        timeout_s: float = Calls.timeout_s,
+        pool_size: int = Calls.batch_size,
+        max_reply_mb: float = Calls.max_reply_mb,
         headers: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            url, timeout_s=timeout_s, pool_size=pool_size, keep_alive=keep_alive, runner_options=runner_options
-        )
+        super().__init__(url, **settings)
         self._transport = Transport(
             url, pool_size=pool_size, timeout_s=timeout_s, headers=headers, max_reply_bytes=round(max_reply_mb * 1e6)
         )
@@ -136,7 +134,7 @@ class HttpServer(ModelServer):
         raise NotImplementedError
 
     def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the likeliest first tokens as objects of `token` and `logprob`; any exception means that none came."""
+        """Return the most probable first tokens as objects of `token` and `logprob`; an exception means none."""
         raise NotImplementedError
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
@@ -300,7 +298,7 @@ class HttpServer(ModelServer):
 
 
 def _probabilities(tokens: Sequence[Json], choices: Sequence[str]) -> dict[str, float]:
-    """Return the probability of each choice among the likeliest tokens; capitals and blanks around one do not count."""
+    """Return the probability of each choice among the most probable tokens, whatever their case and blanks."""
     found = dict.fromkeys(choices, 0.0)
     for row in tokens:
         logprob = float(row["logprob"])

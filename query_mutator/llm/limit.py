@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 
-from query_mutator.llm.client import Client
+from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.coalesce import Deliver, Work
 from query_mutator.types import ChatRequest, Completion
 
@@ -22,21 +22,18 @@ DECREASE = 0.5  # the smallest factor a limit is multiplied by at once
 _OVERLOAD = frozenset({"busy", "timeout"})
 
 
-class Limit:
+class Limit(ClientWrapper):
     """A client that lets at most `limit` calls through at once; the others wait for their turn."""
 
     def __init__(self, client: Client, *, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"limit={limit} must be at least 1")
-        self._client = client
+        super().__init__(client)
         self.limit = limit
         self._in_flight = 0
         self._waiting = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())  # guards the four above
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._client!r})"
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply as soon as there is room for the call."""
@@ -84,7 +81,7 @@ class Limit:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._client.close()
+        super().close()
 
 
 def next_limit(

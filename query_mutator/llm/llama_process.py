@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
@@ -28,8 +29,6 @@ def require_xllamacpp() -> str:
     """Return the version of the package that runs the files; UsageError with what to install."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise UsageError("--gguf needs the package xllamacpp; install it with `pip install 'query-mutator[llama]'`")
-    from importlib.metadata import version
-
     return version("xllamacpp")
 
 

@@ -10,9 +10,9 @@ from query_mutator.errors import ModelMissingError
 from query_mutator.llm.address import DEFAULT_URL
 from query_mutator.llm.client import INFO_TIMEOUT_S, shown_names
 from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
-from query_mutator.llm.transport import Json, json_object
+from query_mutator.llm.transport import json_object
 from query_mutator.registry import nearest
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_text
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, Json, wire_text
 
 __all__ = ["OllamaBackend", "chat_payload", "with_tag"]
 
@@ -156,7 +156,7 @@ class OllamaBackend(HttpServer):
         return Completion.from_ollama(reply, latency_s=latency_s)
 
     def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the likeliest first tokens, which a server has from 0.12.11 on."""
+        """Return the most probable first tokens, which a server has from 0.12.11 on."""
         return list(reply["logprobs"][0]["top_logprobs"])
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:

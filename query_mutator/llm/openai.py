@@ -15,8 +15,8 @@ from query_mutator.errors import BackendError, ModelMissingError, ServerDownErro
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
-from query_mutator.llm.transport import Json, Transport, json_object
-from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, wire_number, wire_text
+from query_mutator.llm.transport import Transport, json_object
+from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, Json, wire_number, wire_text
 
 __all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
 
@@ -174,7 +174,7 @@ class OpenAIBackend(HttpServer):
         return completion_of(reply, latency_s=latency_s)
 
     def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the likeliest first tokens."""
+        """Return the most probable first tokens."""
         return list(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from query_mutator.errors import UsageError
-from query_mutator.llm.client import Backend, FloatArray, ModelServer
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.llm.client import Backend, ModelServer
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 __all__ = ["Pool", "Server", "error_of", "pick", "require_same_models"]
 

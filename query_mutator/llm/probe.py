@@ -20,7 +20,7 @@ from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = [
-    "PROBE_TOKENS", "PROBE_WIDTH", "Probe", "infer_slots", "measure_calls", "probe_server", "reported_slots",
+    "PROBE_TOKENS", "PROBE_WIDTH", "Probe", "infer_slots", "measure_calls", "reported_slots",
     "slots_advice", "slots_under_load",
 ]  # fmt: skip
 
@@ -58,26 +58,11 @@ def measure_calls(
 ) -> Probe:
     """Return slots and service time of servers: what they report, else what `width` calls at once show.
 
-    The one measurement behind `qm doctor`, `qm size calls` and `benchmark_batching.py`.
+    `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
+    bounds the last calls, and none starts once `budget_s` is spent. Where the servers report their slots, only the time
+    of a call is measured. `qm doctor`, `qm size calls` and `benchmark_batching.py` all measure with it.
     """
     reported = reported_slots(servers, model)
-    return probe_server(client, model, reported=reported, width=width, max_tokens=max_tokens, budget_s=budget_s)
-
-
-def probe_server(
-    client: Client,
-    model: str,
-    *,
-    reported: int | None = None,
-    width: int = PROBE_WIDTH,
-    budget_s: float = 30.0,
-    max_tokens: int = PROBE_TOKENS,
-) -> Probe:
-    """Return slots and service time of a server; no further calls start once `budget_s` is spent.
-
-    `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
-    bounds the last calls. With the slots that the server `reported` only the time of a call is measured.
-    """
     started = time.monotonic()
     request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=max_tokens, seed=0)
     loading_s = 0.0

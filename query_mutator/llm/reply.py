@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from query_mutator.settings.calls import Calls
+
 __all__ = ["MAX_REPLY_BYTES", "BadReply", "NoReply", "Reply"]
 
-MAX_REPLY_BYTES = 16_000_000
+MAX_REPLY_BYTES = round(Calls.max_reply_mb * 1e6)
 _MAX_HEAD_BYTES = 65_536  # informational replies (1xx) included
 _ERROR_BYTES = 65_536  # read of a reply whose status is an error: it may never end
 _CONTINUE_STATUSES = range(100, 200)  # the reply proper follows

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from query_mutator.llm.client import Client
+from query_mutator.llm.client import Client, ClientWrapper
+from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = [
-    "DEFAULT_MAX_RETRIES",
     "DEFAULT_POLICY",
     "TRANSIENT",
     "Attempts",
@@ -30,7 +30,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-DEFAULT_MAX_RETRIES = 4
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
 MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
 #: Kinds of error after which the same call may succeed later.
@@ -46,7 +45,7 @@ def is_transient(error: ErrorInfo) -> bool:
 class RetryPolicy:
     """Which failures are retried, how often, and after how long."""
 
-    max_retries: int = DEFAULT_MAX_RETRIES
+    max_retries: int = Calls.max_retries
     deadline_s: float | None = None  # no attempt starts later than this after the first one
     first_delay_s: float = 0.25  # doubles with every attempt
     max_delay_s: float = 30.0
@@ -121,16 +120,13 @@ def repeat(
             return result
 
 
-class Retry:
+class Retry(ClientWrapper):
     """A client that retries failed calls; the wait is spent in the calling thread and ends at `close`."""
 
     def __init__(self, client: Client, policy: RetryPolicy = DEFAULT_POLICY) -> None:
-        self._client = client
+        super().__init__(client)
         self.policy = policy
         self._closed = threading.Event()
-
-    def __repr__(self) -> str:
-        return f"Retry({self._client!r})"
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
@@ -154,4 +150,4 @@ class Retry:
     def close(self) -> None:
         """Give up waiting and close the inner client; idempotent."""
         self._closed.set()
-        self._client.close()
+        super().close()

@@ -13,28 +13,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.away import WaitForServer
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
-from query_mutator.llm.client import MAX_REPLY_MB, Backend, Client, FloatArray, ModelServer
-from query_mutator.llm.coalesce import Coalesce, Deliver, Work, join
+from query_mutator.llm.checkup import JudgeForm, judge_form
+from query_mutator.llm.client import Backend, Client, ModelServer
+from query_mutator.llm.coalesce import Coalesce, Deliver, JoiningClient, Work
 from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.hf import HfModel, LocalModels
 from query_mutator.llm.limit import AdaptiveLimit, Limit
 from query_mutator.llm.pool import Pool, error_of, require_same_models
-from query_mutator.llm.retry import DEFAULT_MAX_RETRIES, Retry, RetryPolicy
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.llm.retry import Retry, RetryPolicy
+from query_mutator.settings.calls import DIRECT, CacheMode, Calls
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["CacheMode", "CallTotals", "ClientSettings", "ClientStack", "Counted", "build_client"]
+__all__ = ["CacheMode", "CallTotals", "ClientStack", "Counted", "build_client"]
 
 logger = logging.getLogger(__name__)
 
 _SHOWN_CHARS = 60
-
-CacheMode = Literal["off", "eval", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +82,14 @@ class CallTotals:
 _TOTALS = tuple(field.name for field in fields(CallTotals))
 
 
-class Counted:
+class Counted(JoiningClient):
     """A client that keeps totals of the inner client's calls; every attempt counts as one."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        super().__init__(client)
         self.totals = CallTotals()
         self.error_kinds: Counter[str] = Counter()
         self._lock = threading.Lock()  # guards the two above
-
-    def __repr__(self) -> str:
-        return f"Counted({self._client!r})"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply, counted."""
-        completion = self._client.complete(request)
-        self.add(completion, attempt=request.attempt)
-        return completion
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make; `deliver` gets the completion once it is counted."""
@@ -107,7 +98,7 @@ class Counted:
             self.add(completion, attempt=request.attempt)
             deliver(completion)
 
-        return join(self._client, request, count)
+        return super().join(request, count)
 
     def add(self, completion: Completion, *, attempt: int = 1) -> None:
         """Count a call that was made."""
@@ -123,14 +114,13 @@ class Counted:
             self.totals += totals
             self.error_kinds.update(error_kinds)
 
-    def close(self) -> None:
-        """Close the inner client; idempotent."""
-        self._client.close()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStack:
-    """The layers around one server or several; all kinds of calls share the one bound of `limit`."""
+    """The layers around one server or several; all kinds of calls share the one bound of `limit`.
+
+    The servers are of one backend and have the same models, so what one says of a model holds for all.
+    """
 
     servers: tuple[ModelServer, ...]
     backend: Backend  # the server, or the pool of all
@@ -146,6 +136,11 @@ class ClientStack:
     early_stops: tuple[EarlyStop, ...] = ()  # one per server, none without early stopping
     away: WaitForServer | None = None  # waits while no server answers
     allow_mixed: bool = False
+
+    @property
+    def backend_class(self) -> type[ModelServer]:
+        """Return the class of the servers, which holds what they report and what advice to give about them."""
+        return type(self.servers[0])
 
     @property
     def tokens_saved(self) -> int:
@@ -167,9 +162,44 @@ class ClientStack:
         require_same_models(self.servers, models, allow_mixed=self.allow_mixed)
         if self.store is not None:
             for model in models:
-                self.identity.of(model)  # now, so that known replies are found while no server answers
+                self.identity(model)  # now, so that known replies are found while no server answers
         if self.away is not None:
             self.away.answered()
+
+    def require_text_model(self, model: str) -> str:
+        """Return the full name of a model that answers in words; ModelMissingError if a server lacks it."""
+        names = [server.require_text_model(model) for server in self.servers]
+        return names[0]
+
+    def text_models(self) -> list[str]:
+        """Return the names of the models that answer in words and that every server has, as far as they list them."""
+        first, *others = [[*(server.text_models() or ())] for server in self.servers]
+        return [name for name in first if all(name in names for names in others)]
+
+    def model_info(self, model: str) -> Mapping[str, Any]:
+        """Return the figures a server gives for a model; {} without any."""
+        return self.servers[0].model_info(model)
+
+    def file_digests(self) -> tuple[str, ...]:
+        """Return the sha256 of the files of models that the user gave."""
+        return self.servers[0].file_digests()
+
+    def context(self, model: str) -> int | None:
+        """Return the context of the server with the largest one, to which a prompt goes in the end, if all say it."""
+        contexts = [server.context(model) for server in self.servers]
+        return None if None in contexts else max(filter(None, contexts))
+
+    def count_tokens(self, model: str, text: str) -> int | None:
+        """Return the tokens of a text; None when no tokenizer is offered."""
+        return self.servers[0].count_tokens(model, text)
+
+    def operators(self, model: str) -> tuple[str, ...] | None:
+        """Return the rewrite operators that a model is limited to; None for any prompt."""
+        return self.servers[0].operators(model)
+
+    def judge_form(self, model: str) -> tuple[JudgeForm, bool]:
+        """Return how a model can be had to say yes or no, and whether it must be let think for it."""
+        return judge_form(self.servers[0], model)
 
     def embed(
         self, model: str, texts: Sequence[str], keep: Callable[[FloatArray], None] = lambda rows: None
@@ -202,27 +232,9 @@ class ClientStack:
             self.store.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
-    """How calls reach the servers of a backend."""
-
-    batch_size: int = 8  # calls in flight, and connections to each server
-    adaptive: bool = False
-    timeout_s: float = 120.0
-    max_reply_mb: float = MAX_REPLY_MB
-    deadline_s: float | None = None
-    max_retries: int = DEFAULT_MAX_RETRIES
-    wait_for_server_s: float = 0.0  # how long calls are held while no server answers
-    cache: CacheMode = "off"
-    cache_path: Path | str | None = None
-    num_ctx: int | None = None
-    keep_alive: str = "30m"
-    allow_mixed: bool = False
-
-
 def build_client(
     urls: str | Sequence[str],
-    settings: ClientSettings | None = None,
+    settings: Calls = DIRECT,
     *,
     backend: str = DEFAULT_BACKEND,
     is_refusal: Callable[[str], bool] | None = None,
@@ -236,21 +248,21 @@ def build_client(
     cut. `show` is called with a line while no server answers (`wait_for_server_s`). A default `cache_path` that cannot
     be used costs a warning and the cache, a named one is a UsageError.
     """
-    settings = replace(settings or ClientSettings(), **changes)
+    settings = replace(settings, **changes) if changes else settings
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
     servers = open_servers(
         backend,
         [urls] if isinstance(urls, str) else urls,
         timeout_s=settings.timeout_s,
-        pool_size=settings.batch_size,
+        pool_size=settings.calls_in_flight,
         keep_alive=settings.keep_alive,
         runner_options=options,
         max_reply_mb=settings.max_reply_mb,
     )
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     away, edge = _edge(early_stops or servers, servers, settings.wait_for_server_s, show)
-    identity = Identity(servers, extra=f"{sorted(options.items())} early-stop={bool(early_stops)}")
-    identity.add({model.name: model.digest for model in local})
+    extra = f"{sorted(options.items())} early-stop={bool(early_stops)}"
+    identity = Identity(servers, extra=extra, known={model.name: model.digest for model in local})
     stack = _wrapped(servers, LocalModels(edge, local) if local else edge, identity, settings)
     return replace(stack, early_stops=early_stops, away=away)
 
@@ -264,11 +276,9 @@ def _edge(
     return away, away or pool
 
 
-def _wrapped(
-    servers: tuple[ModelServer, ...], backend: Backend, identity: Identity, settings: ClientSettings
-) -> ClientStack:
+def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Identity, settings: Calls) -> ClientStack:
     """Return the layers around a backend."""
-    size = settings.batch_size
+    size = settings.calls_in_flight
     limit = AdaptiveLimit(backend, highest=size) if settings.adaptive else Limit(backend, limit=size)
     store = None if settings.cache == "off" else _open_store(settings.cache_path)
     counted, eval_counted = Counted(limit), Counted(limit)

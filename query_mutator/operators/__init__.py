@@ -1,6 +1,6 @@
 """Rewrite operators: one prompt file each in `prompts/`, registered by name.
 
-Offers `OPERATORS`, the registry to add one of yours to; `PromptOperator`, an operator made of a prompt;
+Offers `OPERATORS`, the registry to add your own to; `PromptOperator`, an operator made of a prompt;
 `LocalOperator`, one that is a function; the `Operator` Protocol and its `OperatorContext`; and `select`, which reads
 `--operators`. The order of registration is the order of the policy's actions.
 """

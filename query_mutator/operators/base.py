@@ -16,12 +16,12 @@ _SUBJECT = re.compile(r"\{(question|answer)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorContext:
-    """What an operator may use in addition to the present question; domain and neighbor are fixed for a run."""
+    """What an operator may use in addition to the current question; domain and neighbor are fixed for a run."""
 
     domain: str = "Python's standard library"
     neighbor: str | None = None  # the nearest other training question
     original: str | None = None  # the question before the first rewrite
-    answer: str | None = None  # the target's to the present question; None if it was not asked
+    answer: str | None = None  # the target's to the current question; None if it was not asked
 
 
 class Operator(Protocol):

@@ -1,7 +1,9 @@
-"""Figures and tables of training runs, evaluations and benchmarks; never imports torch.
+"""The page, figures and tables of training runs, evaluations and benchmarks. Its import loads no torch.
 
-`curve` draws the learning curve of a run, `table` prints the result table of an evaluation, `speedup` holds the rows,
-recommendation and figure of `benchmark_batching.py`. Imports analysis (readers, figures), cli and files.
+`page` is the HTML page of a run, `curve` its learning curve, and `plots` the callback that writes both; `table` has the
+result table of an evaluation, `paired_runs` and `traffic` those of `qm compare`; `benchmark_config`, `benchmark_plan`
+and `speedup` are the settings, the plan and the rows of `benchmark_batching.py`. Imports lab (readers, figures), the
+callbacks of training, and the rooms below.
 """
 
 from __future__ import annotations

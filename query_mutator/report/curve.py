@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from query_mutator.analysis.figures import new_figure, save_figure
-from query_mutator.analysis.series import Floats, Series
-from query_mutator.analysis.tables import read_table
+from query_mutator.lab.analysis.figures import new_figure, save_figure
+from query_mutator.lab.analysis.series import Floats, Series
+from query_mutator.lab.analysis.tables import read_table
 
 __all__ = ["draw_learning_curve", "smoothed", "validation_end"]
 

@@ -86,24 +86,16 @@ def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _pair(a: str, b: str, found: PairedRows) -> dict[str, Any]:
-    result = found.result
     return {
         "a": a,
         "b": b,
-        "questions": result.questions,
-        "difference": result.difference,  # of success, b minus a
-        "ci": list(result.interval),
-        "is_clear": result.is_clear,
-        "gained": result.gained,
-        "lost": result.lost,
-        "same_right": result.same_right,
-        "same_wrong": result.same_wrong,
-        "p": result.p,
+        **found.to_json(),  # the difference is b minus a
+        "is_clear": found.result.is_clear,
         "left_out": {
             f"only {a} has": found.only_theirs,
             f"only {b} has": found.only_ours,
             "changed": found.changed,
-            "unscored": result.unscored,
+            "unscored": found.result.unscored,
         },
         "has_targets": found.has_targets,
     }

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from query_mutator.analysis.figures import new_figure, save_figure
-from query_mutator.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
+from query_mutator.lab.analysis.figures import new_figure, save_figure
+from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
 from query_mutator.types import Completion
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Reward parts: named scores in [0, 1] of one answer, weighted into one reward.
 
 Offers `WeightedReward` (built from `right=0.7,similarity=0.3`), `NoReward` for acting, the `Judge` behind the part
-`judge`, the registry `PARTS` to add a part of yours, the `Evidence` a part is given, and the verdicts `is_refusal` and
+`judge`, the registry `PARTS` to add your own part, the `Evidence` a part is given, and the verdicts `is_refusal` and
 `is_not_sure`. A part is a function of the evidence, or a generator function that asks a model: it yields ChatRequests
 and is sent their Completions.
 """

@@ -1,6 +1,6 @@
 """A judge: a model that says by a rubric whether an answer is good. Its verdict is 1, 0, or a probability between.
 
-The question, the accepted answers and the answer to grade are data: each stands between marks with a digest that no
+The question, the accepted answers and the answer to grade are data: each is between marks with a digest that no
 answer can contain on purpose, and the judge is told to follow no instruction inside them.
 """
 
@@ -50,7 +50,7 @@ _WORD = re.compile(r"\W*(yes|no)\b(?!\W+(?:and|or)\b)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """The model, its rubric, and the form in which it can be had to say yes or no (`llm.checkup.judge_form`)."""
+    """The model, its rubric, and how it is asked for yes or no (`llm.checkup.judge_form`)."""
 
     model: str
     rubric: str = DEFAULT_RUBRIC

@@ -12,9 +12,9 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK, decode_object
-from query_mutator.runs.metrics import METRICS_FILE
-from query_mutator.runs.run_dir import SUMMARY
-from query_mutator.runs.state import RunState, last_values, run_state
+from query_mutator.files.metrics import METRICS_FILE
+from query_mutator.files.run_dir import SUMMARY
+from query_mutator.files.state import RunState, last_values, run_state
 
 __all__ = ["ListedRun", "list_runs"]
 
@@ -53,9 +53,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
     if _CONFIG in names:
         return [_listed(folder)]
     paths = [folder / name for name in names]
-    runs = [
-        _listed(path) for path in paths if not path.is_symlink() and any((path / one).exists() for one in _RUN_FILES)
-    ]
+    runs = [_listed(path) for path in paths if not path.is_symlink() and _is_run(path)]
     return sorted(runs, key=lambda run: (run.started, run.name))
 
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.stats.intervals import Interval
 from query_mutator.stats.paired import Paired, compare_pairs
 
@@ -18,7 +18,7 @@ __all__ = ["EVALUATION", "PairedRows", "pair_rows", "read_held_out"]
 
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
-_SAME = ("question", "accepted")  # what makes a question the same, besides its id; older rows lack both
+_SAME = ("question", "accepted")  # what makes a question the same, in addition to its id; older rows lack both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,11 @@ class PairedRows:
     only_theirs: int
     changed: int  # same id, but another wording or other accepted answers
     has_targets: bool  # False: rows of an older version, whose questions count as one target each
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts, difference of success, its interval and p as plain JSON types."""
+        names = ("questions", "difference", "gained", "lost", "same_right", "same_wrong", "unscored", "p")
+        return {**{name: getattr(self.result, name) for name in names}, "ci": list(self.result.interval)}
 
 
 def read_held_out(path: Path) -> dict[str, list[Row]]:

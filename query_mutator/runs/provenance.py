@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from query_mutator import __version__
 from query_mutator.cli.settings import files_read
 from query_mutator.errors import hide_credentials
+from query_mutator.version import __version__
 
 PACKAGES = ("torch", "numpy", "gymnasium", "sentence-transformers", "transformers", "tokenizers")
 

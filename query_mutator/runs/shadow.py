@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.stats.intervals import mean_interval
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.stats.intervals import Interval, mean_interval
 from query_mutator.stats.paired import compare_pairs, difference_interval, mcnemar_p
 
 __all__ = ["HEADER", "MARK", "ORIGINAL", "REWRITTEN", "SHADOW", "check_pair", "read_shadow", "shadow_result"]
@@ -58,10 +58,10 @@ def check_pair(row: Row, path: Path) -> Row:
 
 def shadow_result(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the pairs show: the rewritten way, and what was sent, each minus the original way."""
-    ways: list[tuple[str, str]] = [(REWRITTEN, ORIGINAL)]
+    ways = [REWRITTEN]
     if any(row[SENT] == ORIGINAL and row["rewrite"] != row["question"] for row in rows):
-        ways.append((SENT, ORIGINAL))
-    comparisons = [_comparison(rows, ours) for ours, _ in ways]
+        ways.append(SENT)
+    comparisons = [_comparison(rows, ours) for ours in ways]
     return {
         "pairs": len(rows),
         "questions": len(set(map(_cluster, rows))),
@@ -95,18 +95,7 @@ def _comparison(rows: Sequence[Row], ours: str) -> dict[str, Any]:
 def _rate(rows: Sequence[Row], ours: str, name: str) -> dict[str, Any]:
     a, b = ([float(_way(row, way)[name]) for row in rows] for way in (ours, ORIGINAL))
     found = compare_pairs(a, b, [_cluster(row) for row in rows])
-    return {
-        "metric": name,
-        "pairs": found.questions,
-        "ours": sum(a) / len(a) if a else None,
-        "theirs": sum(b) / len(b) if b else None,
-        "difference": found.difference,
-        "ci": list(found.interval),
-        "more": found.gained,
-        "less": found.lost,
-        "p": found.p,
-        "verdict": _verdict(found.interval),
-    }
+    return _figure(name, a, b, found.difference, found.interval, more=found.gained, less=found.lost, p=found.p)
 
 
 def _mean(rows: Sequence[Row], ours: str, name: str) -> dict[str, Any] | None:
@@ -114,23 +103,23 @@ def _mean(rows: Sequence[Row], ours: str, name: str) -> dict[str, Any] | None:
     known = [row for row in rows if None not in (_way(row, ours)[name], row[ORIGINAL][name])]
     if not known:
         return None
+    a, b = ([_way(row, way)[name] for row in known] for way in (ours, ORIGINAL))
     by_question = defaultdict(list)
-    for row in known:
-        by_question[_cluster(row)].append(_way(row, ours)[name] - row[ORIGINAL][name])
+    for row, one, other in zip(known, a, b, strict=True):
+        by_question[_cluster(row)].append(one - other)
     differences = [float(np.mean(found)) for found in by_question.values()]
-    interval = mean_interval(differences)
-    return {
-        "metric": name,
-        "pairs": len(known),
-        "ours": float(np.mean([_way(row, ours)[name] for row in known])),
-        "theirs": float(np.mean([row[ORIGINAL][name] for row in known])),
-        "difference": float(np.mean(differences)),
-        "ci": list(interval),
-        "more": sum(value > 0 for value in differences),
-        "less": sum(value < 0 for value in differences),
-        "p": None,
-        "verdict": _verdict(interval),
-    }
+    more, less = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+    mean = float(np.mean(differences))
+    return _figure(name, a, b, mean, mean_interval(differences), more=more, less=less, p=None)
+
+
+def _figure(
+    name: str, ours: Sequence[float], theirs: Sequence[float], difference: float, interval: Interval, **counts: Any
+) -> dict[str, Any]:
+    """Return one row of a comparison."""
+    means = {way: float(np.mean(column)) if column else None for way, column in (("ours", ours), ("theirs", theirs))}
+    shown = {"difference": difference, "ci": list(interval), **counts, "verdict": _verdict(interval)}
+    return {"metric": name, "pairs": len(ours), **means, **shown}
 
 
 def _judged(rows: Sequence[Row], ours: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "WHOLE_LINE", "Floats", "Interval", "mean_interval", "moments", "paired_interval", "student_t",
+    "WHOLE_LINE", "Floats", "Interval", "mean_interval", "moments", "student_t",
     "welch", "welch_degrees", "welch_interval", "wilson_interval", "within",
 ]  # fmt: skip
 
@@ -26,7 +26,10 @@ _Z95 = 1.959963984540054
 
 
 def wilson_interval(successes: int, n: int) -> Interval:
-    """Return the Wilson score interval of a rate (E. B. Wilson, 1927), which stays accurate at 0 and 1."""
+    """Return the Wilson score interval of a rate (E. B. Wilson, 1927), which stays accurate at 0 and 1.
+
+    Equal to scipy's, which takes 586 us in place of 0.55.
+    """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n} is not a rate")
     if n == 0:
@@ -55,13 +58,6 @@ def mean_interval(values: Sequence[float], *, bounds: Interval = WHOLE_LINE) -> 
     mean, variance = moments(array)
     half = student_t(len(array) - 1) * math.sqrt(variance / len(array))
     return within((mean - half, mean + half), bounds)
-
-
-def paired_interval(ours: Sequence[float], theirs: Sequence[float], *, bounds: Interval = WHOLE_LINE) -> Interval:
-    """Return the t interval of the mean difference of two lists over the same questions; `bounds` of a difference."""
-    if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} values are paired with {len(theirs)}; give two lists over the same questions")
-    return mean_interval(np.subtract(ours, theirs).tolist(), bounds=bounds)
 
 
 def welch_interval(

@@ -27,26 +27,10 @@ def mean_intervals(values: Floats, clusters: Sequence[str]) -> Floats:
 
     The whole line for a column without a value.
     """
-    counted = ~np.isnan(values)
-    if not counted.any():
+    if not len(values):
         return np.tile((-math.inf, math.inf), (values.shape[1], 1))
-    _, cluster = np.unique(np.asarray(clusters), return_inverse=True)
-    columns = values.shape[1]
-    sums = np.zeros((cluster.max() + 1, 2 * columns))  # [C, 2 K] sums of values, then numbers of them
-    np.add.at(sums, cluster, np.hstack([np.where(counted, values, 0.0), counted]))
-    means, total = np.empty((DRAWS, columns)), sums.sum(axis=0)
-    usual = np.divide(total[:columns], total[columns:], out=np.zeros(columns), where=total[columns:] > 0)
-    rng, size = np.random.default_rng(0), max(1, _NUMBERS_AT_ONCE // len(sums))
-    for start in range(0, DRAWS, size):
-        draws = min(size, DRAWS - start)
-        weights = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=draws)
-        drawn = weights @ sums
-        # a draw that misses all clusters of a small group says nothing about it
-        means[start : start + draws] = np.divide(
-            drawn[:, :columns], drawn[:, columns:], out=np.tile(usual, (draws, 1)), where=drawn[:, columns:] > 0
-        )
-    intervals = np.percentile(means, _PERCENTILES, axis=0).T
-    intervals[~counted.any(axis=0)] = (-math.inf, math.inf)
+    intervals = crossed_intervals(values[None], clusters)
+    intervals[np.isnan(values).all(axis=0)] = (-math.inf, math.inf)
     return intervals
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-from numpy.typing import NDArray
+
+from query_mutator.types import DoubleArray, IntArray
 
 __all__ = ["WeightedSampler"]
 
 BLOCK = 32
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class WeightedSampler:
@@ -32,16 +30,16 @@ class WeightedSampler:
         self._weights = array("d")
         self._sums = np.zeros(0)  # [blocks]
         self._changed = bytearray()  # [blocks], 1 where the sum is out of date
-        self._ends: FloatArray | None = None  # [blocks + 1] cumulated sums from 0, None when a weight has changed
+        self._ends: DoubleArray | None = None  # [blocks + 1] cumulated sums from 0, None when a weight has changed
 
     @property
     def total(self) -> float:
         """Sum of all weights."""
         return float(self._cumulated()[-1])
 
-    def __getitem__(self, slots: IntArray) -> FloatArray:
+    def __getitem__(self, slots: IntArray) -> DoubleArray:
         """Return the weights [B] of slots [B]."""
-        weights: FloatArray = np.frombuffer(self._weights)[slots]
+        weights: DoubleArray = np.frombuffer(self._weights)[slots]
         return weights
 
     def set(self, slot: int, weight: float) -> None:
@@ -52,14 +50,14 @@ class WeightedSampler:
         self._changed[slot // BLOCK] = 1
         self._ends = None
 
-    def update(self, slots: IntArray, weights: FloatArray) -> None:
+    def update(self, slots: IntArray, weights: DoubleArray) -> None:
         """Set the weights [B] of slots [B]; of a slot that is named twice, the last counts."""
         self._grow(int(slots.max(initial=-1)) + 1)
         np.frombuffer(self._weights)[slots] = weights
         np.frombuffer(self._changed, np.bool_)[slots // BLOCK] = True
         self._ends = None
 
-    def find(self, points: FloatArray) -> IntArray:
+    def find(self, points: DoubleArray) -> IntArray:
         """Return the slots [B] at points [B] of [0, total), never one of weight 0. The total must be above 0."""
         ends = self._cumulated()
         # 1. the block; rounding may put a point at the very end of a sum, which is past the last weight
@@ -71,10 +69,10 @@ class WeightedSampler:
         slots: IntArray = blocks * BLOCK + (inside > rest[:, None]).argmax(axis=1)
         return slots
 
-    def _blocks(self) -> FloatArray:
+    def _blocks(self) -> DoubleArray:
         return np.frombuffer(self._weights).reshape(-1, BLOCK)
 
-    def _cumulated(self) -> FloatArray:
+    def _cumulated(self) -> DoubleArray:
         if self._ends is None:
             flags = np.frombuffer(self._changed, np.bool_)
             changed = np.flatnonzero(flags)

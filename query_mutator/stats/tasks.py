@@ -45,7 +45,7 @@ def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the probability that a run of ours exceeds one of theirs on a task; ties count half, mean over tasks.
+    """Return the probability that one of our runs exceeds one of theirs on a task; ties count half, mean over tasks.
 
     NaN when a task has no run on either side, or a value is NaN.
     """

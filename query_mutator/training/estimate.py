@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from query_mutator.env.task import controls
-from query_mutator.training.config import TrainConfig
-from query_mutator.training.learners import LEARNERS, SEARCH
+from query_mutator import operators
+from query_mutator.env.rules import ASKING
+from query_mutator.learners.named import LEARNERS
+from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.dataset import split_dataset
+from query_mutator.session.judging import make_reward
+from query_mutator.training.checks import check_run, comparison_cost
+from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
+
+__all__ = ["Estimate", "estimate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +42,11 @@ class Estimate:
 
         A judge is asked about every answer.
         """
-        asks = self.config.ask == "policy"
-        operators = self.num_actions - len(controls(self.config.ask))
-        calls = (operators + 1 if asks else 2 * operators) / self.num_actions
+        asking = ASKING[self.config.ask]
+        operators = self.num_actions - len(asking.controls)
+        calls = (asking.calls_per_rewrite * operators + asking.policy_asks) / self.num_actions
         episodes = self.config.total_steps / self.episode_steps + self.config.num_processes
-        answers = (1 if asks else operators) / self.num_actions * self.config.total_steps + episodes
+        answers = (1 if asking.policy_asks else operators) / self.num_actions * self.config.total_steps + episodes
         return math.ceil(calls * self.config.total_steps + episodes + self.asking * answers)
 
     @property
@@ -98,6 +105,22 @@ class Estimate:
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
         return "\n".join(["estimate (nothing was started)", *lines, f"by {timing.source}"])
+
+
+def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estimate:
+    """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
+    split = split_dataset(config)
+    check_run(config, split, checkpoint)
+    num_operators, num_train, num_test = len(operators.select(config.operators)), len(split.train), len(split.test)
+    return Estimate(
+        config=config,
+        num_actions=num_operators + len(ASKING[config.ask].controls),
+        num_train=num_train,
+        num_validation=len(split.validation),
+        num_test=num_test,
+        asking=make_reward(config).asking,
+        comparison_calls=comparison_cost(config, split).calls if config.evaluate and num_test else 0,
+    )
 
 
 def _duration(seconds: float) -> str:

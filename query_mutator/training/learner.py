@@ -1,260 +1,77 @@
-"""The `Learner` Protocol: what PPO, IQN, the bandit and a learner of yours have in common.
-
-n environments of N, D observation
-
-A learner chooses actions, observes the steps that come of them, and learns: on-policy ones in `update`, at the end of a
-rollout during which their weights are frozen; off-policy ones in `learn`, while steps arrive. For a learner of yours
-subclass `BaseLearner` and register the class in `query_mutator.training.learners.LEARNERS`.
-"""
+"""The learner of a run: new or restored from a checkpoint, and the teacher that it may imitate first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from query_mutator.env.task import Task, operator_names
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.learners.hindsight import Relabel, relabel
+from query_mutator.learners.learner import InferencePolicy, Learner
+from query_mutator.learners.named import LEARNERS
+from query_mutator.learners.plan import Plan, plan_policy
+from query_mutator.registry import check_known
+from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
+from query_mutator.session.loading import load_policy
+from query_mutator.training.config import SEARCH, TrainConfig
+from query_mutator.types import ASK
 
-from query_mutator.env.steps import FloatArray, Steps
-
-if TYPE_CHECKING:
-    from query_mutator.training.config import TrainConfig
-
-__all__ = [
-    "BaseLearner", "InferencePolicy", "Learner", "LearnerSpec", "OnPolicyLearner", "RolloutLearner", "RolloutPolicy",
-    "Weights",
-]  # fmt: skip
-
-Weights = dict[str, NDArray[Any]]
-
-
-class HasActions(Protocol):
-    """What a policy decided for n observations."""
-
-    @property
-    def actions(self) -> NDArray[np.int64]:
-        """Return the actions [n]."""
+__all__ = ["make_learner", "read_teacher", "teach"]
 
 
-class InferencePolicy(Protocol):
-    """A policy for inference: a snapshot that later updates do not change."""
-
-    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> HasActions:
-        """Return actions for observations [n, D]; `greedy` draws nothing from `rngs`."""
-
-
-class Learner(Protocol):
-    """Chooses actions and learns from the steps; owns the weights, the optimizer and every random stream."""
-
-    @property
-    def version(self) -> int:
-        """Return the version of the acting weights; it counts up."""
-
-    @property
-    def updates_done(self) -> int:
-        """Return the rollouts learned from."""
-
-    @property
-    def gradient_steps(self) -> int:
-        """Return the gradient steps taken."""
-
-    @property
-    def samples_learned(self) -> int:
-        """Return the steps learned from, counted once per use."""
-
-    @property
-    def frozen(self) -> InferencePolicy:
-        """Return the acting policy for inference."""
-
-    @property
-    def pending_updates(self) -> int:
-        """Return the gradient steps that are due for the steps observed so far."""
-
-    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] in environments `env_ids` for observations [n, D]; off-policy: called by many threads."""
-
-    def observe(self, steps: Steps) -> None:
-        """Store finished steps, at most one per environment."""
-
-    def learn(self) -> None:
-        """Take one gradient step."""
-
-    def update(self) -> dict[str, float]:
-        """Finish a rollout (on-policy: learn from it) and return its statistics under their metric keys."""
-
-    def forget_pending(self) -> None:
-        """Drop steps that wait for later ones: the environments were reset."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as tensors and plain types; the policy's weights under `policy`."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raise ValueError for a state of other sizes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPolicy:
-    """What chooses the actions of a rollout: a policy that is frozen meanwhile, and the environments' streams [N]."""
-
-    policy: InferencePolicy
-    rngs: Sequence[np.random.Generator]  # their states are the learner's, which draws from them too
-    version: int
-    greedy: bool = False  # draws nothing
-
-
-class RolloutLearner(Protocol):
-    """The part of a learner that a rollout needs."""
-
-    @property
-    def version(self) -> int:
-        """Return the version of the acting weights."""
-
-    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] in environments `env_ids` for observations [n, D]."""
-
-    def observe(self, steps: Steps) -> None:
-        """Store finished steps, at most one per environment."""
-
-    def update(self) -> dict[str, float]:
-        """Learn from the rollout and return its statistics."""
+def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:
+    """Return a new learner, or the restored one of a checkpoint; CheckpointError for that of another algorithm."""
+    observer = task.observer
+    make = LEARNERS.get(config.algo).make
+    learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
+    if config.teacher not in (None, SEARCH):
+        teach(learner, read_teacher(config.teacher, task.actions), task, config)
+    if checkpoint is None:
+        return learner
+    if checkpoint.algo != config.algo:
+        raise CheckpointError(
+            f"{checkpoint.path} was made with --algo {checkpoint.algo}; leave out --algo {config.algo}"
+        )
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return learner
 
 
 @runtime_checkable
-class OnPolicyLearner(Protocol):
-    """A learner whose actions in a rollout can be chosen elsewhere: by workers that have its policy and its streams."""
+class ImitationLearner(Protocol):
+    """A learner that can imitate another policy."""
 
-    @property
-    def rollout_policy(self) -> RolloutPolicy:
-        """Return what `act` uses until the next update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSpec:
-    """How to build a learner by name, and what is known of it before its class is imported."""
-
-    make: Callable[..., Learner]  # (obs_dim, num_actions, config, mask_columns=slice) as BaseLearner.make
-    load_policy: Callable[[Mapping[str, Any], Mapping[str, Any]], InferencePolicy]  # (saved policy, flags of the run)
-    planned_updates: Callable[[TrainConfig], int] = lambda config: 0  # gradient steps of a whole run
-    on_policy: bool = False  # weights are frozen during a rollout, from which `update` learns
-    deterministic: bool = False  # supports --deterministic
-    imitates: bool = False  # has `learn_from`, for --teacher
-    made_by: str = ""  # the command that makes its checkpoints, for a policy that is not trained
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
+        """Have `teacher` choose the actions of the first `rollouts`, and imitate it after `relabel`."""
 
 
-class Acted(NamedTuple):
-    """Actions [n]."""
-
-    actions: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """The policy of a BaseLearner for inference."""
-
-    choose: Callable[..., NDArray[np.int64]]
-    weights: Weights
-
-    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Acted:
-        return Acted(self.choose(self.weights, obs, rngs, greedy=greedy))
+def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: TrainConfig) -> None:
+    """Have a teacher take the steps of the first rollouts of a learner, which imitates those that had an effect."""
+    assert isinstance(learner, ImitationLearner)
+    policy = plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
+    in_hindsight = partial(
+        relabel, observer=task.observer, num_operators=len(task.operators), max_steps=task.rules.max_episode_steps
+    )
+    learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
 
 
-class BaseLearner:
-    """Base of an off-policy learner whose policy is a function of arrays: implement `choose` and `observe`.
-
-    `weights` holds every array the policy needs; it is saved, restored and copied for inference by this class.
-    """
-
-    on_policy = False
-    deterministic = False
-    imitates = False
-    made_by = ""
-
-    def __init__(self, obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> None:
-        self.weights: Weights = {"mask_columns": np.arange(obs_dim)[mask_columns]}  # [A]
-        # One random stream per environment, so that results do not depend on the order in which steps finish.
-        self.rngs = [np.random.default_rng((config.seed, env)) for env in range(config.num_processes)]
-        self.version = self.updates_done = self.gradient_steps = self.samples_learned = 0
-
-    @staticmethod
-    def choose(
-        weights: Weights, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool
-    ) -> NDArray[np.int64]:
-        """Return actions [n] for observations [n, D]; `greedy` draws nothing from `rngs` [n]."""
-        raise NotImplementedError
-
-    def observe(self, steps: Steps) -> None:
-        """Learn from finished steps, at most one per environment."""
-        raise NotImplementedError
-
-    @classmethod
-    def make(cls, obs_dim: int, num_actions: int, config: TrainConfig, *, mask_columns: slice) -> Self:
-        """Return a new learner."""
-        return cls(obs_dim, num_actions, config, mask_columns=mask_columns)
-
-    @classmethod
-    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-        """Return the policy of saved weights for inference."""
-        return _Snapshot(cls.choose, {name: np.asarray(tensor) for name, tensor in state.items()})
-
-    @staticmethod
-    def planned_updates(config: TrainConfig) -> int:
-        """Return 0: nothing is known about the gradient steps of a run."""
-        return 0
-
-    @property
-    def frozen(self) -> InferencePolicy:
-        """Return a copy of the policy for inference."""
-        return _Snapshot(self.choose, deepcopy(self.weights))
-
-    @property
-    def rollout_policy(self) -> RolloutPolicy:
-        """Return what `act` uses until the weights change."""
-        return RolloutPolicy(policy=self.frozen, rngs=self.rngs, version=self.version)
-
-    @property
-    def pending_updates(self) -> int:
-        """Return 0: everything is learned in `observe`."""
-        return 0
-
-    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] in environments `env_ids` for observations [n, D]."""
-        return self.choose(self.weights, obs, [self.rngs[env] for env in env_ids], greedy=False)
-
-    def learn(self) -> None:
-        """Take one gradient step; never called while `pending_updates` is 0."""
-
-    def update(self) -> dict[str, float]:
-        """Finish a rollout and return its statistics under their metric keys."""
-        self.updates_done += 1
-        return {}
-
-    def forget_pending(self) -> None:
-        """Drop steps that wait for later ones: the environments were reset."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as tensors and plain types."""
-        import torch
-
-        return {
-            "policy": {name: torch.from_numpy(np.array(array)) for name, array in self.weights.items()},
-            "optimizer": {},
-            "rng": {"actions": [rng.bit_generator.state for rng in self.rngs]},
-            "updates_done": self.updates_done,
-            "counts": {"gradient_steps": self.gradient_steps, "samples_learned": self.samples_learned},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raise ValueError for a state of other sizes."""
-        restored = {name: np.array(tensor) for name, tensor in state["policy"].items()}
-        shapes = {name: array.shape for name, array in self.weights.items()}
-        if shapes != {name: array.shape for name, array in restored.items()}:
-            raise ValueError("the checkpoint's learner has other weights; use the operators it was trained with")
-        if len(state["rng"]["actions"]) != len(self.rngs):
-            raise ValueError(f"the checkpoint has {len(state['rng']['actions'])} environments; use as many processes")
-        self.weights, self.updates_done = restored, int(state["updates_done"])
-        for rng, stream in zip(self.rngs, state["rng"]["actions"], strict=True):
-            rng.bit_generator.state = stream
-        for name, count in state["counts"].items():
-            setattr(self, name, int(count))
+def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:
+    """Return the plan (a,b,c) or checkpoint that `--teacher` names; UsageError unless it has these actions."""
+    if "/" in spec or spec.endswith(".pt") or Path(spec).exists():
+        checkpoint = read_checkpoint(spec)
+        checkpoint.check_actions(actions)
+        return checkpoint
+    steps = [name.strip() for name in spec.split(",") if name.strip()]
+    if ASK not in actions:
+        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask policy")
+    for name in steps:
+        check_known("step of --teacher", name, [*operator_names(actions), ASK])
+    try:
+        return Plan(steps=tuple(steps))
+    except ValueError as error:
+        raise UsageError(f"--teacher: {error}") from None

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.infos import valid_mask
-from query_mutator.env.steps import FloatArray, Steps, last_obs
+from query_mutator.env.steps import Steps, last_obs
+from query_mutator.types import FloatArray
 
 __all__ = ["ActionJournal", "AsyncVectorEnv", "OnSteps", "TrainingLoop", "make_steps"]
 
@@ -40,7 +41,7 @@ class AsyncVectorEnv(Protocol):
     def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> Received:
         """Wait for finished steps; `infos["env_id"]` has their environments."""
 
-    def places(self, env_ids: Iterable[SupportsIndex]) -> list[tuple[int, int]]:
+    def step_ids(self, env_ids: Iterable[SupportsIndex]) -> list[tuple[int, int]]:
         """Return each environment's number in the run and the steps it has taken."""
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -54,9 +55,9 @@ class AsyncVectorEnv(Protocol):
 
 
 class ActionJournal(Protocol):
-    """Actions of a run, so that a resumed run takes them again (see `query_mutator.training.journal`)."""
+    """Actions of a run, so that a resumed run takes them again (see `query_mutator.session.journal`)."""
 
-    def settle(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def replay(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the recorded actions [n] of steps (environment, step), and record `chosen` [n] where none are."""
 
 

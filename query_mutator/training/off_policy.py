@@ -4,7 +4,7 @@
 
 In a rollout every environment takes `num_steps` steps; between rollouts nothing is in flight, so a checkpoint holds a
 whole state. Within one, an environment continues as soon as its step has finished, acting by the newest weights. Steps
-reach the learner, which is the calling thread, through one queue. It observes them before it learns, unless more than
+reach the learner, which is the calling thread, map_needs one queue. It observes them before it learns, unless more than
 `max_pending_updates` gradient steps are due: then the queue fills and collectors wait.
 
 Every action is in the journal before its step starts, and a resumed run takes the actions it finds there. So a run that
@@ -25,9 +25,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.steps import FloatArray, Steps
-from query_mutator.training.learner import Learner
+from query_mutator.env.steps import Steps
+from query_mutator.learners.learner import Learner
 from query_mutator.training.loop import ActionJournal, AsyncVectorEnv, OnSteps, make_steps
+from query_mutator.types import FloatArray
 
 __all__ = ["EnvGroups", "OffPolicyLoop"]
 
@@ -84,7 +85,7 @@ class _Collector:
         self._versions[envs] = self._learner.version
         actions = self._learner.act(self._obs[envs], self._ids[envs].tolist())
         if self._journal is not None:
-            actions = self._journal.settle(self.envs.places(envs), actions)
+            actions = self._journal.replay(self.envs.step_ids(envs), actions)
         self._actions[envs] = actions
         self.envs.send(actions, envs)
 

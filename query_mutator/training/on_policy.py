@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.infos import rows_of
-from query_mutator.env.steps import FloatArray
-from query_mutator.training.learner import RolloutLearner
+from query_mutator.learners.learner import RolloutLearner
 from query_mutator.training.loop import ActionJournal, AsyncVectorEnv, OnSteps, Received, make_steps
+from query_mutator.types import FloatArray
 
 __all__ = ["OnPolicyLoop"]
 
@@ -119,7 +119,7 @@ class OnPolicyLoop:
             return
         actions = self._learner.act(self._obs[envs], envs.tolist())
         if self._journal is not None:
-            actions = self._journal.settle(self._envs.places(envs), actions)
+            actions = self._journal.replay(self._envs.step_ids(envs), actions)
         self._actions[envs] = actions
         self._versions[envs] = self._learner.version
         self._is_busy[envs] = True

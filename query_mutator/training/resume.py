@@ -9,12 +9,12 @@ from typing import Any
 
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import read_checked_json
-from query_mutator.runs.json_lines import check_json_lines
-from query_mutator.runs.metrics import METRICS_FILE
-from query_mutator.runs.run_dir import SUMMARY
-from query_mutator.training.checkpoint import Checkpoint
+from query_mutator.files.json_lines import check_json_lines
+from query_mutator.files.metrics import METRICS_FILE
+from query_mutator.files.run_dir import SUMMARY
+from query_mutator.learners.named import LEARNERS
+from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.learners import LEARNERS
 
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
@@ -62,7 +62,7 @@ def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     In its folder a run keeps the flags it was started with, except those that do not change what it learns. A
     checkpoint file starts a new folder, with any flags.
     """
-    in_folder = Path(config.resume or "").is_dir()
+    in_folder = config.resumes_folder
     if in_folder:
         check_files(Path(config.resume or ""), checkpoint)
     if in_folder and (found := differences(config, resumed_flags(checkpoint))):

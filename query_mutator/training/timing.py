@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from query_mutator.embedded.latency import Latency
-from query_mutator.encoder import FloatArray
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.session.models import encoder_of
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.learners import settings_of
-from query_mutator.training.system import SystemSettings, encoder_of
+from query_mutator.types import FloatArray
 
 __all__ = ["Timing", "time_of"]
 
@@ -80,7 +79,7 @@ def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
 
 def _encoding_s(config: TrainConfig) -> float:
     """Return the seconds to embed one text on this machine as it is now; next to none for an encoder on a server."""
-    with contextlib.closing(encoder_of(settings_of(SystemSettings, config), _no_server)) as encoder:
+    with contextlib.closing(encoder_of(config, _no_server)) as encoder:
         texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
         encoder.encode(texts[:8])
         began = time.perf_counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.files import write_checked_json
-from query_mutator.page.run_reader import RunReader
+from query_mutator.report.page.run_reader import RunReader
 
 SURROGATE = "half \ud83d of a pair"
 HOSTILE = {

@@ -9,9 +9,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from query_mutator.commands.main import main as qm_main
-from query_mutator.page.build import write_page
+from query_mutator.report.page.build import write_page
 from tests.browser.conftest import OpenPage
 from tests.browser.page_runs import HOSTILE, METHODS, QUESTIONS, is_right, write_run
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ROWS = QUESTIONS + 2  # with the guard

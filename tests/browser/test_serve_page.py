@@ -15,6 +15,8 @@ from query_mutator.encoder import Encoder
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, proxy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served(hash_encoder: Encoder) -> Iterator[str]:

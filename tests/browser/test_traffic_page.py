@@ -21,6 +21,8 @@ from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, SORT, chat, proxy
 from tests.qm_command import qm
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "plz count <img src=x onerror=alert(1)>"
 
 

@@ -1,4 +1,4 @@
-"""Training with rollout workers gives the local engine's data, through deaths of workers and of the trainer."""
+"""Training with rollout workers gives the local engine's data, map_needs deaths of workers and of the trainer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ import psutil
 import pytest
 import torch
 
+from query_mutator.bounds import group_of
 from query_mutator.cluster.rollouts import check_states, spec_of
-from query_mutator.cluster.worker import Orders, RolloutWorker, WorkerSpec, WorkerState
+from query_mutator.cluster.worker import RolloutRequest, RolloutWorker, WorkerSpec, WorkerState
 from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.learners.learner import OnPolicyLearner
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.dataset import split_dataset
+from query_mutator.session.models import ResolvedModels, open_models
+from query_mutator.session.task import make_task
 from query_mutator.training.config import parse_config
-from query_mutator.training.dataset import split_dataset
-from query_mutator.training.learner import OnPolicyLearner
-from query_mutator.training.learners import make_learner, settings_of
-from query_mutator.training.system import System, SystemSettings, TaskSettings, make_task
+from query_mutator.training.learner import make_learner
 from query_mutator.training.workers import dealt_out, shares
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
@@ -37,7 +39,7 @@ from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import kill_when, start, transcript, weights
 from train_query_mutator import main
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 IN_FLIGHT = 4
 
@@ -194,22 +196,21 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
     server: EmbeddedServer, flags: list[str], tmp_path: Path
 ) -> None:
     config = parse_config(flags)
-    task_settings = settings_of(TaskSettings, config)
-    questions = split_dataset(task_settings).train
-    with System(settings_of(SystemSettings, config)) as system:
-        task = make_task(system, task_settings, questions)
-        spec = spec_of(
-            config, system, task, task_settings, tmp_path, env=QueryMutationEnv, envs=BatchedQueryMutationEnv
-        )
+    questions = split_dataset(config).train
+    with open_models(config) as models:
+        task = make_task(models, config, questions)
+        spec = spec_of(config, models, task, tmp_path, make_env=QueryMutationEnv, batch_envs=BatchedQueryMutationEnv)
         learner = make_learner(config, task, None)
     assert isinstance(learner, OnPolicyLearner)
     rollouts, calls = [], []
     for _ in range(2):
-        worker = RolloutWorker(settings_of(SystemSettings, config), range(2, 4), 0)
+        worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
         chosen = copy.deepcopy(learner.rollout_policy)
-        states = [QueryMutationEnv(task, client=system.calls.client).state_dict() for _ in range(2)]
-        orders = Orders(rngs=chosen.rngs[2:4], version=0, greedy=False, states=states, seed=5, since=0, keep_since=0)
-        rollouts.append(worker.collect(spec, chosen.policy, orders))
+        states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
+        request = RolloutRequest(
+            rngs=chosen.rngs[2:4], version=0, greedy=False, states=states, seed=5, since=0, keep_since=0
+        )
+        rollouts.append(worker.collect(spec, chosen.policy, request))
         worker.close()
         calls.append(server.stats()["calls"])
     first, again = rollouts
@@ -223,7 +224,7 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
 def test_a_worker_without_the_run_folder_says_what_to_share(tmp_path: Path) -> None:
     missing = tmp_path / "of another machine"
     spec = cast(WorkerSpec, SimpleNamespace(run_dir=missing))
-    worker = RolloutWorker(SystemSettings(), range(2), 0)
+    worker = RolloutWorker(ResolvedModels(), range(2), 0)
     with pytest.raises(UsageError, match=r"of another machine: no such folder on .*; give a --save-dir that all"):
         worker.prepare(spec)
     assert not missing.exists()

@@ -18,13 +18,13 @@ import pytest
 from query_mutator.cluster.connection import connected
 from query_mutator.cluster.jobs import RayEngine, _Driver
 from query_mutator.files import LOCK
-from query_mutator.sweep.config import EngineFlags
-from query_mutator.sweep.engines import Job
-from query_mutator.sweep.plan import Trial
+from query_mutator.lab.sweep.config import EngineFlags
+from query_mutator.lab.sweep.engines import Job
+from query_mutator.lab.sweep.plan import Trial
 from tests.cluster.conftest import RayCluster, processes_with, wait_until
 from tests.qm_command import qm
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 #: A trainer: it takes part of a second, and notes in its folder that it began.
 TRAINER = """

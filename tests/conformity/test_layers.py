@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,48 +14,48 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "query_mutator"
 SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "benchmark_batching"}
 
-VOCABULARY = {"__init__", "errors", "files", "plugins", "registry", "types"}
-CALLS = VOCABULARY | {"stats", "cli", "encoder", "llm", "runs"}
+VOCABULARY = {"errors", "plugins", "registry", "types", "version"}
+BASE = VOCABULARY | {"bounds", "files", "settings", "stats", "cli"}
+CALLS = BASE | {"encoder", "llm", "runs"}
 TASK = CALLS | {"data", "operators", "rewards"}
 ENV = TASK | {"env"}
-LEARNERS = ENV | {"bandit", "iqn", "ppo"}
-TOOLS = VOCABULARY | {"stats", "cli", "runs"}
+LEARNERS = ENV | {"learners", "ppo"}
+SESSION = LEARNERS | {"session", "embedded"}
+EVALUATION = SESSION | {"evaluation"}
+TRAINING = EVALUATION | {"training"}
+TOOLKITS = {"batching", "lab"}
 
 #: Room -> the rooms it may import besides itself, from the bottom up.
 ALLOWED: dict[str, set[str]] = {
-    "__init__": {"rewriter"},
+    "__init__": {"apply", "version"},
+    "version": set(),
     "errors": set(),
     "types": {"errors"},
     "registry": {"errors"},
-    "files": {"errors"},
     "plugins": {"errors", "types"},
+    "bounds": {"ppo"},
+    "settings": {"bounds", "types", "ppo"},
     "stats": VOCABULARY,
-    "encoder": VOCABULARY,
-    "embedded": VOCABULARY | {"encoder"},
-    "cli": VOCABULARY,
-    "runs": TOOLS | {"llm"},
-    "llm": VOCABULARY | {"encoder", "stats"},
+    "files": VOCABULARY | {"stats"},
+    "cli": VOCABULARY | {"bounds", "files", "settings"},
+    "encoder": VOCABULARY | {"files"},
+    "embedded": BASE - {"cli"} | {"encoder"},
+    "runs": BASE,
+    "llm": BASE - {"cli"} | {"encoder"},
     "operators": CALLS | {"embedded"},
     "rewards": CALLS | {"data"},
     "data": CALLS,
     "env": TASK,
-    "iqn": TOOLS | {"env", "ppo"},
-    "bandit": TOOLS | {"env", "iqn", "ppo"},
-    "batching": VOCABULARY | {"stats"},
+    "learners": ENV | {"ppo"},
+    "session": LEARNERS | {"embedded"},
+    "evaluation": SESSION,
+    "training": EVALUATION,
     "adapters": VOCABULARY,
-    "analysis": TOOLS,
-    "sizing": TOOLS | {"iqn", "ppo", "analysis"},
-    "sweep": TOOLS | {"analysis"},
-    "report": TOOLS | {"analysis", "sizing"},
-    "sft": TASK | {"batching", "ppo"},
-    "training": LEARNERS | {"embedded"},
-    "evaluation": LEARNERS | {"embedded", "training"},
-    "serve": ENV | {"embedded", "rewriter"},
-    "answering": ENV | {"training"},
-    "gym": VOCABULARY | {"batching", "cli"},
-    "rewriter": (LEARNERS | {"embedded", "training"}) - {"__init__"},
-    "page": TOOLS | {"analysis", "data", "embedded", "evaluation", "rewards"},
-    "cluster": LEARNERS | {"analysis", "embedded", "evaluation", "sweep", "training"},
+    "apply": EVALUATION,
+    "batching": BASE | {"ppo"},
+    "lab": BASE | {"ppo"},
+    "report": TRAINING | {"lab"},
+    "cluster": TRAINING | {"lab"},
 }
 #: Command lines may import every room and the surface.
 COMMANDS = {"commands", "__main__"}
@@ -66,13 +67,24 @@ def room_of(path: Path) -> str:
     return "__main__" if path.stem == "__main__" else path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports at any depth of a file's code."""
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imported(path: Path) -> set[str]:
     """Return the rooms and top-level modules of ours that a file imports, at any depth of its code."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             assert node.level == 0, f"{path}: relative import"
             names = [alias.name for alias in node.names]
             # `from query_mutator import operators` imports the room, not the package.
@@ -84,6 +96,7 @@ def imported(path: Path) -> set[str]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+PRODUCT = [*FILES, *sorted((ROOT / "ppo").rglob("*.py")), *(ROOT / f"{name}.py" for name in sorted(SURFACE))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -113,7 +126,7 @@ def test_few_modules_stand_outside_the_rooms() -> None:
 
 def test_every_room_says_what_it_offers() -> None:
     for path in PACKAGE.rglob("__init__.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         assert ast.get_docstring(tree), f"{path} has no docstring"
         stars = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
         assert not stars, f"{path} has a star import"
@@ -130,12 +143,69 @@ def test_ppo_imports_nothing_of_ours(path: Path) -> None:
     assert imported(path) <= {"ppo"}
 
 
+def module_of(path: Path) -> str:
+    """Return the dotted name under which a file is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return the modules of ours that each imports: at its top, in functions and for type checking."""
+    graph: dict[str, set[str]] = {module_of(path): set() for path in PRODUCT}
+    for path in PRODUCT:
+        for node in imports_of(path):
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [
+                    f"{node.module}.{name}" if f"{node.module}.{name}" in graph else node.module or "" for name in names
+                ]
+            graph[module_of(path)] |= {name for name in names if name in graph} - {module_of(path)}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of modules that import each other, directly or through others."""
+    graph = {module: set(others) for module, others in graph.items()}
+    while ends := {module for module, others in graph.items() if others.isdisjoint(graph)}:
+        graph = {module: others for module, others in graph.items() if module not in ends}
+    reached = {module: _reached_from(module, graph) for module in graph}
+    found = {frozenset(other for other in reached[one] if one in reached[other]) for one in graph}
+    return [set(group) for group in found if group]
+
+
+def _reached_from(start: str, graph: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = {one for one in graph.get(waiting.pop(), set()) if one in graph} - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def test_no_modules_import_each_other() -> None:
+    found = {module for group in circles(import_graph()) for module in group}
+    assert not found, f"modules import each other: {sorted(found)}"
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
+    assert circles(graph) == [{"b", "c"}]
+    assert circles({"a": {"b"}, "b": set()}) == []
+
+
+def test_an_alias_is_defined_once() -> None:
+    aliases = {"FloatArray", "DoubleArray", "IntArray", "BoolArray", "Json"}
+    for path in set(FILES) - {PACKAGE / "types.py"} | {ROOT / f"{name}.py" for name in SURFACE}:
+        body = tree_of(path).body
+        names = {target.id for node in body for target in _targets(node) if isinstance(target, ast.Name)}
+        assert not names & aliases, f"{path} defines {names & aliases} again; import it from types"
+
+
 def imports_in_functions() -> int:
     """Return the imports inside functions of the product, those under TYPE_CHECKING apart."""
-    files = [*FILES, *(ROOT / "ppo").rglob("*.py"), *(ROOT / f"{name}.py" for name in SURFACE)]
     count = 0
-    for path in files:
-        waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    for path in PRODUCT:
+        waiting: list[tuple[ast.AST, bool]] = [(tree_of(path), False)]
         while waiting:
             node, inside = waiting.pop()
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -153,9 +223,10 @@ def test_imports_inside_functions_are_rare() -> None:
 @pytest.mark.parametrize(
     "module",
     ["query_mutator", "query_mutator.llm", "query_mutator.operators", "query_mutator.rewards", "query_mutator.data",
-     "query_mutator.training.config", "query_mutator.embedded.server", "query_mutator.analysis.pages",
-     "query_mutator.analysis.compare", "query_mutator.report.curve", "query_mutator.commands.main",
-     "query_mutator.commands.analyze", "query_mutator.page.build", "ollama_utils", "rl_query_mutator_env",
+     "query_mutator.training.config", "query_mutator.embedded.server", "query_mutator.batching",
+     "query_mutator.lab", "query_mutator.lab.analysis.pages",
+     "query_mutator.lab.analysis.compare", "query_mutator.report.curve", "query_mutator.commands.main",
+     "query_mutator.commands.analyze", "query_mutator.report.page.build", "ollama_utils", "rl_query_mutator_env",
      "train_query_mutator"],
 )  # fmt: skip
 def test_import_loads_no_torch(module: str) -> None:

@@ -1,26 +1,32 @@
-"""The flags of every command are frozen: a change of one is a change of flags.txt, which a review sees.
+"""The flags of every command and the defaults of the settings are frozen: a review sees a change of flags.txt or
+defaults.txt.
 
-`python tests/conformity/test_surface_flags.py` writes the file again.
+`python tests/conformity/test_surface_flags.py` writes the files again.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import pkgutil
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FROZEN = Path(__file__).with_name("flags.txt")
+DEFAULTS = Path(__file__).with_name("defaults.txt")
 
 
 def surface() -> str:
     """Return one line per flag: the command, then every spelling; a positional by its name."""
     from benchmark_batching import BenchmarkConfig
     from ppo.__main__ import Args as PPOArgs
-    from query_mutator.analysis.config import ExtractFlags
     from query_mutator.cli.flags import flags_of
     from query_mutator.commands import COMMANDS
     from query_mutator.commands.embedded import EmbeddedFlags
     from query_mutator.commands.iqn import Args as IQNArgs
+    from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
 
     programs = {
@@ -28,7 +34,7 @@ def surface() -> str:
         "benchmark_batching.py": BenchmarkConfig,
         "extract_tensorboard_data.py": ExtractFlags,
         "python -m ppo": PPOArgs,
-        "python -m query_mutator.iqn": IQNArgs,
+        "python -m query_mutator.learners.iqn": IQNArgs,
         "python -m query_mutator.embedded": EmbeddedFlags,
         **{f"qm {name}": command.flags for name, command in COMMANDS.items() if not command.takes_words},
     }
@@ -40,6 +46,39 @@ def surface() -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
+def default_values() -> str:
+    """Return one line per setting: the group that declares it or changes its default, its name and default."""
+    import query_mutator.settings as settings
+
+    modules = [
+        importlib.import_module(f"{settings.__name__}.{one.name}") for one in pkgutil.iter_modules(settings.__path__)
+    ]
+    groups = {
+        group
+        for module in [*modules, importlib.import_module("ppo.config")]
+        for group in vars(module).values()
+        if isinstance(group, type) and dataclasses.is_dataclass(group) and group.__module__ == module.__name__
+    }
+    lines = {
+        f"{group.__name__}.{name} = {'' if default is dataclasses.MISSING else repr(default)}"
+        for group in groups
+        for name, default in defaults_of(group).items()
+        if not any((name, default) in defaults_of(base).items() for base in group.__mro__[1:] if base in groups)
+    }
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def defaults_of(group: Any) -> dict[str, Any]:
+    return {one.name: one.default for one in dataclasses.fields(group)}
+
+
+def test_defaults_are_those_of_the_file() -> None:
+    frozen = DEFAULTS.read_text(encoding="utf-8")
+    assert default_values() == frozen, (
+        f"defaults changed; if that is meant, run python {Path(__file__).relative_to(ROOT)}"
+    )
+
+
 def test_flags_are_those_of_the_file() -> None:
     frozen = FROZEN.read_text(encoding="utf-8")
     assert surface() == frozen, f"flags changed; if that is meant, run python {Path(__file__).relative_to(ROOT)}"
@@ -48,3 +87,4 @@ def test_flags_are_those_of_the_file() -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     FROZEN.write_text(surface(), encoding="utf-8")
+    DEFAULTS.write_text(default_values(), encoding="utf-8")

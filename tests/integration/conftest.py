@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions, validation_split
 from query_mutator.embedded.server import EmbeddedServer
 from tests.integration.llama_server import write_gguf
+from train_query_mutator import main as train_main
 
 ROWS = [
     ("plz sort my list", "sorted"),
@@ -57,18 +61,47 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
     """Flags of a run of two updates that takes a second."""
+    return flags_of(tiny_server, dataset, tmp_path / "runs")
+
+
+def flags_of(server: EmbeddedServer, dataset: Path, save_dir: Path) -> list[str]:
     return [
-        *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *(
-            "--encoder",
-            "hash",
-            "--dataset",
-            str(dataset),
-            "--embedding-dims",
-            "4",
-            "--operators",
-            "spelling,neutral,filler",
-        ),
-        *("--save-dir", str(tmp_path / "runs"), "--num-processes", "4", "--num-steps", "8", "--batch-size", "4"),
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
+        *("--operators", "spelling,neutral,filler", "--save-dir", str(save_dir)),
+        *("--num-processes", "4", "--num-steps", "8", "--batch-size", "4"),
         *("--num-mini-batch", "2", "--num-env-steps", "64", "--save-interval", "1", "--eval-questions", "3"),
     ]
+
+
+@pytest.fixture(scope="session")
+def trained_once(
+    tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[tuple[str, ...]], Path]:
+    """Return a function that trains with `flags_of` and more flags, once a session, and returns the run folder."""
+
+    @functools.cache
+    def train(more: tuple[str, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        flags = flags_of(tiny_server, write_dataset(folder / "questions.jsonl", ROWS), folder / "runs")
+        assert exit_code(train_main, [*flags, *more], prog="train") == 0
+        return (folder / "runs" / "latest").resolve()
+
+    return train
+
+
+@pytest.fixture
+def trained(
+    trained_once: Callable[[tuple[str, ...]], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Path]:
+    """Return a function that returns the test's own copy of the run of `trained_once`, in `tmp_path / "runs"`."""
+
+    def copy(*more: str) -> Path:
+        run = trained_once(more)
+        capsys.readouterr()
+        own = tmp_path / "runs" / run.name
+        shutil.copytree(run, own)
+        (own.parent / "latest").symlink_to(own.name)
+        return own
+
+    return copy

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from query_mutator.cli.console import run_cli
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
 from train_query_mutator import main
 
 # A server of processes that has loaded what a trainer needs: a child begins within milliseconds.
@@ -31,7 +31,7 @@ _PROCESSES.set_forkserver_preload(
             "query_mutator.evaluation.heldout",
             "query_mutator.embedded.server",
         ),
-        *("query_mutator.training.on_policy", "query_mutator.runs.run_log", "tests.integration.killing"),
+        *("query_mutator.training.on_policy", "query_mutator.training.run_log", "tests.integration.killing"),
     ]
 )
 

@@ -11,29 +11,29 @@ from typing import Any
 import requests
 
 from query_mutator import operators
+from query_mutator.apply import Limits as RewriteLimits
+from query_mutator.apply import rewrite_flow
+from query_mutator.apply.proxy.answers import Mode, PolicyAnswerer, Rules
+from query_mutator.apply.proxy.app import ProxyApp
+from query_mutator.apply.proxy.contract import ClientLimits
+from query_mutator.apply.proxy.episodes import Episodes
+from query_mutator.apply.proxy.judge import Judge
+from query_mutator.apply.proxy.queue import Queue
+from query_mutator.apply.proxy.server import running
+from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
+from query_mutator.apply.proxy.status import Status
+from query_mutator.apply.proxy.upstream import Upstream
+from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.embedded.access import Access
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.files.json_lines import JsonLines
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
-from query_mutator.rewriter import Limits as RewriteLimits
-from query_mutator.rewriter import rewrite_flow
-from query_mutator.runs.json_lines import JsonLines
-from query_mutator.serve.answers import Mode, PolicyAnswerer, Rules
-from query_mutator.serve.app import ProxyApp
-from query_mutator.serve.contract import ClientLimits
-from query_mutator.serve.episodes import Episodes
-from query_mutator.serve.judge import Judge
-from query_mutator.serve.queue import Queue
-from query_mutator.serve.server import running
-from query_mutator.serve.shadow import OtherWay, Shadow
-from query_mutator.serve.status import Status
-from query_mutator.serve.upstream import Upstream
-from query_mutator.serve.upstreams import Upstreams
-from query_mutator.training.plans import Plan, plan_policy, plan_task
 from query_mutator.types import Question
 
 MODEL = "librarian:latest"
@@ -49,7 +49,7 @@ class PlanRewriter:
 
     def __init__(self, plan: Plan, encoder: Encoder, client: Client) -> None:
         calls = SimpleNamespace(eval_client=client)
-        self.system = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
+        self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
         self.task = plan_task(plan, _task(encoder))
         self._policy = plan_policy(plan, self.task)
 
@@ -85,7 +85,7 @@ def proxy(
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
     kept = None
     if shadow is not None:
-        other = OtherWay(upstream, episodes, status, rules.limits)
+        other = Counterfactual(upstream, episodes, status, rules.limits)
         of_judge = None if judge is None else Judge(client, judge)
         file = JsonLines(shadow, mode=0o600)
         kept = Shadow(share=1.0, file=file, other=other, encoder=encoder, status=status, judge=of_judge)

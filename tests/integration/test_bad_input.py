@@ -151,6 +151,7 @@ def limited_to(size_bytes: int) -> Callable[[], None]:
     return limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size_bytes", "file"), [(20_000, "step_0.pt"), (300_000, "transcripts.jsonl")])
 def test_full_disk_ends_the_run_with_one_line(
     size_bytes: int, file: str, tiny_flags: list[str], tmp_path: Path

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
-from query_mutator.answering.journal import FileJournal
+from query_mutator.apply.files.journal import FileJournal
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer
@@ -195,6 +195,7 @@ def kill_and_repeat(argv: list[str], folder: Path, server: ServerProcess, *, cal
     return kills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain", "policy"])
 def test_a_command_killed_ten_times_pays_for_nothing_twice_and_keeps_the_order(
     way: str, server: ServerProcess, tiny_flags: list[str], tmp_path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.integration.killing import transcript
 from train_query_mutator import main
 

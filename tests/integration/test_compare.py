@@ -14,7 +14,7 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
-from query_mutator.runs.json_lines import JsonLines
+from query_mutator.files.json_lines import JsonLines
 from query_mutator.runs.pairs import pair_rows, read_held_out
 from query_mutator.types import ErrorInfo, Question
 from tests.qm_command import qm

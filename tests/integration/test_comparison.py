@@ -22,13 +22,12 @@ from query_mutator.data.split import target_key
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.task import Task
 from query_mutator.evaluation.baselines import best_of, best_single, chain_of, standard_methods
-from query_mutator.evaluation.contest import Contest, QuestionTasks
+from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.methods import Evaluator, Found, Job, always
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
-from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.types import ChatRequest, Completion
-from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.integration.conftest import write_dataset
 from train_query_mutator import main as train_main
@@ -60,7 +59,7 @@ def recording(tiny_client: Client) -> Recording:
 
 @pytest.fixture
 def evaluator(recording: Recording) -> Evaluator:
-    return Evaluator(QueryMutationEnv, client=Coalesce(recording), batch_size=2)
+    return Evaluator(client=Coalesce(recording), batch_size=2)
 
 
 def test_equal_calls_are_made_once_and_charged_to_each_method(
@@ -94,12 +93,12 @@ def test_methods_advance_at_the_same_pace(evaluator: Evaluator, tiny_task: MakeT
     assert min(lead[0]) >= 50  # of 60, when the first of the two is complete
 
 
-def contest(evaluator: Evaluator, task: Task, policy: list[str]) -> Contest:
+def contest(evaluator: Evaluator, task: Task, policy: list[str]) -> Comparison:
     """Return a contest whose policy takes the same actions for every question."""
     tasks = QuestionTasks(test=task, guard=task.on(QUESTIONS[1:2]), ranking=task)
     chosen = always([task.actions.index(name) for name in policy])
     methods = standard_methods(task, chosen, seed=0)
-    return Contest(evaluator, tasks, methods)
+    return Comparison(evaluator, tasks, methods)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +133,8 @@ def test_one_rewrite_alone_never_asks_the_original(
 
 
 @pytest.fixture
-def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    capsys.readouterr()
-    return str(tmp_path / "runs" / "latest")
+def run(trained: Callable[..., Path]) -> str:
+    return str(trained("--no-evaluate", "--eval-interval", "0"))
 
 
 def qm(*argv: str) -> int:
@@ -237,6 +234,7 @@ def test_the_second_authors_questions_have_a_name(run: str, capsys: pytest.Captu
     assert "second_hand: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_prints_the_questions_that_all_methods_finished(
     tiny_flags: list[str], tmp_path: Path
 ) -> None:
@@ -246,7 +244,7 @@ def test_an_interrupted_evaluation_prints_the_questions_that_all_methods_finishe
         flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
         assert exit_code(train_main, flags, prog="train") == 0
         before = server.stats()["calls"]
-        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(path)]
+        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(path), "--plan-calls", "0"]
         process = subprocess.Popen(
             [sys.executable, "-m", "query_mutator", *argv, "--evaluation", str(tmp_path / "rows.jsonl")],
             cwd=tmp_path,

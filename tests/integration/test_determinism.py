@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from query_mutator.data.bundled import FOLDER
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
 from train_query_mutator import main
 
 FLAGS = [
@@ -32,6 +32,7 @@ def few_questions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_batching_changes_nothing(few_questions: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     runs: dict[str, Path] = {}

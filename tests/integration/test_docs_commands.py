@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator import plugins
 from query_mutator.cli.console import exit_code
-from query_mutator.llm.backends import BACKENDS
-from query_mutator.operators import OPERATORS
-from query_mutator.rewards import PARTS
-from query_mutator.training.learners import LEARNERS
 from tests.docs_blocks import DEFAULTS, PAGES, ROOT, SIZES, blocks_of, check_block, run_block
 from tests.integration.conftest import ROWS
 from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main
 
+DOCS = ROOT / "docs"  # whose blocks are many minutes of training runs
 WITH_BLOCKS = [page for page in PAGES if any(not block.needs for block in blocks_of(page))]
 
 
@@ -50,13 +46,17 @@ def folder(small_run: Path, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for registry in (OPERATORS, PARTS, BACKENDS, LEARNERS):  # undo what plugins register
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     return tmp_path
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=(pytest.mark.slow, pytest.mark.timeout(900)) if DOCS in page.parents else ())
+        for page in WITH_BLOCKS
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_blocks_of_the_page_run(page: Path, folder: Path) -> None:
     for block in blocks_of(page):
         if not block.needs:

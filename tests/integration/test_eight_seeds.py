@@ -14,16 +14,17 @@ from benchmarks.learning import World, task_settings
 from benchmarks.seeds_report import POOLED, Results, differences, figures, in_words
 from query_mutator.data.split import in_test
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import parse_config
-from query_mutator.training.system import SystemSettings
 from query_mutator.types import Question
 
 SMALL = "--encoder hash --num-env-steps 64 --num-processes 4 --num-steps 8 --operators spelling,expand,neutral"
 
 
+@pytest.mark.slow
 def test_the_table_of_two_seeds(tmp_path: Path) -> None:
     arguments = arguments_of(["--validation", "--seeds", "1", "2", "--plan-calls", "200", "--flags", SMALL])
-    world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
+    world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         found = run(world, flags_of(arguments), arguments)
         again = run(world, flags_of(arguments), arguments)

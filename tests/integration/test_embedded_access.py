@@ -11,7 +11,7 @@ import pytest
 from embedded_http import until
 
 from query_mutator.embedded.access import Access, is_local
-from query_mutator.embedded.http_reader import MAX_HEAD_BYTES
+from query_mutator.embedded.http import MAX_HEAD_BYTES
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from tests.conftest import Upper
 

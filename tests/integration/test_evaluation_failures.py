@@ -20,11 +20,10 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, always
 from query_mutator.evaluation.outcomes import failure_kinds, mean
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.runs.json_lines import read_json_lines
-from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS, Librarian, Softener
 from train_query_mutator import main as train_main
 
@@ -145,10 +144,8 @@ def test_a_periodic_evaluation_past_the_rate_ends_with_a_checkpoint(
 
 
 @pytest.fixture
-def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert train(*tiny_flags, "--no-evaluate", "--eval-interval", "0", "--max-retries", "0") == 0
-    capsys.readouterr()
-    return str(tmp_path / "runs" / "latest")
+def run(trained: Callable[..., Path]) -> str:
+    return str(trained("--no-evaluate", "--eval-interval", "0", "--max-retries", "0"))
 
 
 def test_qm_eval_counts_and_continues(
@@ -187,7 +184,7 @@ def test_a_method_past_the_rate_asks_no_further_questions(
     server = serve(Silent(*(f"list {number}" for number in range(1, 140))))
     with closing(Limit(OllamaBackend(server.url, timeout_s=20, pool_size=8), limit=8)) as client:
         settings: dict[str, Any] = {"client": client, "batch_size": 8, "retry_policy": RetryPolicy(max_retries=0)}
-        evaluator = Evaluator(QueryMutationEnv, max_failure_rate=0.5, **settings)
+        evaluator = Evaluator(max_failure_rate=0.5, **settings)
         task = tiny_task(questions)
         outcomes = evaluator.run(task, always([task.actions.index("submit")]))
     kinds = failure_kinds(outcomes)

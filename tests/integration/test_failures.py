@@ -12,9 +12,10 @@ import torch
 from query_mutator.cli.console import exit_code
 from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.encoder import FloatArray, resolve_encoder
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.encoder import resolve_encoder
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.types import FloatArray
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, start, train, transcript, weights
 from train_query_mutator import main
@@ -65,6 +66,7 @@ def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str]
     assert 0 < last["llm/retries"] <= last["llm/failed_calls"] + last["llm/shared_calls"]
 
 
+@pytest.mark.slow
 def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: Serve, tmp_path: Path) -> None:
     # Without stalls: a time-out long enough for a busy machine would make them long.
     server = serve(0.2, kinds=("500", "503", "reset", "cut", "empty", "incomplete"), latency_ms=2)

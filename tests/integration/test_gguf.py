@@ -28,6 +28,8 @@ from tests.integration.killing import kill_when, start, train, transcript, weigh
 from tests.integration.llama_server import CONTEXT, LlamaServer, write_gguf
 from tests.qm_command import qm
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -13,25 +13,33 @@ import pytest
 from query_mutator import operators
 from query_mutator.cli.console import exit_code
 from query_mutator.errors import UsageError
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.hf import HfModel, is_local, local_models
 from query_mutator.operators import OperatorContext
-from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.types import ChatRequest, Completion
+from tests.integration.conftest import ROWS
 from tests.qm_command import qm
 from tests.tiny_lm import save_model, write_rows
 from train_query_mutator import main as train_main
 
 WORDS = ("sort", "stop", "count", "join", "length")
-PAIRS = [{"id": f"{n}", "instruction": f"plz {word} it", "response": word} for n, word in enumerate(WORDS)]
+POSITIONS = 2048  # what an untaught question gets is not known: the longest reply fits a prompt
+
+
+def taught() -> dict[str, str]:
+    """Return the rewrites of the questions that a run asks, of five more, and of every rewrite."""
+    asked = [text for text, _ in ROWS] + [f"plz {word} it" for word in WORDS]
+    return {text: next((word for word in WORDS if word in text.split()), "stop") for text in [*asked, *WORDS]}
 
 
 @pytest.fixture(scope="module")
 def rewriter(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of `qm train sft`: it has learned five rewrites by heart."""
+    """A folder of `qm train sft` that has learned its rewrites by heart, so that any processor gets the same."""
     folder = tmp_path_factory.mktemp("rewriter")
-    data = write_rows(folder / "rows.jsonl", PAIRS)
-    model = save_model(folder / "base")
-    flags = ("--learning-rate", "2e-2", "--batch-size", "5", "--epochs", "60", "--log-interval", "60")
+    rows = [{"id": text, "instruction": text, "response": rewrite} for text, rewrite in taught().items()]
+    data = write_rows(folder / "rows.jsonl", rows)
+    model = save_model(folder / "base", positions=POSITIONS)
+    flags = ("--learning-rate", "1e-2", "--batch-size", str(len(rows)), "--epochs", "80", "--log-interval", "80")
     assert qm("train", "sft", "--model", model, "--data", data, "--output", folder / "run", *flags) == 0
     return f"hf:{folder / 'run'}"
 
@@ -48,6 +56,7 @@ def ask(model: HfModel, text: str, **fields: object) -> Completion:
 
 
 def test_it_answers_as_it_was_taught(model: HfModel) -> None:
+    assert {text: ask(model, text).text for text in taught()} == taught()
     reply = ask(model, "plz stop it")
     assert (reply.text, reply.model) == ("stop", model.name)
     assert reply.prompt_tokens > 3
@@ -77,13 +86,13 @@ def test_sampling_follows_the_seed(model: HfModel) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_a_failed_call(model: HfModel) -> None:
-    reply = ask(model, "a long question " * 200)
+    reply = ask(model, "a long question " * POSITIONS)
     assert reply.error is not None
     assert reply.error.kind == "prompt_too_long"
 
 
-def test_a_long_prompt_in_a_batch_cuts_no_other_reply(tiny_lm: str) -> None:
-    untrained = HfModel(f"hf:{tiny_lm}")
+def test_a_long_prompt_in_a_batch_cuts_no_other_reply(tmp_path: Path) -> None:
+    untrained = HfModel(f"hf:{save_model(tmp_path, endless=True)}")
     prompts = [*(f"what is it {number}" for number in range(3)), "long " * 50]
     alone = [ask(untrained, prompt, max_tokens=60) for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
@@ -140,6 +149,7 @@ def test_a_run_has_it_as_its_mutator(
     assert all(step["valid"] for step in steps)
     rewrites = {step["rewrite"] for step in steps if step["operator"] in ("spelling", "neutral", "filler")}
     assert len(rewrites) > 1
+    assert rewrites <= set(WORDS)
     assert json.loads((run / "config.json").read_text())["backend"]["mutator_model"] == rewriter
     report = tmp_path / "report.json"
     assert qm("eval", "--checkpoint", run, "--json", report) == 0, capsys.readouterr().err

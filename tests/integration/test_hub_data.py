@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LOAD = """
 import json, sys
 from query_mutator.errors import DatasetError
-from query_mutator.training.dataset import read_dataset
-from query_mutator.training.system import TaskSettings
+from query_mutator.session.dataset import read_dataset
+from query_mutator.settings.episode import TaskSettings
 try:
     found = read_dataset(TaskSettings(dataset=sys.argv[1]))
     print(json.dumps({"texts": [q.text for q in found.questions], "guard": len(found.guard), "source": found.source}))
@@ -79,6 +79,7 @@ def load(name: str, cache: Path, *, endpoint: str = "http://127.0.0.1:9", offlin
     return found | {"stderr": done.stderr}
 
 
+@pytest.mark.slow
 def test_a_set_is_downloaded_once_and_then_read_without_the_hub(tmp_path: Path) -> None:
     with HubServer(FILES) as hub:
         first = load("hf:openai/gsm8k:main", tmp_path, endpoint=hub.url)
@@ -109,6 +110,7 @@ def test_a_set_without_converted_files_is_read_from_main(tmp_path: Path) -> None
     assert (found["guard"], found["source"]["split"], found["source"]["revision"]) == (1, "test", "main")
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path: Path) -> None:
     with HubServer(FILES, gated=("closed/set",)) as hub:
         said = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess
 
@@ -68,6 +68,7 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
     assert read_checkpoint(run).progress.env_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "iqn"])
 def test_calls_that_were_cut_are_no_outcomes(
     algo: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
@@ -82,6 +83,7 @@ def test_calls_that_were_cut_are_no_outcomes(
     assert "cancelled" not in written  # or the resumed run would take it for the server's failure
 
 
+@pytest.mark.slow
 def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str], tmp_path: Path) -> None:
     endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
     endless.append("--no-use-linear-lr-decay")
@@ -127,6 +129,7 @@ def rows_in(run: Path) -> int:
     return len((run / "transcripts.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_the_final_comparison_can_be_ended_and_made_up_for(
     name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
@@ -151,6 +154,7 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
     assert rows_in(run) == 64
 
 
+@pytest.mark.slow
 def test_an_evaluation_between_two_rollouts_can_be_ended(
     tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
 ) -> None:
@@ -175,6 +179,7 @@ def test_an_evaluation_between_two_rollouts_can_be_ended(
     assert evaluated == [0, 32, 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_an_evaluation_of_its_own_can_be_ended(
     name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
@@ -199,6 +204,7 @@ def test_an_evaluation_of_its_own_can_be_ended(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(
     name: str, code: int, tiny_flags: list[str], tmp_path: Path

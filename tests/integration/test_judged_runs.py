@@ -19,11 +19,11 @@ from query_mutator.data import guard_questions
 from query_mutator.embedded.models import EmbeddedModel
 from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.checkup import judge_form
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.llama_server import MODEL, LlamaServer
 from train_query_mutator import main

@@ -1,6 +1,6 @@
 """Kills at random moments of training and evaluation: none loses more calls than were in flight.
 
-`python -m tests.attack.kills` does the same forty times for each learner and 4 and 16 calls in flight.
+`python -m benchmarks.attack.kills` does the same forty times for each learner and 4 and 16 calls in flight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.kills import killed_run
+from benchmarks.attack.kills import killed_run
+
+pytestmark = pytest.mark.slow
 
 KILLS = 4
 

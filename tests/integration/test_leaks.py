@@ -20,7 +20,10 @@ from rl_query_mutator_env import make_vector_env
 
 CALLS, WORKERS, ENVIRONMENTS = 10_000, 8, 100
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc"),
+]
 
 
 @pytest.fixture(scope="module")

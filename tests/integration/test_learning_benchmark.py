@@ -10,13 +10,14 @@ import pytest
 
 from benchmarks.learning import World, main, run_chain, run_one
 from benchmarks.memoised import StoredVectors
-from query_mutator.encoder.base import FloatArray
 from query_mutator.encoder.hashing import HashEncoder
-from query_mutator.training.system import SystemSettings
+from query_mutator.settings.models import ModelSettings
+from query_mutator.types import FloatArray
 
 SMALL = "--encoder hash --num-env-steps 96 --num-processes 4 --num-steps 8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--ask policy --max-episode-steps 4", "--ask every_step"])
 def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--prove", f"{SMALL} {flags}"])
@@ -24,10 +25,11 @@ def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pyte
     assert len(lines) == 5
 
 
+@pytest.mark.slow
 def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
     teacher = "--teacher search --plan-calls 400 --teacher-steps 64"
     flags = f"--backend embedded {SMALL} --ask policy --max-asks 1 {teacher}".split()
-    world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
+    world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         first, again = run_one(world, flags, max_calls=1000), run_one(world, flags, max_calls=1000)
     assert first == again  # replies from the store count as calls
@@ -35,10 +37,11 @@ def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
     assert first.questions > 0
 
 
+@pytest.mark.slow
 def test_a_policy_leaves_out_rewrites_of_its_teacher_that_change_nothing(tmp_path: Path) -> None:
     plan = "--ask policy --teacher spelling,slang,neutral --no-skip-unchanged --teacher-steps 512"
     flags = f"--backend embedded --encoder hash --num-env-steps 512 --num-processes 8 {plan}".split()
-    world = World(SystemSettings(backend="embedded", encoder="hash"), tmp_path)
+    world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         found = run_one(world, flags, max_calls=1000)
         teacher = run_chain(world, "spelling slang neutral", [0], skip_unchanged=False)[0]

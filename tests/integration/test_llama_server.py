@@ -17,6 +17,8 @@ from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=[1, 4])
 def server(request: pytest.FixtureRequest, tiny_gguf: Path) -> Iterator[LlamaServer]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.integration.killing import kill_when, start, train
 from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
 from tests.qm_command import qm
+
+pytestmark = pytest.mark.slow
 
 STEPS = 96
 

@@ -46,7 +46,7 @@ def test_a_server_as_it_comes_is_told_to_take_more_slots(capsys: pytest.CaptureF
 
 
 def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=8, latency_ms=60) as server:
+    with start_server({}, num_parallel=8, latency_ms=240) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo", "--num-ctx", "2048"])
     assert lines["slots"][0].startswith("about 8;")
     assert lines["advice"] == ["ready for --batch-size 8"]
@@ -54,6 +54,7 @@ def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
 
 
+@pytest.mark.slow
 def test_the_embedded_server_is_started_to_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capsys, ["--backend", "embedded", "--no-probe"])
     assert lines["server"][0].startswith("Ollama 0.1.0+embedded at http://127.0.0.1:")
@@ -137,13 +138,14 @@ def test_a_mutator_without_a_rule_for_an_operator_is_a_finding(capsys: pytest.Ca
     assert "upper:latest rewrites by rules and has none for terms" in lines["model"][1]
 
 
+@pytest.mark.slow
 def test_doctor_size_calls_and_the_benchmark_agree_on_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=6, latency_ms=60) as server:
+    with start_server({}, num_parallel=6, latency_ms=150) as server:
         flags = ["--ollama-url", server.url, "--target-model", "echo"]
         doctor = lines_of(capsys, flags)
         assert main(["size", "calls", *flags]) == 0
         size = capsys.readouterr().out
-        assert benchmark([*flags, "--num-queries", "36", "--repeats", "1", "--budget-s", "8"]) == 0
+        assert benchmark([*flags, "--num-queries", "36", "--repeats", "1", "--budget-s", "30"]) == 0
         measured = capsys.readouterr().out
     settings = "--batch-size 6 --num-processes 12: "
     assert settings + "at most " in doctor["set"][0]

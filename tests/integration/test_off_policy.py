@@ -14,9 +14,9 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import start_server
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.runs.metrics import METRICS
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.metrics import METRICS
+from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.test_interrupt import ROOT, started, wait_until
@@ -183,6 +183,7 @@ def test_example_is_a_run_of_iqn() -> None:
     assert (config.algo, config.total_steps) == ("iqn", 1408)
 
 
+@pytest.mark.slow
 def test_interrupted_run_leaves_a_checkpoint_to_go_on_from(tiny_flags: list[str], tmp_path: Path) -> None:
     endless = [*tiny_flags, *SMALL, "--algo", "iqn", "--num-env-steps", "1000000", "--save-interval", "1000000"]
     process, run = started([*endless, "--eval-interval", "0", "--no-use-linear-lr-decay"], tmp_path)

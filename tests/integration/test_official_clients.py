@@ -20,6 +20,8 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest
 from tests.conftest import Upper
 
+pytestmark = pytest.mark.slow
+
 TEXT = "How do I sort a list?"
 
 

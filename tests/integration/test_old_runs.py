@@ -13,9 +13,9 @@ import pytest
 from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.errors import CheckpointError
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
-from query_mutator.training.learners import load_policy
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.loading import load_policy
 from train_query_mutator import main
 
 OLD = Path(__file__).resolve().parents[1] / "data" / "runs_of_0_1_0"

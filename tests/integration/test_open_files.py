@@ -12,6 +12,8 @@ import pytest
 
 from query_mutator.llm.failures import error_from_exception
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks.other_trainers import LEARNERS, main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torchrl announces its next version
 def test_every_learner_trains_with_failing_calls_and_has_a_row(

@@ -63,8 +63,10 @@ def words(name: str, data: Path, /, **given: str) -> list[str]:
         extra = []
     if name == "sweep":
         found["command"] = VALUES["command"]
-    front = [word for field, some in found.items() if field not in ("question", "command", "runs") for word in some]
-    back = [word for field in ("question", "runs", "command") for word in found.get(field, [])]
+    front = [
+        word for field, some in found.items() if field not in ("file", "question", "command", "runs") for word in some
+    ]
+    back = [word for field in ("file", "question", "runs", "command") for word in found.get(field, [])]
     return [*extra, *back, *front] if "command" not in found else [*front, *extra, *back]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.policy_file import read_policy
-from tests.unit.test_layouts import jsonl
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.policy_file import read_policy
+from tests.unit.data.test_layouts import jsonl
 from train_query_mutator import main
 
 SAFE = [

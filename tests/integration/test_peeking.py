@@ -13,12 +13,11 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
 from query_mutator.data import load_questions, python_docs, split_questions
 from query_mutator.data.split import fold_of
-from query_mutator.embedded.http import Connection, Response
-from query_mutator.embedded.http_reader import Request
+from query_mutator.embedded.http import Connection, Request, Response
 from query_mutator.embedded.routing import Router
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from train_query_mutator import main
 

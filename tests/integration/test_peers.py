@@ -8,6 +8,8 @@ import pytest
 
 from scripts.check_peers import PEERS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_peer(peer: str) -> None:

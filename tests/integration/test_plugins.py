@@ -16,12 +16,11 @@ from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.task import Task
-from query_mutator.llm.backends import BACKENDS
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
@@ -29,14 +28,6 @@ from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
-
-
-@pytest.fixture(autouse=True)
-def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what plugins register, so that other tests have the package's own names."""
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for registry in (OPERATORS, PARTS, BACKENDS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
@@ -73,6 +64,7 @@ def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], t
     assert read_checkpoint(tmp_path / "runs" / "latest").actions[-3:] == ("polite", "undo", "submit")
 
 
+@pytest.mark.slow
 def test_a_reward_part_that_asks_a_model(tiny_flags: list[str], tmp_path: Path) -> None:
     plugin = str(PLUGINS / "judge_reward.py")
     flags = [*tiny_flags, "--plugin", plugin, "--reward", "right=0.5,quoted=0.2,judged=0.3", "--no-use-linear-lr-decay"]
@@ -102,6 +94,7 @@ def _journal(run: Path) -> list[dict[str, Any]]:
     return [row for path in sorted((run / "journal").iterdir()) for row in read_json_lines(path)]
 
 
+@pytest.mark.slow
 def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", str(PLUGINS / "function_backend.py")]
     flags = [*tiny_flags[6:], *plugin, "--backend", "function", "--target-model", "any", "--no-use-linear-lr-decay"]
@@ -114,6 +107,7 @@ def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: py
     assert "a local function at in-process" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
     site, run_dir = tmp_path / "site", tmp_path / "runs"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from train_query_mutator import main as train_main
 
 
 def qm(*argv: str) -> int:
@@ -19,10 +19,8 @@ def qm(*argv: str) -> int:
 
 
 @pytest.fixture
-def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    capsys.readouterr()
-    return str(tmp_path / "runs" / "latest")
+def run(trained: Callable[..., Path]) -> str:
+    return str(trained("--no-evaluate", "--eval-interval", "0"))
 
 
 def test_eval_prints_the_table_and_writes_the_report(

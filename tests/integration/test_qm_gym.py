@@ -15,12 +15,12 @@ import gymnasium
 import pytest
 
 from query_mutator.batching import GymConfig, GymEpisodeStream, ReplayBuffer
+from query_mutator.batching.gym.server import GymnasiumTextEnv, GymServer
 from query_mutator.batching.tokenizers import ByteTokenizer
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.gym_serve import GymServeFlags, describe, in_turn, rewriting_game, serving
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.task import Task
-from query_mutator.gym.server import GymnasiumTextEnv, GymServer
 from query_mutator.llm.client import Client
 from rl_query_mutator_env import QueryMutationEnv
 from tests.qm_command import qm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.page.run_reader import RunReader
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.report.page.run_reader import RunReader
 from tests.page_messages import messages_of, section_of, texts_of
 from train_query_mutator import main as train_main
+
+COMPARED = ("--eval-interval", "32", "--plan-calls", "0")
 
 
 def qm(*argv: object) -> int:
@@ -22,10 +25,8 @@ def qm(*argv: object) -> int:
 
 
 @pytest.fixture
-def run(tiny_flags: list[str], tmp_path: Path) -> Path:
-    flags = [*tiny_flags, "--eval-interval", "32", "--plan-calls", "0"]
-    assert exit_code(train_main, flags, prog="train") == 0
-    return (tmp_path / "runs" / "latest").resolve()
+def run(trained: Callable[..., Path]) -> Path:
+    return trained(*COMPARED)
 
 
 @pytest.fixture
@@ -50,7 +51,6 @@ def test_the_numbers_are_those_of_the_summary(run: Path, page: Path) -> None:
         for name in ("success", "success_ci", "false_refusal", "false_refusal_ci", "guard_refusal", "scored"):
             assert row[name] == of_summary[name]
         assert (row["calls"], row["tokens"]) == (of_summary["calls_per_question"], of_summary["tokens_per_question"])
-    assert answer["deploy"] == report["verdict"]["sentence"]
     assert [line for line in answer["warnings"] if "mean nothing" in line] == [
         "3 held-out questions: differences under 65 points mean nothing."
     ]
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_the_summary(run: Path, page: Path) -> None:
         "front"
     ]
     for row in section_of(page, "paired")["rows"]:
-        found = report["policy_minus"][row["rival"]]
+        found = report["policy_minus"][row["baseline"]]
         assert (row["difference"], row["ci"]) == (found["success"], found["success_ci"])
         assert row["gained"] + row["lost"] + row["same_right"] + row["same_wrong"] == found["questions"]
         assert (row["gained"] - row["lost"]) / found["questions"] == pytest.approx(found["success"])
@@ -153,7 +153,9 @@ def test_a_reader_sends_what_is_new_and_starts_again_after_a_resume(run: Path) -
 def test_many_rows_come_in_parts_and_the_sections_last(
     run: Path, page: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr("query_mutator.page.run_reader.POLL_ROWS", limit)  # 64 steps: also a whole number of parts
+    monkeypatch.setattr(
+        "query_mutator.report.page.run_reader.POLL_ROWS", limit
+    )  # 64 steps: also a whole number of parts
     reader, polls = RunReader(run), []
     while messages := reader.poll():
         polls.append(messages)
@@ -178,7 +180,9 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
     assert text not in path.read_text()
 
 
-def test_a_run_writes_its_page_at_its_end(run: Path, page: Path) -> None:
+def test_a_run_writes_its_page_at_its_end(trained_once: Callable[[tuple[str, ...]], Path], tmp_path: Path) -> None:
+    run, page = trained_once(COMPARED), tmp_path / "page.html"
+    assert qm("report", run, "-o", page) == 0
     assert messages_of(run / "report.html") == messages_of(page)
     config = json.loads((run / "config.json").read_text())
     shown = section_of(page, "reproduce")
@@ -193,7 +197,7 @@ def test_a_page_that_cannot_be_written_fails_no_run(
     def no_page(*_: object, **__: object) -> None:
         raise RuntimeError("the page is broken")
 
-    monkeypatch.setattr("query_mutator.page.build.write_page", no_page)
+    monkeypatch.setattr("query_mutator.report.page.build.write_page", no_page)
     assert exit_code(train_main, [*tiny_flags, "--no-evaluate"], prog="train") == 0
     assert "could not be written (the page is broken); try qm show" in caplog.text
     assert (tmp_path / "runs" / "latest" / "summary.json").exists()
@@ -293,7 +297,7 @@ def test_rows_and_runs_of_earlier_versions(run: Path, tmp_path: Path) -> None:
     assert qm("report", run, "-o", path) == 0
     report = summary_of(run)["eval"]
     for row in section_of(path, "paired")["rows"]:
-        assert row["ci"] == report["policy_minus"][row["rival"]]["success_ci"]
+        assert row["ci"] == report["policy_minus"][row["baseline"]]["success_ci"]
     texts = texts_of(path)
     (message,) = [message for message in messages_of(path) if message["kind"] == "questions"]
     assert {texts[row["q"]] for row in message["rows"]} >= {"plz sort my list"} or message["rows"][0]["q"] >= 0

@@ -11,8 +11,8 @@ import torch
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.training.checkpoint import read_checkpoint
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, metrics, start, train, transcript, weights
 
@@ -46,6 +46,7 @@ def calls_of(run: Path) -> int:
     return read_checkpoint(run).progress.llm_calls
 
 
+@pytest.mark.slow
 def test_run_killed_twenty_times_ends_as_one_that_was_not(
     flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
     assert transcript(run) == transcript((tmp_path / "whole" / "latest").resolve())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["iqn", "bandit"])
 def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
     algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
 from query_mutator.embedded.server import EmbeddedServer
-from query_mutator.errors import UsageError
+from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import LOCK
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.runs.lock import locked
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.lock import locked
+from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
-from tests.attack.harness import Finished, run_cli, run_qm, unchanged
+from query_mutator.training.run_folder import open_run_dir
 from tests.integration.conftest import ROWS
-from train_query_mutator import main, open_run_dir
+from train_query_mutator import main
 
 STEPS = 64
 
@@ -134,7 +136,12 @@ def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:
 
 def test_an_exchanged_checkpoint_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     new, old = run / "checkpoints" / "step_64.pt", run / "checkpoints" / "step_32.pt"
-    new.write_bytes(old.read_bytes())
+    earlier = old.read_bytes()
+    old.write_bytes(new.read_bytes())
+    with pytest.raises(CheckpointError, match="holds the state after 64 steps"):
+        read_checkpoint(old)
+    for path in (old, new):
+        path.write_bytes(earlier)
     with caplog.at_level("WARNING"):
         assert resume(run).code == 0
     assert f"{new} holds the state after 32 steps; it was renamed or exchanged; using the previous one" in caplog.text

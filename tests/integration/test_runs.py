@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from query_mutator.runs.lock import locked
-from query_mutator.runs.state import last_values
+from query_mutator.files.lock import locked
+from query_mutator.files.state import last_values
 from tests.qm_command import qm
 from train_query_mutator import main as train
 

@@ -17,12 +17,12 @@ import openai
 import pytest
 import requests
 
+from query_mutator.apply.proxy.answers import Mode
+from query_mutator.apply.proxy.contract import ClientLimits
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
+from query_mutator.learners.plan import Plan
 from query_mutator.rewards import is_refusal
-from query_mutator.serve.answers import Mode
-from query_mutator.serve.contract import ClientLimits
-from query_mutator.training.plans import Plan
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 
@@ -73,7 +73,8 @@ def test_an_upstream_model_is_answered_as_by_the_upstream(
     )
     assert ours.status_code == theirs.status_code
     assert without_times(ours.content) == without_times(theirs.content)
-    assert set(ours.headers) - {"connection"} == {name.lower() for name in theirs.headers} - {"connection"}
+    names = [{name.lower() for name in reply.headers} - {"connection"} for reply in (ours, theirs)]
+    assert names[0] == names[1]
 
 
 def raw_server(parts: Sequence[bytes], *, pause_s: float, ends: bool = False) -> tuple[str, threading.Event]:
@@ -324,7 +325,7 @@ def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encode
 
 @contextmanager
 def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
-    """Serve the librarian and note the bodies of chat requests, through a small forwarding server."""
+    """Serve the librarian and note the bodies of chat requests, map_needs a small forwarding server."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     with start_server([Librarian(), Softener()], num_parallel=4) as server:

@@ -1,4 +1,4 @@
-"""Clients that people use, through the proxy: plain model names as without it, virtual ones with its headers."""
+"""Clients that people use, map_needs the proxy: plain model names as without it, virtual ones with its headers."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ print(json.dumps([whole.choices[0].message.content, text, whole.usage.completion
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["openai", "ollama_chat"])
 def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer, provider: str) -> None:
     def asked(url: str, model: str) -> list[Any]:

@@ -1,13 +1,17 @@
 """A server that is killed and comes back: the run waits, and ends as if nothing had happened.
 
-`python -m tests.attack.outages` does the same with outages of a minute.
+`python -m benchmarks.attack.outages` does the same with outages of a minute.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.attack.outages import BATCH_SIZE, survived
+import pytest
+
+from benchmarks.attack.outages import BATCH_SIZE, survived
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_server_that_is_killed_twice_in_training_and_twice_in_the_evaluation_costs_nothing(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import requests
 
+from query_mutator.apply.proxy.answers import Mode
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.runs.shadow import read_shadow
-from query_mutator.serve.answers import Mode
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 

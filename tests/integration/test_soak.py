@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.attack.soak import Held, growth, mixed_up
+import pytest
+
+from benchmarks.attack.soak import Held, growth, mixed_up
 from tests.integration.killing import ServerProcess
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_reply_belongs_to_its_request(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def shown_in_terminal(argv: list[str], *, columns: int, cwd: Path) -> list[str]:
     return re.split(r"[\r\n]|\x1b\[A", text.decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 60, 40])
 def test_no_line_of_the_bar_wraps(tiny_flags: list[str], server: EmbeddedServer, tmp_path: Path, columns: int) -> None:
     flags = [server.url if word.startswith("http") else word for word in tiny_flags]

@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from query_mutator.cli.console import exit_code
+from query_mutator.cli.console import exit_code, note
 from query_mutator.embedded.server import EmbeddedServer
-from query_mutator.files import read_checked_json, write_checked_json
-from query_mutator.runs import tracking
-from query_mutator.runs.json_lines import read_json_lines
-from query_mutator.runs.metrics import MetricsWriter
-from query_mutator.runs.run_dir import checkpoints_in
-from query_mutator.runs.tracking import TRACKING, Tracker, TrackFlags, tracked
+from query_mutator.files import read_checked_json, tracking, write_checked_json
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.metrics import MetricsWriter
+from query_mutator.files.run_dir import checkpoints_in
+from query_mutator.files.tracking import TRACKING, Tracker, TrackFlags, tracked
 from tests.integration.conftest import ROWS, write_dataset
 from train_query_mutator import main
+
+pytestmark = pytest.mark.slow
 
 TRACKERS: tuple[Tracker, ...] = ("wandb", "trackio", "mlflow")
 KEY = "plantedkey0123456789plantedkey0123456789"
@@ -283,7 +284,7 @@ def test_a_tracker_that_fails_or_hangs_costs_one_line(
     monkeypatch.setattr(tracking, "END_S", 3.0)
     run = write_run(tmp_path / "run", steps=2)
     before = (run / "metrics.jsonl").read_bytes()
-    with tracked(run, TrackFlags(track=("trackio",))):
+    with tracked(run, TrackFlags(track=("trackio",)), show=note):
         pass
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1, lines
@@ -307,8 +308,8 @@ def test_a_killed_run_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     run = write_run(tmp_path / "runs" / "one", steps=2)
     code = (
-        "import sys, time; from pathlib import Path; from query_mutator.runs.lock import locked\n"
-        "from query_mutator.runs.tracking import TrackFlags, tracked\n"
+        "import sys, time; from pathlib import Path; from query_mutator.files.lock import locked\n"
+        "from query_mutator.files.tracking import TrackFlags, tracked\n"
         "run = Path(sys.argv[1]); flags = TrackFlags(track=('trackio',), track_project='tests', track_group='g')\n"
         "with locked(run), tracked(run, flags): time.sleep(600)\n"
     )

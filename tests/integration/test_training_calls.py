@@ -13,7 +13,7 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.integration.embedded_http import until
 from train_query_mutator import main
@@ -112,6 +112,7 @@ def test_lagging_policy_takes_as_many_steps_and_logs_its_age(
     assert len(set(steps)) == len(steps) >= 160
 
 
+@pytest.mark.slow
 def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: EmbeddedServer, tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
         mine = [thread for thread in threading.enumerate() if not thread.name.startswith(("embedded", "model-"))]

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.runs.json_lines import read_json_lines
 from query_mutator.types import ChatRequest
 from tests.integration.killing import kill_when, start, train
 from tests.integration.transformers_server import CONTEXT, TransformersServer, write_model
 from tests.qm_command import qm
+
+pytestmark = pytest.mark.slow
 
 LONG = "how do i sort my list " * 200
 

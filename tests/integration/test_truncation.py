@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from query_mutator.embedded.server import start_server
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.qm_command import qm
 from train_query_mutator import main

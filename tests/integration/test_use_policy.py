@@ -25,9 +25,9 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
-from query_mutator.training.checkpoint import read_checkpoint
-from query_mutator.training.learners import load_policy
-from query_mutator.training.policy_file import (
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.loading import load_policy
+from query_mutator.session.policy_file import (
     POLICY_FILE,
     SavedPolicy,
     read_policy,
@@ -47,12 +47,20 @@ def qm(*argv: str) -> int:
     return exit_code(qm_main, argv, prog="qm")
 
 
+#: A policy that asks when it wants to, of a run that can be resumed for longer.
+ASKS = ("--ask", "policy", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")
+
+
 @pytest.fixture
-def run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Return the folder of a run whose policy asks when it wants to."""
-    argv = [*tiny_flags, "--ask", "policy", "--no-evaluate", "--eval-interval", "0", "--cache", "off"]
-    argv.append("--no-use-linear-lr-decay")  # so that it can be resumed for longer
-    assert exit_code(train_main, argv, prog="train") == 0
+def run(trained: Callable[..., Path]) -> Path:
+    """Return the folder of a run whose dataset lies elsewhere."""
+    return trained(*ASKS)
+
+
+@pytest.fixture
+def own_run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return the folder of a run whose dataset is the test's own."""
+    assert exit_code(train_main, [*tiny_flags, *ASKS], prog="train") == 0
     capsys.readouterr()
     return (tmp_path / "runs" / "latest").resolve()
 
@@ -89,13 +97,13 @@ def answers(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, ob
 
 
 def test_a_run_works_from_any_folder_with_its_dataset_gone(
-    run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", TEXTS)
-    before = answers(capsys, "--checkpoint", str(run))
+    before = answers(capsys, "--checkpoint", str(own_run))
     dataset.unlink()
     moved = tmp_path / "elsewhere"
-    shutil.move(run, moved)
+    shutil.move(own_run, moved)
     monkeypatch.chdir("/")
     assert answers(capsys, "--checkpoint", str(moved)) == before
 
@@ -127,14 +135,14 @@ def test_a_dataset_is_found_where_it_was_from_another_folder(
 
 
 def test_a_policy_in_one_file_acts_as_its_run(
-    run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", TEXTS)
     file = tmp_path / "give" / "away.qm"
-    assert qm("export-policy", str(run), "-o", str(file)) == 0
+    assert qm("export-policy", str(own_run), "-o", str(file)) == 0
     assert "training questions" in capsys.readouterr().out
-    before = answers(capsys, "--checkpoint", str(run))
-    for path in (run, dataset):
+    before = answers(capsys, "--checkpoint", str(own_run))
+    for path in (own_run, dataset):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert answers(capsys, "--checkpoint", str(file)) == before
     saved = read_policy_file(file)
@@ -149,13 +157,15 @@ def test_a_damaged_file_is_one_line_and_a_run_falls_back_to_its_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     own, file = run / POLICY_FILE, tmp_path / "damaged.qm"
-    content = bytearray(own.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert qm("rewrite", "--checkpoint", str(file), "plz sort") == 2
-    err = capsys.readouterr().err
-    assert "damaged" in err
-    assert err.count("\n") == 1
+    size = own.stat().st_size
+    for at in (size // 2, 10):  # 10: the time of an entry, which the archive's own checksums leave out
+        content = bytearray(own.read_bytes())
+        content[at] ^= 1
+        file.write_bytes(content)
+        assert qm("rewrite", "--checkpoint", str(file), "plz sort") == 2
+        err = capsys.readouterr().err
+        assert "damaged" in err
+        assert err.count("\n") == 1
     expected = read_policy(run).checkpoint.learner["policy"]
     own.write_bytes(content)
     found = read_policy(run)
@@ -207,8 +217,8 @@ def test_every_learners_policy_acts_in_numpy_as_the_trained_one(name: str, plan:
     np.save(tmp_path / "obs.npy", obs)
     code = """
 import sys, numpy as np
-from query_mutator.training.learners import load_policy
-from query_mutator.training.policy_file import read_policy_file
+from query_mutator.session.loading import load_policy
+from query_mutator.session.policy_file import read_policy_file
 policy = load_policy(read_policy_file(sys.argv[1] + "/policy.qm").checkpoint)
 np.save(sys.argv[1] + "/actions.npy", policy.act(np.load(sys.argv[1] + "/obs.npy"), (), greedy=True).actions)
 assert "torch" not in sys.modules
@@ -268,9 +278,9 @@ def test_no_more_calls_than_allowed_and_still_an_answer(rewriter: Rewriter) -> N
     free = {text: rewriter.rewrite(text) for text in TEXTS}
     for most in range(1, 6):
         for text in TEXTS:
-            before = rewriter.system.calls.eval_counted.totals.calls
+            before = rewriter.models.calls.eval_counted.totals.calls
             bounded = rewriter.rewrite(text, max_calls=most)
-            assert rewriter.system.calls.eval_counted.totals.calls - before <= most
+            assert rewriter.models.calls.eval_counted.totals.calls - before <= most
             assert bounded.calls <= most
             assert bounded.answer
             if free[text].calls <= most:
@@ -333,9 +343,9 @@ def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> 
         flow = planned.flow(TEXTS[0], mode="blind", asks_at_end=False)
         rewritten: Rewrite = run_flow(
             flow,
-            client=planned.system.calls.client,
-            encoder=planned.system.encoder,
-            retry_policy=planned.system.retry_policy,
+            client=planned.models.calls.client,
+            encoder=planned.models.encoder,
+            retry_policy=planned.models.retry_policy,
         )
         assert (rewritten.text, rewritten.answer, rewritten.calls) == (found.text, None, found.calls - 1)
 
@@ -353,9 +363,9 @@ def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
         request = getattr(need, "request", None)
         if request is not None:
             asked.append(request.messages[-1].content)
-            result = rewriter.system.calls.client.complete(request)
+            result = rewriter.models.calls.client.complete(request)
         else:
-            result = rewriter.system.encoder.encode(need.texts)
+            result = rewriter.models.encoder.encode(need.texts)
     assert TEXTS[0] not in asked
     assert rewrite.calls == len(asked)
 

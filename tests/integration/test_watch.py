@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from query_mutator.embedded.server import start_server
-from query_mutator.runs.json_lines import read_json_lines
+from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.event_stream import Page
 from tests.integration import killing
@@ -131,6 +131,7 @@ def rows_shown(tab: Any) -> int:
     return int(tab.evaluate("runs[0]?.transcripts.env.length ?? 0"))
 
 
+@pytest.mark.slow
 def test_an_open_page_follows_a_run_that_begins_is_killed_and_is_resumed(
     slow_flags: list[str], tiny_flags: list[str], tabs: list[Any], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "dev"}
+EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "toolkits", "dev"}
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:

@@ -32,11 +32,6 @@ class BucketEfficiency(Record):
     efficiency: float
     waste_percentage: float
 
-    @property
-    def waste_tokens(self) -> int:
-        """Padding tokens."""
-        return self.padded_tokens - self.total_tokens
-
 
 class BucketAnalysis(Record):
     """All buckets; samples outside them are counted only in `num_left_out`."""

@@ -12,24 +12,18 @@ from pydantic import Field
 from query_mutator.batching.core.buckets import BatchSpec
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of, write_checked_json
-from query_mutator.batching.records import Record
+from query_mutator.batching.records import Fingerprint
 from query_mutator.batching.sync import to_async
 
 
-class BatchFingerprint(Record):
+class BatchFingerprint(Fingerprint):
     """Hash of a sequence of batches and their settings; it covers `num_batches` batches."""
 
-    fingerprint: str = Field(min_length=16, max_length=16)
-    full_hash: str
     num_batches: int = Field(ge=0)
     total_samples: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
     config_hash: str
     version: int = 2
-
-    def matches(self, other: BatchFingerprint) -> bool:
-        """Return whether batches and settings are the same."""
-        return self.full_hash == other.full_hash
 
     def matches_config(self, other: BatchFingerprint) -> bool:
         """Return whether the settings are the same; the batches may differ."""

@@ -27,7 +27,7 @@ from query_mutator.batching.planning.layout import (
     segment_begins,
     segment_positions,
 )
-from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
+from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecord, check_row
 
 
 class PackingMode(StrEnum):
@@ -83,33 +83,23 @@ def pack_lengths(lengths: NDArray[Any], config: PackingConfig) -> Packs:
     return packer(lengths + extra, config.max_length + extra, max_segments=config.max_segments)
 
 
-class SequenceToPack(Record):
+class SequenceToPack(TokenRecord):
     """One sequence: `input_ids` and `loss_mask`, each [L]."""
 
     sample_id: str
-    input_ids: Int32Array
-    loss_mask: UInt8Array
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 0 < len(self.input_ids) == len(self.loss_mask):
-            raise ValueError(f"{self.sample_id!r}: {len(self.input_ids)} ids, {len(self.loss_mask)} loss_mask values")
+        check_row(self.input_ids, self.loss_mask, repr(self.sample_id))
         return self
 
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return len(self.input_ids)
 
-
-class PackedSequence(Record):
+class PackedSequence(TokenRecord):
     """One row of several segments; all arrays are [L], padding has segment −1 and no loss.
 
     `loss_mask` is 0 at the first token of every segment, since nothing of the segment precedes it.
     """
 
-    input_ids: Int32Array
-    loss_mask: UInt8Array
     segment_ids: Int32Array
     sample_ids: tuple[str, ...]
     sample_lengths: tuple[int, ...]
@@ -118,16 +108,6 @@ class PackedSequence(Record):
     padding_tokens: int = Field(ge=0)
 
     efficiency: ClassVar = Ratio("total_tokens", "length")
-
-    @property
-    def length(self) -> int:
-        """Number of tokens, padding included."""
-        return len(self.input_ids)
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """Number of tokens with a loss."""
-        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
@@ -174,7 +154,7 @@ def pack_sequences(
         samples, starts, stops = units.cuts.resolve(row)
         pieces = [sequences[sample] for sample in samples]
         if starts is not None and stops is not None:
-            pieces = [_cut(*piece) for piece in zip(pieces, starts.tolist(), stops.tolist(), strict=True)]
+            pieces = [one.cut(*ends) for one, *ends in zip(pieces, starts.tolist(), stops.tolist(), strict=True)]
         packed.append(_packed(pieces, config, pad_token_id))
     return PackedSequences(packed, units.report)
 
@@ -231,11 +211,6 @@ class PackingBin:
             separator_token_id=separator_token_id,
         )
         return _packed(self.sequences, config, self.pad_token_id)
-
-
-def _cut(sequence: SequenceToPack, start: int, stop: int) -> SequenceToPack:
-    part = slice(start, None if stop == -1 else stop)
-    return sequence.model_copy(update={"input_ids": sequence.input_ids[part], "loss_mask": sequence.loss_mask[part]})
 
 
 def _packed(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:

@@ -1,34 +1,3 @@
-"""Samples and pairs of preferences as records, their files, and the fingerprint of a data set.
+"""Samples and pairs of preferences as records, their files, and the fingerprint of a data set: all in `schema`."""
 
-Imports only the modules directly under `batching`.
-"""
-
-from query_mutator.batching.samples.schema import (
-    DatasetFingerprint,
-    DatasetSource,
-    DifficultyLevel,
-    PreferenceSample,
-    Sample,
-    SampleMeta,
-    SampleType,
-    compute_dataset_fingerprint,
-    load_samples,
-    load_samples_async,
-    save_samples,
-    save_samples_async,
-)
-
-__all__ = [
-    "DatasetFingerprint",
-    "DatasetSource",
-    "DifficultyLevel",
-    "PreferenceSample",
-    "Sample",
-    "SampleMeta",
-    "SampleType",
-    "compute_dataset_fingerprint",
-    "load_samples",
-    "load_samples_async",
-    "save_samples",
-    "save_samples_async",
-]
+__all__ = ["schema"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from query_mutator.batching.files import BatchFileError, json_bytes, reading, sha256_of
-from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row
-from query_mutator.batching.records import Int32Array, Record, UInt8Array
+from query_mutator.batching.files import json_bytes, sha256_of
+from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row, row_errors
+from query_mutator.batching.records import Fingerprint, Int32Array, Record, TokenRecord, UInt8Array, check_row
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
 from query_mutator.files import atomic_write
@@ -70,43 +70,19 @@ class SampleMeta(Record):
         return cls(sample_id=sample_id, dataset_id=dataset_id, **fields)
 
 
-def _check_row(ids: Int32Array, mask: UInt8Array, what: str) -> None:
-    if len(ids) == 0:
-        raise ValueError(f"{what} has no tokens")
-    if len(ids) != len(mask):
-        raise ValueError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
-    if mask.max() > 1:
-        raise ValueError(f"{what}: loss_mask must contain only 0 and 1")
-
-
-class Sample(Record):
+class Sample(TokenRecord):
     """One sequence: `input_ids` int32 [L], `loss_mask` uint8 [L] (1 = has a loss), `segment_ids` int32 [L] or None."""
 
-    input_ids: Int32Array
-    loss_mask: UInt8Array
     segment_ids: Int32Array | None = None
     meta: SampleMeta
     sample_type: SampleType = SampleType.SFT
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_row(self.input_ids, self.loss_mask, f"sample {self.meta.sample_id!r}")
-        if self.segment_ids is not None:
-            if len(self.segment_ids) != self.length:
-                raise ValueError(f"{len(self.segment_ids)} segment_ids for {self.length} tokens")
-            if np.any(np.diff(self.segment_ids) < 0):
-                raise ValueError("segment_ids must be non-decreasing")
+        check_row(self.input_ids, self.loss_mask, f"sample {self.meta.sample_id!r}", self.segment_ids)
+        if self.segment_ids is not None and np.any(np.diff(self.segment_ids) < 0):
+            raise ValueError("segment_ids must be non-decreasing")
         return self
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return len(self.input_ids)
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """Number of tokens with loss_mask 1."""
-        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def num_target_tokens(self) -> int:
@@ -140,8 +116,8 @@ class PreferenceSample(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_row(self.chosen_input_ids, self.chosen_loss_mask, "chosen answer")
-        _check_row(self.rejected_input_ids, self.rejected_loss_mask, "rejected answer")
+        check_row(self.chosen_input_ids, self.chosen_loss_mask, "chosen answer")
+        check_row(self.rejected_input_ids, self.rejected_loss_mask, "rejected answer")
         if self.prompt_length > min(self.chosen_length, self.rejected_length):
             raise ValueError(f"prompt_length={self.prompt_length} is longer than an answer that contains the prompt")
         prompt = slice(self.prompt_length)
@@ -191,22 +167,11 @@ def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
 
 def load_samples(path: str | Path) -> list[Sample]:
     """Load the samples of `save_samples`; files without an end line (from other tools) are not checked."""
-    samples: list[Sample] = []
-    digest = hashlib.sha256()
-    end: dict[str, Any] | None = None
-    for number, line, row in _json_rows(path):
-        if end is not None:
-            raise BatchFileError(f"{path}:{number}: rows after the end line")
-        if set(row) == {"end"}:
-            end = row["end"]
-            continue
-        digest.update(line)
-        try:
-            samples.append(Sample.from_lists(row))
-        except ValidationError as error:
-            raise DatasetError(f"{path}:{number}: {error.errors()[0]['msg']}") from error
-    if end is not None and end != {"count": len(samples), "sha256": digest.hexdigest()}:
-        raise BatchFileError(f"{path} does not match its end line; it was truncated or edited")
+    index, samples = JsonlIndex(path), []
+    for number, line in index.rows():
+        where = index.where(number)
+        with row_errors(where):
+            samples.append(Sample.from_lists(parse_row(line, where)))
     return samples
 
 
@@ -214,19 +179,9 @@ save_samples_async = to_async(save_samples)
 load_samples_async = to_async(load_samples)
 
 
-def _json_rows(path: str | Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Yield line number, raw line and object of every line that is not blank."""
-    with reading(path), Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line, parse_row(line, f"{path}:{number}")
-
-
-class DatasetFingerprint(Record):
+class DatasetFingerprint(Fingerprint):
     """Hashes of a data set and its tokenizer; `sample_limit` is the number of rows read (None = all)."""
 
-    fingerprint: str = Field(min_length=16, max_length=16)
-    full_hash: str
     content_hash: str
     tokenizer_hash: str
     num_samples: int = Field(ge=0)
@@ -234,10 +189,6 @@ class DatasetFingerprint(Record):
     source_path: str | None = None
     algorithm: str = "sha256"
     version: int = 1
-
-    def matches(self, other: DatasetFingerprint) -> bool:
-        """Return whether data, tokenizer and number of rows read are the same."""
-        return self.full_hash == other.full_hash
 
     def matches_content(self, other: DatasetFingerprint) -> bool:
         """Return whether the data are the same; the tokenizers may differ."""

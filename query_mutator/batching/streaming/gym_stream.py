@@ -227,9 +227,6 @@ class GymEpisodeStream(EpisodeStream):
         await self.connect()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the next episode."""
         return {"next_episode": self._next_episode, "seed": self.config.seed}

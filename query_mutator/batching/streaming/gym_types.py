@@ -239,11 +239,6 @@ class GymEpisode(Record):
         """Number of steps."""
         return len(self.steps)
 
-    @property
-    def duration_seconds(self) -> float:
-        """Seconds from the first observation to the end."""
-        return (self.end_time - self.start_time).total_seconds()
-
     def to_training_text(self) -> str:
         """Return observations and actions in turn, each action after `> `, as one text."""
         return "\n\n".join(f"{step.observation}\n> {step.action or ''}".rstrip() for step in self.steps)

@@ -1,22 +1,12 @@
-"""Eviction from a replay buffer by lowest priority.
-
-Only the samples of lowest priority are in a heap; when it is empty, the lowest ones are chosen again. A heap of all
-samples would access cold memory at every level for every sample added. This is not a weighted draw, so it does not
-share the sums of `query_mutator.stats.sampling`.
-"""
+"""Eviction from a replay buffer by lowest priority: a heap whose outdated entries are skipped."""
 
 from __future__ import annotations
 
 import heapq
 from array import array
 from collections.abc import Mapping
-from math import inf
-
-import numpy as np
 
 __all__ = ["LowestFirst"]
-
-WAITING = 1024  # samples chosen at a time; more when priorities are equal
 
 
 class LowestFirst:
@@ -27,34 +17,22 @@ class LowestFirst:
 
     def __init__(self, priorities: array[float], serials: array[int], slot_of: Mapping[int, int]) -> None:
         self._priorities, self._serials, self._slot_of = priorities, serials, slot_of
-        self._heap: list[tuple[float, int]] = []  # (priority, serial); may contain outdated ones
-        self._bound = -inf  # every sample of at most this priority is in the heap
+        self._heap: list[tuple[float, int]] = []  # (priority, serial)
 
     def note(self, serial: int, priority: float) -> None:
         """Register a sample's new priority."""
-        if priority <= self._bound:
-            heapq.heappush(self._heap, (priority, serial))
-            if len(self._heap) > 2 * len(self._serials) + 64:
-                self.choose()
+        heapq.heappush(self._heap, (priority, serial))
+        if len(self._heap) > 2 * len(self._serials) + 64:
+            self.choose()
 
     def pop(self) -> int:
         """Return the slot of the lowest priority; there must be one."""
         while True:
-            if not self._heap:
-                self.choose()
             priority, serial = heapq.heappop(self._heap)
             slot = self._slot_of.get(serial)
             if slot is not None and self._priorities[slot] == priority:
                 return slot
 
     def choose(self) -> None:
-        """Choose the lowest priorities again, from all."""
-        priorities = np.array(self._priorities)
-        if not len(priorities):
-            self._heap, self._bound = [], -inf
-            return
-        place = min(WAITING, len(priorities)) - 1
-        self._bound = float(np.partition(priorities, place)[place])
-        slots = np.flatnonzero(priorities <= self._bound).tolist()
-        self._heap = [(self._priorities[slot], self._serials[slot]) for slot in slots]
-        heapq.heapify(self._heap)
+        """Order all samples again; a sorted list is a heap."""
+        self._heap = sorted(zip(self._priorities, self._serials, strict=True))

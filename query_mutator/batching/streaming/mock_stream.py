@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -100,16 +100,6 @@ class MockGymStream(EpisodeStream):
         self._restart()
 
     reset = to_async(reset_sync, thread=False)
-
-    async def close(self) -> None:
-        """End the stream; it keeps its position."""
-        self._stop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the stream."""

@@ -249,7 +249,8 @@ class ReplayBuffer(SampleStore):
             new = np.where(np.isnan(rewards), old, (1 - alpha) * old + alpha * np.maximum(0.0, rewards + 1.0))
             self._priorities[:] = array("d", new.tobytes())
             self._weights.update(np.arange(self.size), new**self._alpha)
-            self._lowest.choose()
+            if self._policy is BufferEvictionPolicy.PRIORITY:
+                self._lowest.choose()
 
     # --- files -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +294,8 @@ class ReplayBuffer(SampleStore):
             buffer._index_id(samples[buffer._slot_of[serial]].sample_id, serial)
             if buffer._keeps_ages:
                 buffer._ages.append(serial)
-        buffer._lowest.choose()
+        if buffer._policy is BufferEvictionPolicy.PRIORITY:
+            buffer._lowest.choose()
         # 3. totals and the random stream
         buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])
         buffer._rng.bit_generator.state = state["rng_state"]

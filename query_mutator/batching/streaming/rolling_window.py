@@ -121,11 +121,6 @@ class RollingBatchPlanWindow:
         return self._state
 
     @property
-    def current_plan(self) -> BatchPlan | None:
-        """The current window's plan; its first `plan_microbatches` are the window, the rest waits."""
-        return None if self._window is None else self._window.plan
-
-    @property
     def can_build_window(self) -> bool:
         """Return whether the buffer holds `min_samples`."""
         return self.buffer.size >= self.config.min_samples
@@ -277,9 +272,4 @@ def _cut(sample: StreamSample, microbatch: MicrobatchSpec, row: int) -> StreamSa
     if microbatch.starts is None or microbatch.stops is None:
         return sample
     start, stop = int(microbatch.starts[row]), int(microbatch.stops[row])
-    if (start, stop) == (0, -1):
-        return sample
-    part = slice(start, None if stop == -1 else stop)
-    segments = None if sample.segment_ids is None else sample.segment_ids[part]
-    fields = {"input_ids": sample.input_ids[part], "loss_mask": sample.loss_mask[part], "segment_ids": segments}
-    return sample.model_copy(update=fields)
+    return sample if (start, stop) == (0, -1) else sample.cut(start, stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
 from query_mutator.batching.streaming.gym_types import GymEpisode, GymStep
@@ -68,6 +68,16 @@ class EpisodeStream(StreamBase):
         super().__init__(min_length=min_length, max_length=max_length)
         self.dataset_id = dataset_id
         self._rows = RowTokenizer(tokenizer)
+
+    async def close(self) -> None:
+        """End the stream; it keeps its position. Idempotent."""
+        self._stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def _sample(self, episode: GymEpisode, step: GymStep) -> StreamSample:
         tokens = self._rows.pair(step.observation + "\n", step.action or "")

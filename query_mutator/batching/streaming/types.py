@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from query_mutator.batching.records import Int32Array, Ratio, Record, UInt8Array
+from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecord, check_row
 
 __all__ = ["EpisodeStatus", "SampleSource", "StreamConfig", "StreamMetrics", "StreamSample", "StreamState", "utc_now"]
 
@@ -48,11 +48,9 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class StreamSample(Record):
+class StreamSample(TokenRecord):
     """One sequence to train on: `input_ids` int32 [L], `loss_mask` uint8 [L], and where it came from."""
 
-    input_ids: Int32Array
-    loss_mask: UInt8Array
     segment_ids: Int32Array | None = None
     sample_id: str = Field(min_length=1)
     dataset_id: str
@@ -70,25 +68,8 @@ class StreamSample(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        length = len(self.input_ids)
-        if length == 0:
-            raise ValueError(f"sample {self.sample_id!r} has no tokens")
-        if len(self.loss_mask) != length:
-            raise ValueError(
-                f"sample {self.sample_id!r} has {length} input_ids but {len(self.loss_mask)} loss_mask values"
-            )
-        if self.loss_mask.max() > 1:
-            raise ValueError(f"sample {self.sample_id!r} has loss_mask values other than 0 and 1")
-        if self.segment_ids is not None and len(self.segment_ids) != length:
-            raise ValueError(
-                f"sample {self.sample_id!r} has {length} input_ids but {len(self.segment_ids)} segment_ids"
-            )
+        check_row(self.input_ids, self.loss_mask, f"sample {self.sample_id!r}", self.segment_ids)
         return self
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return len(self.input_ids)
 
     @property
     def is_gym_sample(self) -> bool:

@@ -21,7 +21,8 @@ from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
 from query_mutator.embedded.rules.text import words
 from query_mutator.embedded.word_index import WordIndex
-from query_mutator.encoder import Encoder, FloatArray, embed_documents, unit_rows
+from query_mutator.encoder import Encoder, embed_documents, unit_rows
+from query_mutator.types import FloatArray
 
 __all__ = ["VECTORS", "Phrasebook", "embed_rows", "row_vectors", "texts_sha256"]
 

@@ -18,6 +18,8 @@ from query_mutator.llm.client import Client
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.unit.adapters.carts import MAX_STEPS, NUM_ENVS, SAME_STEP, MakeTask, Recorded, Vector, cart_pole
 
+pytestmark = pytest.mark.slow
+
 
 def assert_same(one: Any, other: Any) -> None:
     """Compare nested infos; what one library has as a number, the other may have as an array of no dimension."""

@@ -51,7 +51,7 @@ def test_bucket_efficiency_by_hand() -> None:
     analysis = analyze_bucket_efficiency({"a": 5, "b": 10, "c": 15, "d": 99}, BucketSpec(edges=(10, 20, 30)))
     assert [one.sample_count for one in analysis.buckets] == [2, 1, 0]
     assert [one.padded_tokens for one in analysis.buckets] == [20, 20, 0]
-    assert [one.waste_tokens for one in analysis.buckets] == [5, 5, 0]
+    assert [one.padded_tokens - one.total_tokens for one in analysis.buckets] == [5, 5, 0]
     assert (analysis.overall_efficiency, analysis.overall_waste) == (0.75, 25.0)
     assert (analysis.empty_buckets, analysis.num_left_out) == (1, 1)
     assert "overall efficiency 75.0%" in analysis.to_ascii()

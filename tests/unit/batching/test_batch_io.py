@@ -27,7 +27,7 @@ from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.samples import Sample, SampleMeta
+from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.errors import UsageError
 
 Samples = dict[str, dict[str, list[int]]]

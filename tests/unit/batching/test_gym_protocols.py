@@ -23,6 +23,8 @@ from websockets.frames import Frame
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
+from query_mutator.batching.gym.server import Game, GymnasiumTextEnv, GymServer, StepOutcome
+from query_mutator.batching.gym.session import Session
 from query_mutator.batching.streaming.connection import MAX_LINE_BYTES
 from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
@@ -44,8 +46,6 @@ from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE,
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
 from query_mutator.batching.streaming.wires import WebSocketWire
 from query_mutator.errors import UsageError
-from query_mutator.gym.server import Game, GymnasiumTextEnv, GymServer, StepOutcome
-from query_mutator.gym.session import Session
 
 
 class Letters:

@@ -147,7 +147,7 @@ def test_overlong_sequences_follow_the_named_policy(mode: PackingMode) -> None:
 
 
 def test_mismatched_sequences_are_refused() -> None:
-    with pytest.raises(ValidationError, match="2 ids, 1 loss_mask"):
+    with pytest.raises(ValidationError, match="2 input_ids but 1 loss_mask"):
         sequence("a", [1, 2], [1])
     assert pack_sequences([], PackingConfig()) == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.streaming import lowest_first
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.replay_types import BufferEvictionPolicy, ReplayBufferConfig
 from query_mutator.batching.streaming.types import EpisodeStatus, SampleSource, StreamSample
@@ -242,16 +240,8 @@ WHAT = st.sampled_from(["add", "add", "add", "update", "remove"])  # mostly full
 @given(
     policy=st.sampled_from([BufferEvictionPolicy.FIFO, BufferEvictionPolicy.PRIORITY]),
     steps=st.lists(st.tuples(WHAT, st.integers(0, 9), st.integers(0, 3)), min_size=20, max_size=60),
-    waiting=st.sampled_from([1, 2, lowest_first.WAITING]),
 )
-def test_evictions_match_a_plain_list(
-    policy: BufferEvictionPolicy, steps: list[tuple[str, int, int]], waiting: int
-) -> None:
-    with mock.patch.object(lowest_first, "WAITING", waiting):
-        compare_with_a_plain_list(policy, steps)
-
-
-def compare_with_a_plain_list(policy: BufferEvictionPolicy, steps: list[tuple[str, int, int]]) -> None:
+def test_evictions_match_a_plain_list(policy: BufferEvictionPolicy, steps: list[tuple[str, int, int]]) -> None:
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=5, eviction_policy=policy))
     plain: list[list[object]] = []  # [name, priority], oldest first
     for what, number, priority in steps:

@@ -16,7 +16,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from query_mutator.batching.files import BatchFileError
 from query_mutator.batching.generation.jsonl import JsonlIndex, JsonlSamples
 from query_mutator.batching.generation.rows import RowTokenizer, tokenizer_fingerprint
-from query_mutator.batching.samples import Sample, SampleMeta, compute_dataset_fingerprint, load_samples, save_samples
+from query_mutator.batching.samples.schema import (
+    Sample,
+    SampleMeta,
+    compute_dataset_fingerprint,
+    load_samples,
+    save_samples,
+)
 from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
 from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
 from query_mutator.batching.streaming.types import (
@@ -26,8 +32,8 @@ from query_mutator.batching.streaming.types import (
     StreamSample,
     StreamState,
 )
+from query_mutator.batching.training.data import read_tokens
 from query_mutator.errors import DatasetError, UsageError
-from query_mutator.sft.data import read_tokens
 
 WORDS = ["<unk>", "<s>", "a", "b", "c", "d", "Instruction", "Response", "User", "Assistant", "#", ":"]
 

@@ -1,0 +1,192 @@
+"""Kill a trainer at random moments and resume it: `python -m benchmarks.attack.kills --kills 40`.
+
+After each kill, calls that the server received and that neither the checkpoint nor the journal nor the cache has are
+lost: they are repeated. No kill may lose more than were in flight. PPO must end with the weights of a run that was
+never killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, CheckpointError
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.journal import Journal
+from tests.conftest import Librarian, Softener
+from tests.integration.conftest import ROWS, write_dataset
+from tests.integration.killing import kill_when, start, train, transcript, weights
+
+EXIT_CODES = {
+    signal.SIGKILL: -signal.SIGKILL,
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGTERM: EXIT_TERMINATED,
+}
+ALGOS: dict[str, list[str]] = {
+    "ppo": ["--deterministic"],
+    "asking": ["--deterministic", "--ask", "policy", "--answer", "round_trip", "--call-price", "0", "0.01"],
+    "iqn": ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
+    "bandit": ["--algo", "bandit"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Killed:
+    """What the kills of one run did."""
+
+    kills: int
+    lost: tuple[int, ...]  # calls to pay again, by kill
+    same_transcript: bool
+    same_weights: bool
+    complaints: tuple[str, ...] = ()  # what was wrong with an exit code or the output
+
+
+def killed_run(
+    algo: str,
+    *,
+    batch_size: int,
+    kills: int,
+    folder: Path,
+    rng: random.Random,
+    env_steps: int = 256,
+    signals: Sequence[str] = ("SIGKILL",),
+) -> Killed:
+    """Return what `kills` at random moments did to a run, which they interrupt in training and in evaluations.
+
+    The kills take turns through `signals`.
+    """
+    with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=4, latency_sigma=1.0) as server:
+        argv = _flags(algo, server, folder, batch_size=batch_size, env_steps=env_steps)
+        whole = _started(folder / "whole")
+        train([*argv, *_places(whole)], whole)
+        total = _received(server)
+        killed, lost, done, know = _started(folder / "killed"), [], 0, 0
+        complaints = []
+        given = [*argv, *_places(killed)]
+        while done < kills:
+            before = _received(server)
+            moment = before + rng.randrange(1, max(2, 3 * total // (2 * kills)))
+            trainer, number = start(given, killed), signal.Signals[signals[done % len(signals)]]
+            if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
+                break  # it has ended
+            done += 1
+            if trainer.exitcode != EXIT_CODES[number]:
+                complaints.append(f"exit code {trainer.exitcode} after {number.name}")
+            missing = _received(server) - total - known_calls(killed)
+            lost.append(missing - know)
+            know = missing
+            if (killed / "latest").exists():
+                given = ["--resume", str(killed / "latest"), *_places(killed)[2:]]
+        else:
+            train(given, killed)
+        runs = [(path / "latest").resolve() for path in (whole, killed)]
+        first, second = map(weights, runs)
+        return Killed(
+            kills=done,
+            lost=tuple(lost),
+            same_transcript=transcript(runs[0]) == transcript(runs[1]),
+            same_weights=all(torch.equal(tensor, second[name]) for name, tensor in first.items()),
+            complaints=(*complaints, *_tracebacks(killed / "output.txt")),
+        )
+
+
+def known_calls(folder: Path) -> int:
+    """Return the calls that the newest run in a folder need not make again: checkpoint, journal, cache of replies."""
+    known, replies, run = 0, folder / "replies.sqlite", folder / "latest"
+    if replies.exists():
+        with closing(sqlite3.connect(replies)) as connection:
+            known += connection.execute("SELECT count(*) FROM replies_v1").fetchone()[0]
+    try:
+        done = read_checkpoint(run).progress
+    except CheckpointError:
+        return known
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(run / "journal", copy, dirs_exist_ok=True)  # reading truncates a torn line
+        journal = Journal(Path(copy), since=done.env_steps)
+        paid = sum(outcome.completion.attempts > 0 for _, outcome in journal._outcomes.values())
+        journal.close()
+    return known + done.llm_calls + paid
+
+
+def _tracebacks(output: Path) -> list[str]:
+    text = output.read_text(encoding="utf-8")
+    return [] if "Traceback" not in text else [text[text.index("Traceback") :][:2000]]
+
+
+def _flags(algo: str, server: EmbeddedServer, folder: Path, *, batch_size: int, env_steps: int) -> list[str]:
+    processes = max(4, batch_size)
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(write_dataset(folder / "questions.jsonl", ROWS))),
+        *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--eval-questions", "3"),
+        *("--num-processes", str(processes), "--batch-size", str(batch_size), "--num-steps", "8"),
+        *("--num-mini-batch", "2", "--num-env-steps", str(env_steps), "--save-interval", "3", "--seed", "7"),
+        *ALGOS[algo],
+    ]
+
+
+def _places(folder: Path) -> list[str]:
+    return ["--save-dir", str(folder), "--cache-path", str(folder / "replies.sqlite")]
+
+
+def _started(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _received(server: EmbeddedServer) -> int:
+    received: int = server.stats()["routes"].get("/api/chat", 0)
+    return received
+
+
+def main(argv: Sequence[str]) -> int:
+    """Kill runs of each kind; return 1 where a kill lost more calls than were in flight, or weights differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=40, help="of each run")
+    parser.add_argument("--algo", nargs="+", choices=ALGOS, default=list(ALGOS))
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--env-steps", type=int, default=2048)
+    parser.add_argument("--signals", nargs="+", default=["SIGKILL"], help="which the kills use in turns")
+    parser.add_argument("--seed", type=int, default=1)
+    flags: Any = parser.parse_args(argv)
+    bad = 0
+    print("algo    batch  kills  lost by a kill: most, mean  transcript  weights", flush=True)
+    for algo in flags.algo:
+        for batch_size in flags.batch_size:
+            with tempfile.TemporaryDirectory() as folder:
+                result = killed_run(
+                    algo,
+                    batch_size=batch_size,
+                    kills=flags.kills,
+                    folder=Path(folder),
+                    rng=random.Random(f"{flags.seed}:{algo}:{batch_size}"),
+                    env_steps=flags.env_steps,
+                    signals=flags.signals,
+                )
+            most, mean = max(result.lost, default=0), sum(result.lost) / max(1, len(result.lost))
+            same = ["same" if equal else "other" for equal in (result.same_transcript, result.same_weights)]
+            print(f"{algo:8}{batch_size:5}{result.kills:7}{most:22}{mean:7.1f}  {same[0]:10}  {same[1]}", flush=True)
+            print(*result.complaints, sep="\n", end="", flush=True)
+            bad += (
+                most > batch_size
+                or bool(result.complaints)
+                or ("--deterministic" in ALGOS[algo] and not result.same_weights)
+            )
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

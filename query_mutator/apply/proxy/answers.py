@@ -1,0 +1,289 @@
+"""Answer a request to a virtual model in one of three modes.
+
+blind   rewrite without asking, then ask once: that answer streams as it arrives
+gate    ask the question; an answer that does not refuse streams on from its first sentence, else the policy rewrites
+full    the policy rewrites and asks as it was trained to, and the answer that it submits is sent whole
+
+Every answer comes from the client's own request with another question in it, so that its options, its system prompt and
+its loaded model stay what they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from query_mutator.apply import Limits
+from query_mutator.apply.proxy.contract import Reply
+from query_mutator.apply.proxy.eligibility import MAX_QUESTION_TOKENS, skip_reason
+from query_mutator.apply.proxy.episodes import Episodes, Rewritten
+from query_mutator.apply.proxy.replies import STREAM_TYPES, as_stream, parsed, read_lines, renamed, text_of, with_fields
+from query_mutator.apply.proxy.requests import ChatCall
+from query_mutator.apply.proxy.shadow import Sent, Shadow
+from query_mutator.apply.proxy.status import Status
+from query_mutator.apply.proxy.upstream import Header, Response, end_to_end, read_object
+from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.llm.early_stop import first_sentence
+from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.types import Completion, Json
+
+__all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
+
+Mode = Literal["blind", "gate", "full"]
+
+BODY_HEADER = "x-qm-body"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How requests to virtual models are answered."""
+
+    mode: Mode = "gate"
+    limits: Limits
+    gates_not_sure: bool = False  # whether "not sure" is rewritten too, next to refusals
+    max_question_tokens: int = MAX_QUESTION_TOKENS
+
+    def is_bad(self, text: str) -> bool:
+        """Return whether an answer, or its first sentence, is to be replaced."""
+        return is_refusal(text) or (self.gates_not_sure and is_not_sure(text))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """A client's request on its way, and what was decided about it."""
+
+    call: ChatCall
+    headers: list[Header]
+    path: str
+    rules: Rules
+    started: float = field(default_factory=time.perf_counter)
+    decision: str = "passed"
+    operators: Sequence[str] = ()
+    calls: int = 0
+    question: str = ""
+    overhead_s: float | None = None  # until the request that answers was sent
+    wants_field: bool = False
+    acted: bool = False  # whether the policy acted on the question
+
+    def sent(self, question: str) -> Sent:
+        """Return what the client asked and gets, for the shadow."""
+        return Sent(
+            call=self.call,
+            headers=self.headers,
+            path=self.path,
+            mode=self.rules.mode,
+            question=question,
+            asked=self.question,
+            decision=self.decision,
+            operators=tuple(self.operators),
+            calls=self.calls,
+            started=self.started,
+            acted=self.acted,
+        )
+
+    def facts(self) -> Json:
+        """Return what the headers say, and the question that was asked."""
+        overhead_s = time.perf_counter() - self.started if self.overhead_s is None else self.overhead_s
+        return {
+            "decision": self.decision,
+            "operators": list(self.operators),
+            "calls": self.calls,
+            "overhead_ms": round(1000 * overhead_s, 1),
+            "question": self.question,
+        }
+
+    def qm_headers(self) -> list[Header]:
+        """Return the headers of the proxy's own."""
+        facts = self.facts()
+        return [
+            (b"x-qm-decision", self.decision.encode()),
+            (b"x-qm-operators", ",".join(self.operators).encode()),
+            (b"x-qm-calls", str(self.calls).encode()),
+            (b"x-qm-overhead-ms", str(facts["overhead_ms"]).encode()),
+        ]
+
+
+class PolicyAnswerer:
+    """Answers requests to virtual models with a policy."""
+
+    def __init__(
+        self, upstream: Upstreams, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
+    ) -> None:
+        self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
+        self._shadow = shadow
+
+    async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
+        """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
+        named = _named(headers)
+        request = _Request(call=call, headers=headers, path=path, rules=self._rules)
+        request.wants_field = named.get(BODY_HEADER, "0") not in ("", "0")
+        reason = skip_reason(call, named, max_tokens=self._rules.max_question_tokens)
+        mode = self._rules.mode if reason is None else "passed"
+        if call.question is None or reason is not None:
+            request.decision = f"passed; {reason}"
+            reply = await self._ask(request, call.body, call.question or "")
+        elif mode == "blind":
+            reply = await self._blind(request, call.question)
+        elif mode == "gate":
+            reply = await self._gate(request, call.question)
+        else:
+            reply = await self._full(request, call.question, {}, {})
+        self._status.count("qm_decisions_total", decision=request.decision.partition(";")[0], mode=mode)
+        for operator in request.operators:
+            self._status.count("qm_rewrites_total", operator=operator)
+        self._status.observe("qm_first_byte_seconds", time.perf_counter() - request.started, mode=mode)
+        body = self._timed(reply.body, request.started, mode)
+        if self._shadow is not None and call.question is not None and reason is None and self._shadow.draws():
+            body = self._shadow.listen(body, request.sent(call.question))
+        return Reply(status=reply.status, headers=reply.headers, body=body)
+
+    async def close(self) -> None:
+        """Stop what is asked in the background."""
+        if self._shadow is not None:
+            await self._shadow.close()
+
+    async def rewrite(self, call: ChatCall, headers: list[Header]) -> Json:
+        """Return what would be asked in the place of a question, the operators used, and why it stays as it is."""
+        reason = skip_reason(call, _named(headers), max_tokens=self._rules.max_question_tokens)
+        question = call.question or ""
+        if reason is not None:
+            return {"question": question, "operators": [], "calls": 0, "problem": reason}
+        if not self._episodes.can_be_blind:
+            return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
+        found = await self._episodes.rewrite(call, self._rules.limits, place=self._status.queue.place)
+        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        operators = list(found.operators)
+        return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
+
+    async def _timed(self, body: AsyncIterator[bytes], started: float, mode: str) -> AsyncIterator[bytes]:
+        async with aclosing(body) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+        self._status.observe("qm_request_seconds", time.perf_counter() - started, mode=mode)
+
+    # --- the modes -------------------------------------------------------------------------------------------------
+
+    async def _blind(self, request: _Request, question: str) -> Reply:
+        found = await self._episodes.rewrite(request.call, request.rules.limits, place=self._status.queue.place)
+        self._decide(request, question, found)
+        return await self._ask(request, request.call.asking(found.text), found.text)
+
+    async def _gate(self, request: _Request, question: str) -> Reply:
+        async with AsyncExitStack() as stack:
+            response = await self._open(stack, request, request.call.body)
+            if request.call.streams:
+                lines = read_lines(response)
+                held, text = await _opening(lines, request.call)
+            else:
+                reply = await read_object(response)
+                text = text_of(request.call.api, reply)
+            if not request.rules.is_bad(text):
+                request.decision, request.question = "kept", question
+                if request.call.streams:
+                    return self._streamed(request, response, held, lines, stack.pop_all())
+                return self._finished(request, reply)
+        # Here the slot is free again: a refusal that was streaming is cut.
+        return await self._full(request, question, {question: text}, {} if request.call.streams else {question: reply})
+
+    async def _full(self, request: _Request, question: str, texts: dict[str, str], replies: dict[str, Json]) -> Reply:
+        """Answer with what the policy submits; `texts` are answers known already, `replies` those that are whole."""
+
+        async def ask(wording: str) -> Completion:
+            if wording not in texts:
+                async with AsyncExitStack() as stack:
+                    body = request.call.asking(wording, stream=False)
+                    replies[wording] = await read_object(await self._open(stack, request, body))
+                texts[wording] = text_of(request.call.api, replies[wording])
+            return Completion(text=texts[wording])
+
+        first = texts.get(question)
+        found = await self._episodes.answer(
+            request.call, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
+        )
+        self._decide(request, question, found)
+        if found.text not in replies:
+            return await self._ask(request, request.call.asking(found.text), found.text)
+        request.question = found.text
+        return self._finished(request, replies[found.text])
+
+    def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
+        request.operators, request.acted = found.operators, True
+        request.calls += found.calls
+        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        if found.problem is not None:
+            request.decision = f"guarded; {found.problem}"
+        else:
+            request.decision = "rewritten" if found.text != question else "kept"
+
+    # --- calls and replies -----------------------------------------------------------------------------------------
+
+    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> Response:
+        """Send a request of the client's form to the upstream, which `stack` closes."""
+        await stack.enter_async_context(self._status.queue.place(request.call.upstream_model))
+        request.calls += 1
+        self._status.count("qm_calls_total", purpose="answer")
+        return await stack.enter_async_context(self._upstream.post(request.path, body, request.headers))
+
+    async def _ask(self, request: _Request, body: Json, question: str) -> Reply:
+        """Return the upstream's answer as it arrives."""
+        request.overhead_s, request.question = time.perf_counter() - request.started, question
+        async with AsyncExitStack() as stack:
+            response = await self._open(stack, request, body)
+            if request.call.streams:
+                return self._streamed(request, response, [], read_lines(response), stack.pop_all())
+            return self._finished(request, await read_object(response))
+
+    def _streamed(
+        self,
+        request: _Request,
+        response: Response,
+        held: Iterable[bytes],
+        lines: AsyncIterator[bytes],
+        stack: AsyncExitStack,
+    ) -> Reply:
+        """Return the reply of lines held back and those that follow, under the client's model name."""
+        kept, model = end_to_end(response.headers, without=(b"content-length",)), request.call.model
+
+        async def body() -> AsyncIterator[bytes]:
+            async with stack:
+                if held:
+                    yield b"".join(renamed(line, model) for line in held)
+                async for line in lines:
+                    yield renamed(line, model)
+
+        return Reply(status=200, headers=[*kept, *request.qm_headers()], body=body())
+
+    def _finished(self, request: _Request, reply: Json) -> Reply:
+        """Return a whole reply, as a stream if the client wants one."""
+        call = request.call
+        if call.streams:
+            content_type, chunks = STREAM_TYPES[call.api], list(as_stream(call, reply))
+        else:
+            content_type = b"application/json"
+            chunks = [with_fields(reply, call.model, request.facts() if request.wants_field else None)]
+        return Reply(
+            status=200, headers=[(b"content-type", content_type), *request.qm_headers()], body=_iterate(chunks)
+        )
+
+
+def _named(headers: Iterable[Header]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+
+
+async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def _opening(lines: AsyncIterator[bytes], call: ChatCall) -> tuple[list[bytes], str]:
+    """Return the lines up to the end of the answer's first sentence, and that sentence; all of a shorter answer."""
+    held, text = [], ""
+    async for line in lines:
+        held.append(line)
+        text += text_of(call.api, parsed(line) or {})
+        if (sentence := first_sentence(text)) is not None:
+            return held, sentence
+    return held, text

@@ -1,0 +1,274 @@
+"""The proxy's routes: everything is forwarded, requests to virtual models are rewritten."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, aclosing
+from http import HTTPStatus
+from importlib import resources
+from urllib.parse import quote
+
+import orjson
+
+from query_mutator.apply.proxy.contract import Answerer, ClientLimits, Reply
+from query_mutator.apply.proxy.cors import PREFLIGHT, cors_headers, without_origin
+from query_mutator.apply.proxy.models import LISTS, merged_list
+from query_mutator.apply.proxy.replies import parsed, renamed_lines
+from query_mutator.apply.proxy.requests import (
+    ANYWHERE_PATHS,
+    CHAT_PATHS,
+    MODEL_PATHS,
+    is_virtual,
+    model_of,
+    read_call,
+    upstream_body,
+    upstream_name,
+    virtual_name,
+)  # fmt: skip
+from query_mutator.apply.proxy.status import Status
+from query_mutator.apply.proxy.upstream import Header, UpstreamError, UpstreamGone, end_to_end
+from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.embedded.access import Access
+from query_mutator.embedded.http import Connection, HttpError, IncomingBody, Request, Stream
+
+__all__ = ["ProxyApp"]
+
+_JSON_TYPE: Header = (b"content-type", b"application/json")
+_METRICS_TYPE: Header = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_HTML_TYPE: Header = (b"content-type", b"text/html; charset=utf-8")
+_POLICY: Header = (
+    b"content-security-policy",
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
+)
+_OWN = ("/metrics", "/healthz", "/qm/queue", "/qm/rewrite")
+_APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
+_ONE_MODEL = "/v1/models/"
+
+
+class ProxyApp:
+    """The handler of requests; `api_key` is what clients must send, if anything."""
+
+    def __init__(
+        self,
+        upstream: Upstreams,
+        answerer: Answerer,
+        status: Status,
+        *,
+        access: Access,
+        api_key: str | None,
+        limits: ClientLimits,
+    ) -> None:
+        self.upstream, self.answerer, self.status = upstream, answerer, status
+        self.access, self.limits = access, limits
+        self.key = None if api_key is None else f"Bearer {api_key}".encode()
+        self.open = 0  # requests now
+
+    async def __call__(self, request: Request, connection: Connection) -> None:
+        """Serve one request, whose body may still be on its way."""
+        self.open += 1
+        try:
+            await _Exchange(self, request, connection).respond()
+        finally:
+            self.open -= 1
+
+    async def close(self) -> None:
+        """Stop what runs in the background and close the connections to the upstream."""
+        await self.answerer.close()
+        await self.upstream.close()
+
+
+class _Exchange:
+    """One request and its reply."""
+
+    def __init__(self, app: ProxyApp, request: Request, connection: Connection) -> None:
+        assert request.incoming is not None, "the server hands over requests with their head"
+        self._app, self._request, self._connection = app, request, connection
+        self._method, self._path, self._target = request.method, request.path, request.target
+        self._headers = request.fields
+        self._incoming: IncomingBody = request.incoming
+        self._began = False
+        self._cors: list[Header] = []  # of every reply to a page of another address
+
+    async def respond(self) -> None:
+        """Reply; cancelled when the client is gone."""
+        try:
+            refusal = self._refusal()
+            if refusal is not None:
+                await self._error(*refusal)
+                return
+            self._cors = cors_headers(self._app.access, self._headers)
+            if self._method == "OPTIONS" and PREFLIGHT in self._request.headers:
+                await self._whole(204, b"")
+            elif not await self._own_route():
+                await self._forward_or_rewrite()
+        except HttpError as error:
+            await self._error(error.status, str(error))
+        except UpstreamError as error:
+            await self._whole(error.status, error.body, *error.headers)
+        except UpstreamGone as error:
+            if self._began:  # the client sees an incomplete reply
+                self._connection.transport.close()
+            else:
+                await self._error(502, f"upstream {error}")
+
+    def _refusal(self) -> tuple[int, str] | None:
+        app = self._app
+        if app.open > app.limits.requests:
+            return 503, f"{app.limits.requests} requests are being answered; try again later"
+        why = app.access.refusal(self._request.headers)
+        if why is not None:
+            return 403, why
+        given = self._header("authorization").encode("latin-1")
+        if app.key is not None and self._method != "OPTIONS" and not hmac.compare_digest(given, app.key):
+            return 401, "send the key of qm serve --api-key as Authorization: Bearer KEY"
+        return None
+
+    def _header(self, name: str) -> str:
+        return self._request.headers.get(name, "")
+
+    # --- the proxy's own routes ------------------------------------------------------------------------------------
+
+    async def _own_route(self) -> bool:
+        """Answer a route of the proxy itself; False for the others."""
+        if self._method != "GET":
+            return False
+        status = self._app.status
+        if self._path == "/metrics":
+            await self._whole(200, status.prometheus().encode(), _METRICS_TYPE)
+        elif self._path == "/healthz":
+            await self._whole(200, b'{"status":"ok"}', _JSON_TYPE)
+        elif self._path == "/qm/queue":
+            counts = {"models": status.queue.to_json(), "requests": self._app.open}
+            await self._whole(200, orjson.dumps(counts), _JSON_TYPE)
+        elif self._path == "/" and "text/html" in self._header("accept"):
+            page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
+            await self._whole(200, page, _HTML_TYPE, _POLICY)
+        else:
+            return False
+        return True
+
+    # --- what goes to the upstream ---------------------------------------------------------------------------------
+
+    async def _forward_or_rewrite(self) -> None:
+        if self._method == "GET" and self._path in LISTS:
+            await self._list()
+        elif self._method == "POST" and self._path == "/qm/rewrite":
+            await self._rewrite(parsed(await self._body()))
+        elif self._method == "GET" and self._path.startswith(_ONE_MODEL):
+            await self._one_model(self._path.removeprefix(_ONE_MODEL))
+        elif (
+            self._method in ("POST", "DELETE") and self._path.startswith(_APIS) and not self._path.startswith(_UPLOADS)
+        ):
+            await self._post(await self._body())
+        elif {"content-length", "transfer-encoding"} & self._request.headers.keys():
+            await self._forward(self._incoming.pieces())
+        else:
+            await self._forward(None)
+
+    async def _post(self, content: bytes) -> None:
+        """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
+        body = parsed(content)
+        call = read_call(self._path, body)
+        if call is not None:
+            await self._stream(await self._app.answerer.answer(call, self._forwarded(), self._path))
+            return
+        model = model_of(body)
+        if isinstance(body, dict) and is_virtual(model):
+            await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(str(model)), alias=model)
+        else:
+            await self._forward(content, model=model)
+
+    async def _one_model(self, name: str) -> None:
+        """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
+        target = _ONE_MODEL.encode() + quote(upstream_name(name), safe="/:").encode()
+        sending = self._app.upstream.send("GET", target, self._without_coding(), None, model=upstream_name(name))
+        async with sending as response:
+            content, body = await response.aread(), None
+            if is_virtual(name) and response.status_code == 200:
+                body = parsed(content)
+            if isinstance(body, dict):
+                content = orjson.dumps({**body, "id": name})
+            await self._whole(response.status_code, content, *end_to_end(response.headers))
+
+    async def _rewrite(self, body: object) -> None:
+        messages = body.get("messages") if isinstance(body, dict) else None
+        call = read_call("/api/chat", {"model": virtual_name(""), "messages": messages})
+        if call is None or not messages:
+            await self._error(400, 'send {"messages": [{"role": "user", "content": "..."}]}')
+            return
+        await self._whole(200, orjson.dumps(await self._app.answerer.rewrite(call, self._headers)), _JSON_TYPE)
+
+    async def _list(self) -> None:
+        """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
+        replies = await self._app.upstream.lists(self._target, self._without_coding())
+        response, content = next((each for each in replies if each[0].is_ok), replies[0])
+        content = merged_list(self._path, [found for each, found in replies if each.is_ok]) or content
+        await self._whole(response.status_code, content, *end_to_end(response.headers))
+
+    async def _forward(
+        self, content: AsyncIterator[bytes] | bytes | None, *, model: str | None = None, alias: str | None = None
+    ) -> None:
+        """Forward a request and its reply as they are; with `alias` in the place of the model's name in the reply."""
+        headers = self._forwarded() if alias is None else self._without_coding()
+        if isinstance(content, bytes):
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        async with AsyncExitStack() as stack:
+            if model is not None and self._path in MODEL_PATHS:
+                await stack.enter_async_context(self._app.status.queue.place(model))
+            where = None if self._path in ANYWHERE_PATHS else model
+            sending = self._app.upstream.send(self._method, self._target, headers, content, model=where)
+            response = await stack.enter_async_context(sending)
+            kept = end_to_end(response.headers)
+            chunks: AsyncIterator[bytes] = response.aiter_raw()
+            if alias is not None:
+                kept = end_to_end(kept, without=(b"content-length",))
+                chunks = renamed_lines(response, alias)
+            await self._stream(Reply(status=response.status_code, headers=kept, body=chunks))
+
+    def _forwarded(self) -> list[Header]:
+        """Return the client's headers, without the proxy's own key."""
+        kept = without_origin(self._headers)
+        return [pair for pair in kept if self._app.key is None or pair[0] != b"authorization"]
+
+    def _without_coding(self) -> list[Header]:
+        return [pair for pair in self._forwarded() if pair[0] != b"accept-encoding"]
+
+    # --- bodies ----------------------------------------------------------------------------------------------------
+
+    async def _body(self) -> bytes:
+        """Return the whole body; HttpError if it is longer than allowed."""
+        return await self._incoming.read(self._app.limits.body_bytes)
+
+    async def _stream(self, reply: Reply) -> None:
+        stream = self._begin(reply.status, reply.headers)
+        stream.flush()
+        async with aclosing(reply.body) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                stream.write(chunk)
+                await self._connection.drain()
+        stream.close()
+
+    async def _whole(self, status: int, body: bytes, *headers: Header) -> None:
+        kept = [pair for pair in headers if pair[0].lower() != b"content-length"]
+        if status != HTTPStatus.NO_CONTENT:
+            kept.append((b"content-length", str(len(body)).encode()))
+        stream = self._begin(status, kept)
+        stream.write(body)
+        stream.close()
+
+    def _begin(self, status: int, headers: Iterable[Header]) -> Stream:
+        self._began = True
+        self._app.status.count("qm_requests_total", route=_route(self._path), code=str(status))
+        sent = [*without_origin(headers), *self._cors] if self._cors else list(headers)
+        return self._connection.forward(self._request, status, sent)
+
+    async def _error(self, status: int, message: str) -> None:
+        error: object = {"message": message, "type": "api_error", "param": None, "code": None}
+        body = {"error": error if self._path.startswith("/v1/") else message}
+        await self._whole(status, orjson.dumps(body), _JSON_TYPE)
+
+
+def _route(path: str) -> str:
+    """Return the path as a label: those of the two APIs, and one word for all others."""
+    return path if path in CHAT_PATHS or path in LISTS or path in _OWN else "other"

@@ -1,0 +1,103 @@
+"""The policy on one question of a client: the mutator rewrites, and the client's own request asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from query_mutator.apply import Limits, Rewrite, Rewriter
+from query_mutator.apply.proxy.guards import rewrite_problem
+from query_mutator.apply.proxy.queue import Place
+from query_mutator.apply.proxy.requests import ChatCall
+from query_mutator.env.async_flow import run_flow_async
+from query_mutator.env.flow import Flow
+from query_mutator.llm.cancellation import complete_in_thread
+from query_mutator.rewards import cosine
+from query_mutator.types import CONTROLS, ChatRequest, Completion
+
+__all__ = ["Ask", "Episodes", "Rewritten"]
+
+#: Asks the target a wording; raises if the upstream fails.
+Ask = Callable[[str], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """The wording to ask, or whose answer to return; `problem` says why it is the original one."""
+
+    text: str
+    operators: tuple[str, ...] = ()
+    calls: int = 0  # to the mutator
+    problem: str | None = None
+
+
+class Episodes:
+    """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
+
+    def __init__(self, rewriter: Rewriter, *, lowest_meaning: float) -> None:
+        self._rewriter, self._lowest_meaning = rewriter, lowest_meaning
+
+    @property
+    def can_be_blind(self) -> bool:
+        """Return whether the policy rewrites without looking at an answer."""
+        return "blind" in self._rewriter.modes
+
+    async def rewrite(self, call: ChatCall, limits: Limits, *, place: Place) -> Rewritten:
+        """Return the wording that a blind policy would ask in place of a call's question, or that if it must not be.
+
+        `place` holds a slot for each call to the mutator.
+        """
+        question = call.question or ""
+        flow = await asyncio.to_thread(self._rewriter.flow, question, mode="blind", limits=limits, asks_at_end=False)
+        return await self._run(call, flow, _never, place)
+
+    async def answer(
+        self, call: ChatCall, ask: Ask, limits: Limits, *, place: Place, first_answer: str | None = None
+    ) -> Rewritten:
+        """Return the wording whose answer the policy submits to a call's question.
+
+        `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
+        submit it in the place of asking what it rewrote.
+        """
+        question = call.question or ""
+        if self._rewriter.task.rules.asking.policy_asks:
+            first_answer = None
+        flow = await asyncio.to_thread(self._rewriter.flow, question, limits=limits, first_answer=first_answer)
+        return await self._run(call, flow, ask, place)
+
+    async def _run(self, call: ChatCall, flow: Flow, ask: Ask, place: Place) -> Rewritten:
+        question = call.question or ""
+        calls, client, models = 0, self._rewriter.models.calls.eval_client, self._rewriter.models
+
+        async def complete(request: ChatRequest) -> Completion:
+            nonlocal calls
+            if request.purpose == "target":
+                return await ask(request.messages[-1].content)
+            calls += 1
+            if options := call.runner_options(request.model):
+                request = replace(request, options={**request.options, **options})
+            async with place(request.model):
+                return await complete_in_thread(client, request)
+
+        found: Rewrite = await run_flow_async(
+            flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
+        )
+        if not found.is_changed:
+            return Rewritten(text=question, calls=calls)
+        problem = await asyncio.to_thread(self._problem, question, found.text)
+        if problem is not None:
+            return Rewritten(text=question, calls=calls, problem=problem)
+        used = tuple(name for name in found.operators if name not in CONTROLS)
+        return Rewritten(text=found.text, operators=used, calls=calls)
+
+    def _problem(self, question: str, text: str) -> str | None:
+        """Return why a wording may not replace the question, None if it may."""
+        rows = self._rewriter.models.encoder.encode([question, text]) if self._lowest_meaning > -1 else None
+        if rows is not None and cosine(*rows) < self._lowest_meaning:
+            return "meaning"
+        return rewrite_problem(question, text)
+
+
+async def _never(text: str) -> Completion:
+    raise AssertionError(f"a blind policy asked {text!r}")

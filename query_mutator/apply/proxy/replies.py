@@ -1,0 +1,139 @@
+"""Replies of Ollama's and OpenAI's APIs: their text, and the same reply under the client's model name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import orjson
+
+from query_mutator.apply.proxy.requests import Api, ChatCall
+from query_mutator.apply.proxy.upstream import Response
+from query_mutator.types import Json
+
+__all__ = [
+    "STREAM_TYPES", "LineReader", "as_stream", "parsed", "read_lines", "renamed", "renamed_lines", "text_of",
+    "tokens_of", "with_fields",
+]  # fmt: skip
+
+
+STREAM_TYPES = {
+    "ollama_chat": b"application/x-ndjson",
+    "ollama_generate": b"application/x-ndjson",
+    "openai_chat": b"text/event-stream",
+}
+_DATA = b"data:"
+
+
+def text_of(api: Api, reply: Json) -> str:
+    """Return the text in a reply, or in a line of a stream."""
+    if api == "ollama_generate":
+        found = reply.get("response")
+    elif api == "ollama_chat":
+        found = (reply.get("message") or {}).get("content")
+    else:
+        choice: Json = next(iter(reply.get("choices") or [{}]), {})
+        found = (choice.get("message") or choice.get("delta") or {}).get("content")
+    return found if isinstance(found, str) else ""
+
+
+def tokens_of(reply: Json) -> int | None:
+    """Return the tokens of a reply's text as its server counted them, None where it does not say."""
+    usage = reply.get("usage")
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else reply.get("eval_count")
+    return found if isinstance(found, int) else None
+
+
+class LineReader:
+    """Splits a stream into lines; the bytes of an incomplete line wait for the rest."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def lines(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the lines that a chunk completes, each with its line end."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+
+    def rest(self) -> bytes:
+        """Return what follows the last line end."""
+        return self._rest
+
+
+async def read_lines(response: Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream as they arrive, each with its end."""
+    reader = LineReader()
+    async for chunk in response.aiter_raw():
+        for line in reader.lines(chunk):
+            yield line
+    if rest := reader.rest():
+        yield rest
+
+
+def parsed(line: bytes) -> Json | None:
+    """Return the JSON object in a line of a stream, None for blank lines, comments and `[DONE]`."""
+    line = line.strip()
+    try:
+        found = orjson.loads(line[len(_DATA) :] if line.startswith(_DATA) else line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def renamed(line: bytes, model: str) -> bytes:
+    """Return a line with the client's model name in the place of the upstream's."""
+    found = parsed(line)
+    inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
+    if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
+        return line
+    prefix = b"data: " if line.lstrip().startswith(_DATA) else b""
+    named = {"model": model} if "model" in found else {"response": {**found["response"], "model": model}}
+    return prefix + orjson.dumps({**found, **named}) + b"\n"
+
+
+async def renamed_lines(response: Response, model: str) -> AsyncIterator[bytes]:
+    """Yield the lines of a reply with the client's model name."""
+    async for line in read_lines(response):
+        yield renamed(line, model)
+
+
+def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:
+    """Return a whole reply under the client's model name, with a field `qm` if there is one."""
+    return orjson.dumps({**reply, "model": model, **({} if qm is None else {"qm": qm})})
+
+
+def as_stream(call: ChatCall, reply: Json) -> Iterator[bytes]:
+    """Yield a whole reply as the lines of a stream: the text in one piece, then the end with counts and times."""
+    reply = {**reply, "model": call.model}
+    if call.api != "openai_chat":
+        yield from (orjson.dumps(line) + b"\n" for line in _ollama_lines(call.api, reply))
+        return
+    for chunk in _openai_chunks(call, reply):
+        yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _ollama_lines(api: Api, reply: Json) -> Iterator[Json]:
+    kept = {"model": reply["model"], "created_at": reply.get("created_at", "")}
+    if api == "ollama_generate":
+        yield {**kept, "response": text_of(api, reply), "done": False}
+        yield {**reply, "response": ""}
+        return
+    message = reply.get("message") or {}
+    yield {**kept, "message": message, "done": False}
+    yield {**reply, "message": {"role": message.get("role", "assistant"), "content": ""}}
+
+
+def _openai_chunks(call: ChatCall, reply: Json) -> Iterator[Json]:
+    names = ("id", "created", "model", "system_fingerprint")
+    kept: Json = {"object": "chat.completion.chunk", **{name: reply[name] for name in names if name in reply}}
+    choice: Json = next(iter(reply.get("choices") or [{}]), {})
+    message = choice.get("message") or {}
+    asked = call.body.get("stream_options")
+    counts = isinstance(asked, dict) and bool(asked.get("include_usage"))
+    usage: Json = {"usage": None} if counts else {}
+    delta = {"role": "assistant", "content": message.get("content") or ""}
+    yield {**kept, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage}
+    end = choice.get("finish_reason") or "stop"
+    yield {**kept, "choices": [{"index": 0, "delta": {}, "finish_reason": end}], **usage}
+    if counts:
+        yield {**kept, "choices": [], "usage": reply.get("usage")}

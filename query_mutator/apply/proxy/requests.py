@@ -1,0 +1,159 @@
+"""Chat requests of Ollama's and OpenAI's APIs: the model, the question, and the request that asks another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from query_mutator.llm.ollama import with_tag
+from query_mutator.types import Json
+
+__all__ = [
+    "ANYWHERE_PATHS", "CHAT_PATHS", "MODEL_PATHS", "SUFFIX", "ChatCall", "is_virtual", "model_of", "read_call",
+    "upstream_body", "upstream_name", "virtual_name",
+]  # fmt: skip
+
+Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
+
+SUFFIX = "+qm"
+CHAT_PATHS: Mapping[str, Api] = {
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
+    "/v1/chat/completions": "openai_chat",
+}
+#: What else runs a model; its calls count in the queue.
+MODEL_PATHS = frozenset({
+    *CHAT_PATHS, "/api/embed", "/api/embeddings", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
+})  # fmt: skip
+_RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
+#: What names a model that need not exist yet.
+ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
+_NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
+#: Fields that a request with a plain question does not have, per API.
+_SPECIAL: Mapping[str, tuple[str, ...]] = {
+    "ollama_chat": ("tools", "format", "logprobs"),
+    "ollama_generate": ("images", "suffix", "context", "format", "raw", "template", "logprobs"),
+    "openai_chat": ("tools", "tool_choice", "functions", "response_format", "logprobs", "audio", "prediction"),
+}
+
+
+def is_virtual(model: object) -> bool:
+    """Return whether a client's model name asks for rewriting: `llama3.2:3b+qm`, and `llama3.2+qm:latest`."""
+    return isinstance(model, str) and SUFFIX in model
+
+
+def upstream_name(model: str) -> str:
+    """Return the upstream's name of a virtual model."""
+    return model.replace(SUFFIX, "")
+
+
+def virtual_name(model: str) -> str:
+    """Return the name under which an upstream model is rewritten."""
+    return model + SUFFIX
+
+
+def model_of(body: object) -> str | None:
+    """Return the model that a request names, None if it names none."""
+    found = (body.get(name) for name in _NAMES) if isinstance(body, dict) else ()
+    return next((model for model in found if isinstance(model, str) and model), None)
+
+
+def upstream_body(body: Json) -> Json:
+    """Return a request with the upstream's names of its models."""
+    return {**body, **{name: upstream_name(body[name]) for name in _NAMES if is_virtual(body.get(name))}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A request to a virtual model; `question` is the text of its last user turn, None where it is not plain text."""
+
+    api: Api
+    body: Json  # as the client sent it, with the upstream's model name
+    model: str  # as the client sent it
+    question: str | None
+
+    @property
+    def streams(self) -> bool:
+        """Return whether the client wants a stream: the default of Ollama, not of OpenAI."""
+        return bool(self.body.get("stream", self.api != "openai_chat"))
+
+    @property
+    def upstream_model(self) -> str:
+        """Return the name of the model that answers."""
+        return str(self.body["model"])
+
+    @property
+    def special(self) -> str | None:
+        """Return the first field that a plain question does not have, None without one."""
+        if self.api == "openai_chat" and self.body.get("n") not in (None, 1):
+            return "n"  # several answers, of which the modes would look at one
+        return next((name for name in _SPECIAL[self.api] if self.body.get(name) not in (None, [], "", {}, False)), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the request has no turn at all, which only loads the model."""
+        return self.api != "ollama_generate" and self.body.get("messages") in (None, [])
+
+    @property
+    def earlier_turns(self) -> int:
+        """Return the number of user and assistant turns before the last one."""
+        return max(0, sum(message.get("role") in ("user", "assistant") for message in self._messages()) - 1)
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether a message carries images."""
+        return any(message.get("images") for message in self._messages())
+
+    def runner_options(self, model: str) -> Json:
+        """Return what another call of `model` must send, lest Ollama load the client's model again."""
+        options = self.body.get("options")
+        if self.api == "openai_chat" or not isinstance(options, dict) or not same_model(model, self.upstream_model):
+            return {}
+        return {name: options[name] for name in _RUNNER_OPTIONS if name in options}
+
+    def asking(self, question: str, *, stream: bool | None = None) -> Json:
+        """Return the body that asks another question in the place of the client's, and nothing else differently."""
+        body = self.body if stream is None else {**self.body, "stream": stream}
+        if stream is False:
+            body = {name: value for name, value in body.items() if name != "stream_options"}
+        if self.api == "ollama_generate":
+            return {**body, "prompt": question}
+        *before, last = body["messages"]
+        return {**body, "messages": [*before, {**last, "content": question}]}
+
+    def _messages(self) -> Sequence[Json]:
+        messages = self.body.get("messages")
+        return [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
+
+
+def read_call(path: str, body: object) -> ChatCall | None:
+    """Return the request if it is one to a virtual model, else None; the upstream judges all others."""
+    api = CHAT_PATHS.get(path)
+    if api is None or not isinstance(body, dict) or not is_virtual(body.get("model")):
+        return None
+    model = body["model"]
+    call = ChatCall(api=api, body={**body, "model": upstream_name(model)}, model=model, question=None)
+    return replace(call, question=_question(call))
+
+
+def _question(call: ChatCall) -> str | None:
+    """Return the last user turn's text; None for parts other than text, and where the last turn is not the user's."""
+    if call.api == "ollama_generate":
+        prompt = call.body.get("prompt", "")
+        return prompt if isinstance(prompt, str) else None
+    messages = call.body.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return None
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") != "user" or last.get("tool_calls"):
+        return None
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        content = content[0].get("text") if content[0].get("type") == "text" else None
+    return content if isinstance(content, str) else None
+
+
+def same_model(first: str, second: str) -> bool:
+    """Return whether two names mean the same installed model."""
+    return with_tag(first) == with_tag(second)

@@ -1,0 +1,184 @@
+"""The model server behind the proxy: requests go there, and replies come back, byte for byte and as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp.http import HttpProcessingError
+from yarl import URL
+
+from query_mutator.llm.connection import tls_context
+
+__all__ = [
+    "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers", "read_object", "success",
+]  # fmt: skip
+
+Header = tuple[bytes, bytes]
+#: Headers of one connection (RFC 9110, 7.6.1), which a proxy does not forward.
+_HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_MAX_HEADER_BYTES = 64 * 1024
+_PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
+
+
+class UpstreamGone(Exception):
+    """The upstream could not be reached (`is_unreached`), or closed the connection before its reply was complete."""
+
+    def __init__(self, message: str, *, is_unreached: bool = False) -> None:
+        super().__init__(message)
+        self.is_unreached = is_unreached
+
+
+class UpstreamError(Exception):
+    """The upstream answered a call of the proxy with an error, which the client gets as it is."""
+
+    def __init__(self, status: int, headers: list[Header], body: bytes) -> None:
+        super().__init__(f"status {status}")
+        self.status, self.headers, self.body = status, headers, body
+
+
+class Response:
+    """The upstream's reply: status and headers, and the body as it arrives or whole."""
+
+    def __init__(self, reply: aiohttp.ClientResponse, upstream: str) -> None:
+        self._reply, self._upstream = reply, upstream
+        self.url = str(reply.url)
+        self.status_code = reply.status
+        self.headers: list[Header] = list(reply.raw_headers)
+
+    @property
+    def is_ok(self) -> bool:
+        """Return whether the status is 200."""
+        return self.status_code == 200
+
+    async def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Yield the body's bytes on arrival; UpstreamGone if the connection ends before the body does."""
+        try:
+            async for chunk in self._reply.content.iter_any():
+                yield chunk
+        except _ERRORS as error:
+            raise UpstreamGone(f"{self._upstream}: {_named(error)}") from error
+
+    async def aread(self) -> bytes:
+        """Return the whole body; UpstreamGone as above."""
+        return b"".join([chunk async for chunk in self.aiter_raw()])
+
+
+class Upstream:
+    """One model server; `headers` are sent where the client has none of these names, as the key the server expects."""
+
+    def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._own = {name.lower(): value for name, value in (headers or {}).items()}
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ssl=tls_context()),
+                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
+                cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+                auto_decompress=False,
+                max_line_size=_MAX_HEADER_BYTES,
+                max_field_size=_MAX_HEADER_BYTES,
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, target: bytes, headers: Iterable[Header], content: AsyncIterator[bytes] | bytes | None
+    ) -> AsyncIterator[Response]:
+        """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
+
+        UpstreamGone if there is no reply.
+        """
+        headers = list(headers)
+        sent = [*end_to_end(headers, without=(b"host",)), *self._missing(headers)]
+        if isinstance(content, bytes) and len(content) > _PIECE_BYTES:
+            sent.append((b"Content-Length", str(len(content)).encode()))
+            content = _pieces(content)
+        try:
+            reply = await self._opened().request(
+                method,
+                URL(self.url + target.decode("latin-1"), encoded=True),
+                headers=[(name.decode("latin-1"), _text(value)) for name, value in sent],
+                data=content,
+                allow_redirects=False,
+            )
+        except _ERRORS as error:
+            raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
+        try:
+            yield Response(reply, self.url)
+        finally:
+            reply.close()
+
+    def _missing(self, headers: Iterable[Header]) -> list[Header]:
+        given = {name.lower() for name, _ in headers}
+        return [(name.encode(), value.encode()) for name, value in self._own.items() if name.encode() not in given]
+
+
+def json_headers(headers: Iterable[Header]) -> list[Header]:
+    """Return a client's headers for a JSON body of the proxy, whose reply it reads."""
+    kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
+    return [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
+
+
+async def success(response: Response) -> Response:
+    """Return a reply of status 200; UpstreamError for another."""
+    if not response.is_ok:
+        raise UpstreamError(response.status_code, end_to_end(response.headers), await response.aread())
+    return response
+
+
+async def read_object(response: Response) -> dict[str, Any]:
+    """Return the JSON object of a whole reply; UpstreamGone for anything else."""
+    try:
+        reply = orjson.loads(await response.aread())
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise UpstreamGone(f"{response.url}: the reply is not a JSON object")
+    return reply
+
+
+def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> list[Header]:
+    """Return the headers that a proxy forwards, in their order and spelling."""
+    headers = list(headers)
+    named = {
+        part.strip().lower() for name, value in headers if name.lower() == b"connection" for part in value.split(b",")
+    }
+    dropped = _HOP_BY_HOP | named | set(without)
+    return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+def _named(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _text(value: bytes) -> str:
+    """Return a header's value such that it is sent as the same bytes: as UTF-8, and Latin-1 is not valid UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]

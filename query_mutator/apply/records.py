@@ -1,0 +1,42 @@
+"""What a program gets for a question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from query_mutator.session.play import Step, Stopped
+from query_mutator.types import ErrorInfo
+
+__all__ = ["Rewrite", "Step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """A question as the policy rewrote it, and the answer it would submit."""
+
+    question: str
+    text: str  # the wording whose answer was submitted; without an answer the last one
+    answer: str | None  # None if the target was not asked, or no call to it succeeded
+    steps: tuple[Step, ...]
+    calls: int  # to both models
+    seconds: float
+    why: str = ""  # the rule that chose the answer, with the numbers it compared
+    stopped: Stopped | Literal["policy"] = "policy"  # what ended it
+    error: ErrorInfo | None = None  # the failed call that ended it, if one did
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the submitted wording differs from the question."""
+        return self.text != self.question
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the actions in order."""
+        return tuple(step.operator for step in self.steps)
+
+    @property
+    def changes(self) -> tuple[Step, ...]:
+        """Return the steps that changed the wording, each wording once."""
+        first = {step.text: step for step in reversed(self.steps) if step.is_changed and step.text != self.question}
+        return tuple(step for step in self.steps if first.get(step.text) is step)

@@ -1,0 +1,250 @@
+"""`Rewriter`: a trained policy with its models, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from query_mutator.apply.deciding import Limits, Mode, rewrite_flow
+from query_mutator.apply.records import Rewrite
+from query_mutator.env.async_flow import run_flow_async
+from query_mutator.env.flow import Flow
+from query_mutator.env.scheduling import PooledScheduler, run_flow
+from query_mutator.env.task import Task
+from query_mutator.errors import BackendError, UsageError
+from query_mutator.llm.cancellation import complete_in_thread
+from query_mutator.registry import check_known
+from query_mutator.session.loading import acting_settings, acting_task, load_policy
+from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.policy_file import SavedPolicy, read_policy
+from query_mutator.settings.calls import DIRECT
+from query_mutator.settings.models import ModelSettings
+from query_mutator.types import Question
+
+__all__ = ["MODES", "Rewriter"]
+
+MODES: tuple[Mode, ...] = ("full", "blind")
+
+
+class Rewriter:
+    """Rewrites questions as a trained policy does and returns the answers it would submit; safe from many threads.
+
+        with Rewriter.load("runs/latest", ollama_url="http://127.0.0.1:11434") as rewriter:
+            print(rewriter.rewrite("plz sort my lisst").answer)
+
+    A context manager: `close` ends calls in flight and stops what `load` started.
+    """
+
+    def __init__(
+        self, saved: SavedPolicy, models: OpenModels, *, task: Task | None = None, call_price: float | None = None
+    ) -> None:
+        """Take a policy and its open models, which `close` closes; `load` is the usual way."""
+        self.saved, self.models = saved, models
+        self.policy = load_policy(saved.checkpoint)
+        self.call_price = call_price
+        self._task = task or acting_task(saved, models)
+        self._ids = {question.text: question.id for question in self._task.train_questions}
+        self._threads = ThreadPoolExecutor(models.settings.batch_size, thread_name_prefix="qm-rewrite")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path = "runs/latest",
+        *,
+        plugins: Sequence[str] = (),
+        call_price: float | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return the policy of a run folder, a `.pt` or a `.qm` file, with models, by default those of its training.
+
+        `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
+        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are files in place of those
+        of the same name in training; `call_price` is what the policy is told a call costs. Nothing is cached on disk,
+        and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
+        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do.
+        """
+        for name in settings:
+            check_known("setting", name, [field.name for field in fields(ModelSettings)])
+        saved = _with_plugins(read_policy(path), plugins)
+        saved.checkpoint.load_plugins()
+        given = {"cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s, **settings}
+        given = {name: value for name, value in given.items() if value is not None}
+        models = open_models(acting_settings(saved.checkpoint.system, given), light=True)
+        try:
+            return cls(saved, models, call_price=call_price)
+        except BaseException:
+            models.close()
+            raise
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the names of the policy's operators."""
+        return tuple(operator.name for operator in self._task.operators)
+
+    @property
+    def target_model(self) -> str:
+        """Return the name of the model that answers."""
+        return self.models.target_model
+
+    @property
+    def mutator_model(self) -> str:
+        """Return the name of the model that rewrites."""
+        return self.models.mutator_model
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """Return the modes this policy can act in; "blind" needs one that asks once."""
+        return MODES if self._asks_once else ("full",)
+
+    @property
+    def task(self) -> Task:
+        """Return the rules of the policy's episodes, with its operators and calls."""
+        return self._task
+
+    def rewrite(
+        self, question: str, *, mode: Mode = "full", max_calls: int | None = None, deadline_s: float | None = None
+    ) -> Rewrite:
+        """Rewrite a question, with calls one after the other in this thread; BackendError when no answer was got.
+
+        `max_calls` and `deadline_s` (seconds) bound it: the best answer so far is submitted when one is reached.
+        """
+        flow = self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s))
+        return _answered(
+            run_flow(
+                flow,
+                client=self.models.calls.eval_client,
+                encoder=self.models.encoder,
+                retry_policy=self.models.retry_policy,
+            )
+        )
+
+    def rewrite_many(
+        self,
+        questions: Sequence[str],
+        *,
+        batch_size: int | None = None,
+        mode: Mode = "full",
+        max_calls: int | None = None,
+        deadline_s: float | None = None,
+    ) -> list[Rewrite]:
+        """Rewrite questions with at most `batch_size` calls in flight, by default and at most that of `load`.
+
+        A question that got no answer has `answer` None and an `error`.
+        """
+        most = self.models.settings.batch_size
+        size = most if batch_size is None else min(batch_size, most)
+        limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
+        scheduler = PooledScheduler(
+            client=self.models.calls.eval_client,
+            encoder=self.models.encoder,
+            retry_policy=self.models.retry_policy,
+            batch_size=size,
+        )
+        found: dict[Any, Rewrite] = {}
+        waiting = enumerate(questions)
+        try:
+            while len(found) < len(questions):
+                while scheduler.in_progress < 2 * size and (place := next(waiting, None)) is not None:
+                    scheduler.start(place[0], self.flow(place[1], mode=mode, limits=limits), done=place[0])
+                index, rewrite = scheduler.finished()
+                found[index] = rewrite
+        finally:
+            scheduler.close()
+        return [found[index] for index in range(len(questions))]
+
+    async def arewrite(
+        self, question: str, *, mode: Mode = "full", max_calls: int | None = None, deadline_s: float | None = None
+    ) -> Rewrite:
+        """Rewrite a question without blocking the event loop; see `rewrite`.
+
+        Cancelling the task cuts its call in flight, so that the server stops working on it; a model that runs in this
+        process (`hf:FOLDER`) finishes its reply.
+        """
+        client = self.models.calls.eval_client
+        return _answered(
+            await run_flow_async(
+                self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s)),
+                complete=lambda request: complete_in_thread(client, request, self._threads),
+                encoder=self.models.encoder,
+                retry_policy=self.models.retry_policy,
+            )
+        )
+
+    def flow(
+        self,
+        question: str,
+        *,
+        mode: Mode = "full",
+        limits: Limits | None = None,
+        first_answer: str | None = None,
+        asks_at_end: bool = True,
+    ) -> Flow:
+        """Return the decisions on a question as a flow, for a driver of your own (see `deciding.rewrite_flow`).
+
+        Making it encodes the question. UsageError for an empty question, and for a mode that the policy cannot act in.
+        """
+        self._check(question, mode)
+        if not asks_at_end and mode != "blind":
+            raise UsageError('asks_at_end=False needs mode="blind": other policies look at answers')
+        task = self._task.on([Question(id=self._ids.get(question, ""), text=question)])
+        return rewrite_flow(
+            task,
+            self.policy,
+            limits=limits,
+            call_price=self.call_price,
+            first_answer=first_answer,
+            asks_at_end=asks_at_end,
+        )
+
+    def close(self) -> None:
+        """End calls in flight and stop what was started; idempotent."""
+        self.models.calls.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.models.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def _asks_once(self) -> bool:
+        is_blind = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
+        return self._task.rules.asking.policy_asks and is_blind
+
+    def _check(self, question: str, mode: Mode) -> None:
+        if not question.strip():
+            raise UsageError("the question is empty; give a text")
+        check_known("mode", mode, MODES)
+        if mode not in self.modes:
+            raise UsageError(
+                'mode="blind" needs a policy that rewrites without an answer: one trained with --ask policy '
+                '--max-asks 1, or a plan with one answer; use mode="full"'
+            )
+
+
+def _answered(rewrite: Rewrite) -> Rewrite:
+    """Return a rewrite with an answer; BackendError for one without."""
+    if rewrite.answer is None:
+        reason = rewrite.error
+        raise BackendError(
+            f"no answer: {reason or 'the deadline was reached'}", kind=reason.kind if reason else "timeout"
+        )
+    return rewrite
+
+
+def _with_plugins(saved: SavedPolicy, given: Sequence[str]) -> SavedPolicy:
+    """Return a policy whose plugins are found at the given places, which have the names of those in training."""
+    if not given:
+        return saved
+    places = {Path(path).name: path for path in given}
+    recorded: Mapping[str, str] = saved.checkpoint.plugins
+    plugins = {places.pop(Path(spec).name, spec): sha256 for spec, sha256 in recorded.items()}
+    if places:
+        names = ", ".join(recorded) or "none"
+        raise UsageError(f"plugins={list(places.values())}: not of this policy's training, which had {names}")
+    return replace(saved, checkpoint=replace(saved.checkpoint, plugins=plugins))

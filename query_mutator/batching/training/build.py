@@ -1,0 +1,238 @@
+"""Build the parts of a run from its flags: process group, device, data, the source of batches, evaluation batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+
+from ppo.algorithm import usable_device
+from query_mutator.batching.core.config import BatchingConfig
+from query_mutator.batching.core.overlong import OverlongPolicy
+from query_mutator.batching.distributed.config import DistributedConfig
+from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row
+from query_mutator.batching.generation.rows import prompt_template, tokenizer_fingerprint
+from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.packing import PackingConfig, PackingMode
+from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
+from query_mutator.batching.records import settings_errors
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
+from query_mutator.batching.streaming.gym_types import GymConfig, GymTransport
+from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
+from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
+from query_mutator.batching.streaming.replay_types import ReplayBufferConfig
+from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
+from query_mutator.batching.training.config import SftFlags
+from query_mutator.batching.training.data import TokenData, read_tokens
+from query_mutator.batching.training.microbatch import Microbatch
+from query_mutator.batching.training.sources import Dealer, OnlineSource, PlanSource, Source, StreamSource
+from query_mutator.cli.common import parse_edges
+from query_mutator.cli.console import progress
+from query_mutator.errors import DatasetError, UsageError
+
+__all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "uses_bf16"]
+
+GYM_PROMPT = "{instruction}\n"  # the text of a gym's observation before an action
+_NO_LIMIT = 2**31 - 1
+
+
+@contextmanager
+def joined_ranks(device: torch.device) -> Iterator[DistributedConfig]:
+    """Join the launcher's process group and leave it at the end; a single process has none."""
+    config = DistributedConfig.from_env()
+    if not config.is_distributed:
+        yield config
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    config.set_global()
+    try:
+        yield config
+    finally:
+        distributed.destroy_process_group()
+
+
+def pick_device(flags: SftFlags, local_rank: int) -> torch.device:
+    """Return the device to train on; UsageError for a --device that cannot be used."""
+    name = flags.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.device_count() > 1:
+        name = f"cuda:{local_rank}"
+    try:
+        usable_device(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return torch.device(name)
+
+
+def uses_bf16(flags: SftFlags, device: torch.device) -> bool:
+    """Return whether the model computes in bfloat16."""
+    if flags.dtype != "auto":
+        return flags.dtype == "bfloat16"
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+class Inputs(NamedTuple):
+    """A source of batches, what the model is checked against, and what the run reports about its data."""
+
+    source: Source
+    longest_row: int
+    largest_id: int
+    prompt: str | None
+    notes: tuple[str, ...] = ()
+
+
+def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Inputs:
+    """Return the source of batches: a gym, a stream, or a plan over the rows in memory."""
+    largest_id = len(tokenizer) - 1  # rows are not known before the run
+    if flags.online:
+        return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id, GYM_PROMPT)
+    assert flags.data is not None
+    if flags.stream:
+        prompt = _first_prompt(flags.data, tokenizer)
+        return Inputs(_stream_source(flags, flags.data, tokenizer, ranks), flags.row_length, largest_id, prompt)
+    data = _read_data(flags, flags.data, tokenizer, ranks)
+    notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
+    plan = _plan(flags, data)
+    overlong = plan.meta.overlong
+    if overlong.num_overlong:
+        lost = f"{overlong.tokens_lost} tokens lost"
+        notes.append(f"{overlong.num_overlong} samples are longer than allowed ({overlong.policy}): {lost}")
+    source = PlanSource(plan, data.rows, ranks=ranks, accumulation=flags.gradient_accumulation)
+    return Inputs(source, _longest_row(plan, data), data.largest_id, data.prompt, tuple(notes))
+
+
+def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
+    """Return this rank's share of the batches of --eval-dataset, shortest first."""
+    if flags.eval_data is None:
+        return []
+    data = _read_data(flags, flags.eval_data, tokenizer, ranks)
+    config = _batching(flags).changed(interleave_buckets=False)
+    plan = BatchPlanBuilder(data.lengths, config, data.dataset_hash, data.tokenizer_hash).build_sync(1)
+    return [one for step in PlanSource(plan, data.rows, ranks=ranks).steps() for one in step]
+
+
+def _batching(flags: SftFlags) -> BatchingConfig:
+    """Return how batches are formed without --batchplan."""
+    edges = parse_edges(flags.bucket_edges) if flags.bucket_edges else (flags.row_length,)
+    make = BatchingConfig.predictable if flags.bucket_edges else BatchingConfig.throughput
+    with settings_errors():
+        return make(
+            token_budget=flags.token_budget or flags.batch_size * flags.row_length,
+            max_samples=None if flags.token_budget else flags.batch_size,
+            bucket_edges=edges,
+            overflow_max=flags.row_length,
+            seed=flags.seed,
+            overlong=OverlongPolicy(flags.overlong),
+        )
+
+
+def _packing(flags: SftFlags) -> PackingConfig | None:
+    """Return how rows are packed, None without --pack."""
+    if not flags.pack:
+        return None
+    return PackingConfig(
+        mode=PackingMode(flags.pack_mode),
+        max_length=flags.row_length,
+        overlong=OverlongPolicy(flags.overlong),
+        pad_to_max=False,
+    )
+
+
+def _read_data(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> TokenData:
+    """Tokenize a file; rank 0 shows a progress bar."""
+    shown = progress("tokenizing", len(JsonlIndex(path)), unit="row") if ranks.is_main else nullcontext()
+    with shown as bar:
+        on_row = None if bar is None else bar.update
+        return read_tokens(path, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad, on_row=on_row)
+
+
+def _plan(flags: SftFlags, data: TokenData) -> BatchPlan:
+    """Return the plan of --batchplan, checked against the data, or one made from the flags."""
+    if flags.batchplan is None:
+        builder = BatchPlanBuilder(
+            data.lengths,
+            _batching(flags),
+            data.dataset_hash,
+            data.tokenizer_hash,
+            _packing(flags),
+            loss_lengths=data.loss_lengths,
+        )
+        return builder.build_lazy(flags.epochs or 3)
+    plan = load_batch_plan(flags.batchplan, tokenizer_hash=data.tokenizer_hash)
+    if plan.meta.shard is not None:
+        raise UsageError(f"{flags.batchplan} is the part of one rank; give the whole plan, every rank takes its share")
+    check_plan(plan, dataset_hash=data.dataset_hash if plan.meta.dataset_hash else None, lengths=data.lengths)
+    if flags.epochs not in (None, plan.num_epochs):
+        raise UsageError(
+            f"--epochs {flags.epochs}: the plan has {plan.num_epochs}; leave it out, or build another plan"
+        )
+    return plan
+
+
+def _longest_row(plan: BatchPlan, data: TokenData) -> int:
+    """Return the positions that the plan's longest sample needs; in packs each sample starts at 0."""
+    if plan.meta.pack_config is not None:
+        return min(max(data.lengths.values()), plan.meta.pack_config.max_length)
+    return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
+
+
+def _first_prompt(path: str, tokenizer: Any) -> str | None:
+    """Return the prompt template of the first readable row of a file."""
+    index = JsonlIndex(path)
+    for number, line in index.rows():
+        with suppress(DatasetError):
+            return prompt_template(parse_row(line, index.where(number)), tokenizer)
+    return None
+
+
+def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:
+    """Return the source that reads --dataset while training."""
+    stream = OfflineDatasetStream(
+        path,
+        max_length=_NO_LIMIT,  # --overlong decides about long samples
+        shuffle=True,
+        seed=flags.seed,
+        tokenizer=tokenizer,
+        skip_bad=flags.skip_bad,
+        mask_prompt=flags.mask_prompt,
+    )
+    return StreamSource(
+        stream=stream,
+        config=_batching(flags),
+        packing=_packing(flags),
+        window=flags.stream_window,
+        dealer=Dealer(ranks, flags.gradient_accumulation),
+        tokenizer_hash=tokenizer_fingerprint(tokenizer),
+    )
+
+
+def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
+    """Return the source that plays episodes of a gym."""
+    if ranks.is_distributed:
+        raise UsageError(
+            "--online trains in one process, as every rank would play other episodes; run it without torchrun"
+        )
+    with settings_errors():
+        gym = GymConfig(
+            host=flags.gym_host, port=flags.gym_port, transport=GymTransport(flags.gym_transport), seed=flags.seed
+        )
+        batching = _batching(flags)
+        window = WindowConfig(
+            min_samples=4 * flags.batch_size,
+            token_budget=batching.token_budget,
+            bucket_edges=batching.bucket_edges,
+            overflow_max=batching.overflow_max,
+            seed=flags.seed,
+            overlong=OverlongPolicy("drop" if flags.overlong == "error" else flags.overlong),
+        )
+    buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
+    return OnlineSource(
+        GymEpisodeStream(gym, tokenizer),
+        RollingBatchPlanWindow(buffer, window),
+        accumulation=flags.gradient_accumulation,
+    )

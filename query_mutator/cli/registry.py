@@ -1,0 +1,111 @@
+"""The commands of `qm`: what each does, and where its flags and its function are.
+
+A command's module is imported when the command runs, so `qm --help` loads no room.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from query_mutator.errors import UsageError
+
+__all__ = ["COMMANDS", "Command"]
+
+_TOOLKITS = ("pydantic", "websockets")  # packages that a plain install does without
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `qm`: what it does, and where its flags and its function are."""
+
+    summary: str
+    target: str  # "module:FlagsClass:function", the module in query_mutator.commands
+    takes_words: bool = False  # whether the function reads the flags itself, from the words after the command
+
+    @property
+    def flags(self) -> type[Any]:
+        """Return the dataclass of the command's flags."""
+        flags: type[Any] = self._load(1)
+        return flags
+
+    @property
+    def run(self) -> Callable[[Any], int | None]:
+        """Return the function that carries the command out; a number it returns is the exit code."""
+        run: Callable[[Any], int | None] = self._load(2)
+        return run
+
+    def _load(self, part: int) -> Any:
+        module, *names = self.target.split(":")
+        try:
+            return getattr(importlib.import_module(f"query_mutator.commands.{module}"), names[part - 1])
+        except ModuleNotFoundError as error:
+            if error.name not in _TOOLKITS:
+                raise
+            raise UsageError(f"this command needs {error.name}: pip install 'query-mutator[toolkits]'") from None
+
+
+COMMANDS = {
+    "init": Command("write settings and example questions for a new project", "init:InitFlags:init"),
+    "train": Command("learn which rewrite makes a question get a better answer", "train:TrainConfig:train", True),
+    "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:PlanFlags:plan"),
+    "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
+    "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
+    "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
+    "rewrite": Command("rewrite a question and show the answer", "rewrite:RewriteFlags:rewrite"),
+    "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
+    "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
+    "batch": Command("answer a file of questions; repeat the command to resume it", "batch:BatchFlags:answer"),
+    "export-policy": Command(
+        "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
+    ),
+    "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
+    "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
+    "data lengths build": Command(
+        "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"
+    ),
+    "data lengths stats": Command("show statistics of a length cache", "lengths:LengthsStatsFlags:show_length_stats"),
+    "data batchplan build": Command(
+        "assign samples to batches for every epoch", "batchplan_build:BuildFlags:build_plan"
+    ),
+    "data batchplan info": Command(
+        "show a plan's settings and how full its batches are", "batchplan_look:InfoFlags:show_plan"
+    ),
+    "data batchplan verify": Command(
+        "rebuild a plan and compare; exit code 1 if it differs", "batchplan_look:VerifyFlags:verify_plan"
+    ),
+    "data batchplan shard": Command("write each rank's part of a plan", "batchplan_look:ShardFlags:shard_plan"),
+    "data batching histogram": Command("draw the distribution of lengths", "batching:HistogramFlags:show_histogram"),
+    "data batching analyze": Command(
+        "compare buckets with other ways of batching", "batching:AnalyzeFlags:analyze_buckets"
+    ),
+    "data batching suggest": Command("suggest bucket edges", "batching:SuggestFlags:suggest_edges"),
+    "data batch generate": Command(
+        "write the batches of a plan to disk", "batch_generate:GenerateFlags:generate_batches"
+    ),
+    "data export": Command("write a run's best rewrites as training rows", "export:ExportFlags:export"),
+    "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
+    "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),
+    "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
+    "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
+    "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
+    "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
+    "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
+    "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),
+    "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),
+    "size": Command("estimate the memory of a training step", "size:SizeFlags:size"),
+    "size throughput": Command(
+        "measure samples per second by batch size", "size_real:SizeThroughputFlags:size_throughput"
+    ),
+    "size verify": Command("compare the estimate with real steps", "size_real:SizeVerifyFlags:verify"),
+    "size calibrate": Command("fit the estimate to a card's measured memory", "size_real:SizeCalibrateFlags:calibrate"),
+    "size replay": Command("estimate the main memory of a replay buffer", "size:SizeReplayFlags:size_replay"),
+    "size workers": Command(
+        "measure the worker processes a data loader needs", "size_workers:SizeWorkersFlags:size_workers"
+    ),
+    "size calls": Command(
+        "probe a server for --batch-size and --num-processes", "size_calls:SizeCallsFlags:size_server"
+    ),
+}

@@ -1,0 +1,125 @@
+"""Every metric a run logs, and the writer of `metrics.jsonl` and TensorBoard event files.
+
+The table is `metrics.tsv` next to this module; docs/reference/metrics.md shows it on the site. Keys are two words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from query_mutator.files import disk_errors
+from query_mutator.files.json_lines import JsonLines
+
+__all__ = ["METRICS", "METRICS_FILE", "EventWriter", "Metric", "MetricsWriter", "is_metric"]
+
+METRICS_FILE = "metrics.jsonl"
+
+Direction = Literal["up", "down", "-"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One logged number: unit, direction of improvement ("-" for neither), meaning, what to watch for."""
+
+    key: str
+    unit: str
+    better: Direction
+    meaning: str
+    watch: str
+
+
+def _read_metrics() -> dict[str, Metric]:
+    text = Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8")
+    rows: Any = csv.DictReader(text.splitlines(), delimiter="\t")
+    return {row["key"]: Metric(**row) for row in rows}
+
+
+METRICS: Mapping[str, Metric] = _read_metrics()
+
+
+def is_metric(key: str) -> bool:
+    """Return whether a row may have this key: one of METRICS, or `custom/...` of a user's callback."""
+    return key in METRICS or key.startswith("custom/")
+
+
+class MetricsWriter:
+    """Append rows `{"step", "wall_s", "<key>": number}` to `metrics.jsonl`, and their numbers to `tensorboard/`.
+
+    A key that is neither in METRICS nor `custom/...` is a KeyError; numbers that are not finite are dropped.
+    """
+
+    def __init__(self, folder: Path, *, cut_at: int | None = None, first_step: int = 0) -> None:
+        self.rows = JsonLines(folder / METRICS_FILE, cut_at=cut_at)
+        self._events = EventWriter(folder / "tensorboard", first_step=first_step)
+
+    def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:
+        """Write one row; DiskError when it cannot be written."""
+        if unknown := [key for key in values if not is_metric(key)]:
+            names = ", ".join(unknown)
+            raise KeyError(f"no metric {names}; add it to files/metrics.tsv")
+        numbers = {key: float(value) for key, value in values.items() if math.isfinite(value)}
+        self.rows.append({"step": step, "wall_s": round(wall_s, 3), **numbers})
+        self._events.write(numbers, step=step)
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self.rows.close()
+        self._events.close()
+
+
+class EventWriter:
+    """Write scalars to a TensorBoard event file, in the calling thread so that a full disk is reported at once."""
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        began_ns = _later_than_all(folder)
+        # Readers order points by these times, so they must not follow a clock that is set back.
+        self._began_s = began_ns / 1e9 - time.monotonic()
+        self._path = folder / f"events.out.tfevents.{began_ns}.{socket.gethostname()}"
+        with disk_errors(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
+        self._records = RecordWriter(self._file)
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._write(self._event(wall_time=self._wall_s(), file_version="brain.Event:2"))
+        if first_step:  # on resume, TensorBoard drops the points of earlier files from this step on
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event(wall_time=self._wall_s(), step=first_step + 1, session_log=start))
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Write the scalars of one step."""
+        values = [self._summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
+        self._write(self._event(wall_time=self._wall_s(), step=step, summary=self._summary(value=values)))
+
+    def _wall_s(self) -> float:
+        """Return the seconds since 1970."""
+        return self._began_s + time.monotonic()
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write(self, event: Any) -> None:
+        with disk_errors(self._path):
+            self._records.write(event.SerializeToString())
+            self._file.flush()
+
+
+def _later_than_all(folder: Path) -> int:
+    """Return the time in ns since 1970, or one just after all event files where the clock was set back."""
+    paths = list(folder.glob("events.out.tfevents.*"))
+    stamps = [int(stamp) for path in paths if (stamp := path.name.split(".")[3]).isdecimal()]
+    written = [path.stat().st_mtime_ns for path in paths]
+    # File systems round times of writing down to a tick of the kernel, at most 10 ms.
+    return max([time.time_ns(), *(then + 10_000_000 for then in (*stamps, *written))])

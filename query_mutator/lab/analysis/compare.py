@@ -1,0 +1,353 @@
+"""Compare runs: every metric of every run on the common window, each group against the baseline, with verdicts.
+
+R runs, G groups; x on the chosen axis
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.curves import UNITS, Curve, UnknownDivisorError, curves_of, reduced
+from query_mutator.lab.analysis.groups import Group, config_diff, confounder_report
+from query_mutator.lab.analysis.results import Analysis, Comparison, GroupValue, MetricResult, OverTasks, Verdict
+from query_mutator.lab.analysis.spec import MetricSpec, Spec
+from query_mutator.lab.analysis.watch import watch
+from query_mutator.stats.intervals import WHOLE_LINE, mean_interval, welch_interval, within
+from query_mutator.stats.significance import (
+    equivalence_p,
+    holm,
+    minimum_detectable_effect,
+    permutation_test,
+    pooled_spread,
+    welch_p,
+)
+from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
+
+__all__ = ["analyze"]
+
+LEVEL = 0.95
+_FLOAT32 = 2.0**-22  # two units in the last place of the numbers in event files
+_ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean is better than the mean
+
+
+def analyze(
+    groups: Sequence[Group], spec: Spec, *, axis: str = "step", baseline: str | None = None, only: Sequence[str] = ()
+) -> Analysis:
+    """Compare groups with the baseline group, by default the first; `only` names metrics.
+
+    UsageError when no run has a known metric, or none has the axis.
+    """
+    base = _baseline(groups, baseline)
+    metrics = [spec.metric(name) for name in only] or list(spec.metrics)
+    curves, left_out = _all_curves(groups, metrics, spec, axis)
+    results = [_result(groups, metric, task, found) for (metric, task), found in curves.items()]
+    if not results:
+        raise UsageError(_nothing_known(groups, axis))
+    results = _compared(results, groups, base.name)
+    return Analysis(
+        axis=axis,
+        unit=UNITS.get(axis, axis),
+        baseline=base.name,
+        groups=tuple(groups),
+        results=tuple(results),
+        over_tasks=tuple(_over_tasks(results, base.name)),
+        findings=tuple(finding for r in results for _, curve in r.curves for finding in watch(curve, r.metric)),
+        diff=tuple(config_diff(groups, spec)),
+        confounders=tuple(confounder_report(groups, spec)),
+        remarks=tuple(left_out + _remarks(groups, results)),
+        spec=spec,
+    )
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _baseline(groups: Sequence[Group], name: str | None) -> Group:
+    if name is None:
+        return groups[0]
+    for group in groups:
+        if name == group.name or name in [run.name for run in group.runs]:
+            return group
+    raise UsageError(f"--baseline {name!r} is neither a group nor a run; groups: {', '.join(g.name for g in groups)}")
+
+
+def _all_curves(
+    groups: Sequence[Group], metrics: Sequence[MetricSpec], spec: Spec, axis: str
+) -> tuple[dict[tuple[MetricSpec, str], list[tuple[str, Curve]]], list[str]]:
+    """Return (metric, task) -> group and curve of each run, and a remark for each that cannot be normalized."""
+    found: dict[tuple[MetricSpec, str], list[tuple[str, Curve]]] = {}
+    remarks = []
+    for metric in metrics:
+        for group in groups:
+            for run, repeat in zip(group.runs, group.repeats, strict=True):
+                try:
+                    curves = curves_of(run, metric, spec, axis=axis)
+                except UnknownDivisorError as error:
+                    remarks.append(f"{metric.name} skipped: {error}")
+                    continue
+                for task, curve in curves.items():
+                    if len(curve):
+                        found.setdefault((metric, task), []).append((group.name, replace(curve, repeat=repeat)))
+    return found, remarks
+
+
+def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list[tuple[str, Curve]]) -> MetricResult:
+    low, high = max(curve.x[0] for _, curve in curves), min(curve.x[-1] for _, curve in curves)
+    values = []
+    for group in groups:
+        of_group = [curve.until(high) for name, curve in curves if name == group.name]
+        if of_group:
+            values.append(_group_value(group.name, metric, of_group))
+    return MetricResult(
+        metric=metric,
+        task=task,
+        name=f"{metric.name}[{task}]" if task else metric.name,
+        window=(float(min(low, high)), float(high)),
+        groups=tuple(values),
+        curves=tuple(curves),
+    )
+
+
+def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> GroupValue:
+    values = tuple(reduced(curve, metric) for curve in curves)
+    has_best = metric.direction != "-"
+    value = GroupValue(
+        group=name,
+        values=values,
+        best=tuple(reduced(c, metric, reducer="best_so_far") if has_best else c.nothing() for c in curves),
+        mean=math.nan,
+        interval=WHOLE_LINE,
+        sample=_distinct_questions(curves),
+    )
+    numbers = value.numbers
+    if not numbers:
+        return value
+    interval = mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE
+    return replace(value, mean=float(np.mean(numbers)), interval=interval)
+
+
+def _distinct_questions(curves: Sequence[Curve]) -> int | None:
+    """Return the questions that the runs' mean is a share of: the fewest of its runs in each fold, over all folds."""
+    fewest: dict[str, int] = {}
+    for curve in curves:
+        if curve.sample is not None:
+            fewest[curve.fold] = min(curve.sample, fewest.get(curve.fold, curve.sample))
+    return sum(fewest.values()) or None
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: str) -> list[MetricResult]:
+    """Compare each group with the baseline in each metric; p values are corrected over all deciding comparisons."""
+    seeds = {group.name: group.num_seeds for group in groups}
+    pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
+    compared = [_comparison(*pair, seeds=seeds) for pair in pairs]
+    deciding = [at for at, one in enumerate(compared) if one.permutation and pairs[at][0].metric.role == "performance"]
+    corrected = zip(
+        deciding,
+        holm([compared[at].p for at in deciding]),
+        holm([compared[at].p_equivalent for at in deciding]),
+        strict=True,
+    )
+    for at, p, p_equivalent in corrected:
+        compared[at] = replace(compared[at], p=p, p_equivalent=p_equivalent)
+    comparisons: dict[str, list[Comparison]] = {}
+    for (result, ours, theirs), one in zip(pairs, compared, strict=True):
+        if one.permutation:
+            verdict, why = _verdict(one, result.metric)
+            one = replace(one, verdict=verdict, why=why + _on_questions(ours, theirs))
+        comparisons.setdefault(result.name, []).append(one)
+    return [replace(result, comparisons=tuple(comparisons.get(result.name, ()))) for result in results]
+
+
+def _pairs(result: MetricResult, base: str) -> list[tuple[GroupValue, GroupValue]]:
+    """Return each group with the baseline; none for a metric without a direction."""
+    theirs = next((value for value in result.groups if value.group == base), None)
+    if theirs is None or result.metric.direction == "-":
+        return []
+    return [(value, theirs) for value in result.groups if value is not theirs]
+
+
+def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, seeds: Mapping[str, int]) -> Comparison:
+    """Return the numbers of a comparison, with p values of this one alone; without a permutation test if it is one of
+    single seeds.
+    """
+    a, b = _apart(ours.numbers, theirs.numbers)
+    difference = ours.mean - theirs.mean
+    margin = result.metric.margin_at(theirs.mean)
+    comparison = Comparison(
+        group=ours.group,
+        baseline=theirs.group,
+        difference=difference,
+        interval=WHOLE_LINE,
+        share=difference / abs(theirs.mean) if theirs.mean else math.nan,
+        permutation=None,
+        p=1.0,
+        p_equivalent=1.0,
+        margin=margin,
+        detectable=_detectable(result, ours, theirs),
+        verdict="inconclusive",
+        why=_too_few(result, ours, theirs, seeds),
+    )
+    if comparison.why:
+        return comparison
+    low, high = result.metric.bounds
+    interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
+    if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
+        interval = within(interval, (low - high, high - low))
+    return replace(
+        comparison,
+        interval=interval,
+        permutation=permutation_test(a, b),
+        p=welch_p(a, b, noise=_least_noise(ours, theirs)),
+        p_equivalent=1.0 if margin is None else equivalence_p(a, b, margin, noise=_most_noise(ours, theirs)),
+    )
+
+
+def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: Mapping[str, int]) -> str:
+    """Return why two groups cannot be compared, "" where they can."""
+    if not ours.numbers or not theirs.numbers:
+        return "there is no number to compare" if result.overlaps else "the runs have no step in common"
+    if min(seeds[ours.group], seeds[theirs.group]) < 2:
+        return "one seed does not predict the next"
+    alone = [value.group for value in (ours, theirs) if len(value.numbers) < 2]
+    return f"only one seed of {' and of '.join(alone)} has a number here" if alone else ""
+
+
+def _apart(ours: Sequence[float], theirs: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the numbers of two groups; equal ones where they differ by no more than event files round them."""
+    a, b = list(ours), list(theirs)
+    rounding = _FLOAT32 * max(map(abs, [*a, *b]), default=0.0)
+    for group in (a, b):
+        if group and max(group) - min(group) <= rounding:
+            group[:] = [group[0]] * len(group)
+    return a, b
+
+
+def _verdict(comparison: Comparison, metric: MetricSpec) -> tuple[Verdict, str]:
+    """Return the verdict on a comparison of several seeds, and why."""
+    margin, (low, high) = comparison.margin, comparison.interval
+    if margin is not None and comparison.p_equivalent <= 1 - LEVEL:
+        return "equivalent", f"the difference is within {margin:.3g}"
+    if not math.isfinite(high - low):
+        return "inconclusive", "all runs of a group have the same value, so the noise between seeds is unknown"
+    if low <= 0 <= high:
+        seen = f"; {comparison.detectable:.3g} would be detectable" if math.isfinite(comparison.detectable) else ""
+        return "inconclusive", f"the interval contains 0{seen}"
+    if comparison.p > 1 - LEVEL:
+        return "inconclusive", f"p = {comparison.p:.3g} after correction for several comparisons"
+    better = (comparison.difference > 0) == (metric.direction == "up")
+    return ("better" if better else "worse"), "the interval excludes 0"
+
+
+def _questions(ours: GroupValue, theirs: GroupValue) -> int | None:
+    """Return the fewest questions that a value of the two is a share of; None where that is unknown."""
+    known = [value.sample for value in (ours, theirs) if value.sample is not None]
+    is_share = all(0 <= number <= 1 for value in (ours, theirs) for number in value.numbers)
+    return min(known) if known and is_share else None
+
+
+def _on_questions(ours: GroupValue, theirs: GroupValue) -> str:
+    questions = _questions(ours, theirs)
+    return "" if questions is None else f"; from {questions} questions"
+
+
+def _least_noise(ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the least variance that Q questions give a difference d of shares, even if both answer the same ones.
+
+    That is |d| (1 - |d|) / Q: all questions on which the two differ then count for the same side.
+    """
+    questions, difference = _questions(ours, theirs), abs(ours.mean - theirs.mean)
+    return difference * (1 - difference) / questions if questions and math.isfinite(difference) else 0.0
+
+
+def _most_noise(ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the variance of the difference of two shares of Q questions that were drawn independently.
+
+    One question more on each side of a share, as in its plus-four interval: 8 of 8 right is not certain either.
+    """
+    questions = _questions(ours, theirs)
+    if not questions:
+        return 0.0
+    shares = [(value.mean * questions + 1) / (questions + 2) for value in (ours, theirs)]
+    return sum(share * (1 - share) / questions for share in shares if math.isfinite(share))
+
+
+def _detectable(result: MetricResult, ours: GroupValue, theirs: GroupValue) -> float:
+    """Return the difference that these seeds and questions detect with 80 % power; NaN where the noise is unknown."""
+    n, m = len(ours.numbers), len(theirs.numbers)
+    if not n or not m:
+        return math.nan
+    shared = pooled_spread(*(value.numbers for value in result.groups))
+    noise = _most_noise(ours, theirs) / (1 / n + 1 / m)
+    own = [pooled_spread(value.numbers) if len(value.numbers) > 1 else shared for value in (ours, theirs)]
+    spread, other = (math.sqrt(one**2 + noise) for one in own)
+    return minimum_detectable_effect(n, m, spreads=(spread, other))
+
+
+def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
+    found = []
+    for metric in dict.fromkeys(r.metric.name for r in results if r.metric.role == "performance" and r.task):
+        tasks = [result for result in results if result.metric.name == metric]
+        by_group: Mapping[str, list[list[float]]] = {
+            value.group: [
+                [number for other in result.groups if other.group == value.group for number in other.numbers]
+                for result in tasks
+            ]
+            for value in tasks[0].groups
+        }
+        for name, values in by_group.items():
+            complete = all(values) and all(by_group.get(base, []))
+            if len(tasks) < 2 or not complete or sum(map(len, values)) < _ENOUGH_RUNS_OF_TASKS:
+                continue
+            up = tasks[0].metric.direction != "down"
+            ours, theirs = (values, by_group[base]) if up else (by_group[base], values)
+            found.append(
+                OverTasks(
+                    metric=metric,
+                    group=name,
+                    interquartile_mean=interquartile_mean(np.concatenate(values)),
+                    interval=stratified_interval(values),
+                    improvement=probability_of_improvement(ours, theirs) if name != base else None,
+                )
+            )
+    return found
+
+
+# --- remarks ----------------------------------------------------------------------------------------------------------
+
+
+def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[str]:
+    lines = []
+    alone = [group.name for group in groups if group.num_seeds == 1]
+    if alone:
+        lines.append(f"only one seed, which does not predict other seeds: {', '.join(alone)}")
+    if len(alone) == len(groups) > 1 and not any(run.config for group in groups for run in group.runs):
+        lines.append(
+            "these runs have no recorded settings, so each is its own group; if some differ only in their seed, "
+            "name the groups: --group-by '{group}-s{seed}' or --group-by 'a-*,b-*'"
+        )
+    for group in groups:
+        if 1 < group.num_seeds < len(group.runs):
+            lines.append(f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} different seeds")
+    if not any(result.metric.role == "performance" for result in results):
+        lines.append("these runs have no known performance metric, so nothing decides which group is better")
+    for result in results:
+        tags = {curve.tag for _, curve in result.curves}
+        if len(tags) > 1:
+            lines.append(f"{result.name}: runs log it under different tags ({', '.join(sorted(tags))})")
+    return lines
+
+
+def _nothing_known(groups: Sequence[Group], axis: str) -> str:
+    tags = sorted({tag for group in groups for run in group.runs for tag in run.series})
+    if axis != "step":
+        return f"no run logged what --axis {axis} needs; try --axis step or --axis time"
+    shown = ", ".join(tags[:8]) + (" ..." if len(tags) > 8 else "")
+    return f"these runs have no known metric (their tags: {shown}); name the tags in a file for --spec"

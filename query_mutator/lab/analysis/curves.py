@@ -1,0 +1,247 @@
+"""Curves: a metric of a run against an axis, and the number a curve is reduced to.
+
+axis        step | time | active | gpu_hours | any counter of the metric file (updates, samples, calls ...)
+time        seconds since the run's t0; `active` skips the gaps in which nothing was logged
+a counter   interpolated over time, between its first and last point only
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.runs import Run
+from query_mutator.lab.analysis.series import Floats, Series
+from query_mutator.lab.analysis.spec import Direction, MetricSpec, Spec, TagPattern
+from query_mutator.registry import check_known
+
+__all__ = [
+    "AXES", "CLOCK_AXES", "UNITS", "Curve", "Reading", "UnknownDivisorError", "axis_of", "counter_of", "curves_of",
+    "reduced", "setting", "value_at",
+]  # fmt: skip
+
+AXES = ("step", "time", "active", "gpu_hours")
+CLOCK_AXES = ("time", "active")  # in seconds
+UNITS = {
+    "step": "environment steps",
+    "time": "time since the start",
+    "active": "time of activity",
+    "gpu_hours": "GPU hours",
+}
+_IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it exceeds both, in seconds and in median gaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A number, and the run, tag and x it was read at; NaN where there is none."""
+
+    run: str
+    tag: str
+    x: float
+    value: float
+    divided_by: str = ""
+    repeat: int | None = None  # the run of the group that this one repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One metric of one run: `x` rising [n], `y` [n] in the metric's unit, and its origin."""
+
+    x: Floats
+    y: Floats
+    run: str
+    tag: str
+    axis: str
+    divided_by: str = ""  # the setting and its value, where values were normalised
+    sample: int | None = None  # questions that a value is a share of, where that is known
+    fold: str = ""  # which of the questions these are; other folds have others
+    repeat: int | None = None  # the run of the group that this one repeats, or its own number
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def finite(self) -> Curve:
+        """Return the curve without values that are not finite."""
+        sound = np.isfinite(self.y) & np.isfinite(self.x)
+        return self if sound.all() else self._with(self.x[sound], self.y[sound])
+
+    def until(self, end: float) -> Curve:
+        """Return the part up to `end`."""
+        return self._with(self.x[: (n := int(np.searchsorted(self.x, end, side="right")))], self.y[:n])
+
+    def best_so_far(self, direction: Direction) -> Curve:
+        """Return the running maximum, or minimum where lower is better."""
+        running = np.minimum if direction == "down" else np.maximum
+        return self._with(self.x, running.accumulate(self.y))
+
+    def reading(self, value: float, x: float) -> Reading:
+        """Return a number read from the curve at `x`."""
+        return Reading(
+            run=self.run, tag=self.tag, x=float(x), value=float(value), divided_by=self.divided_by, repeat=self.repeat
+        )
+
+    def nothing(self) -> Reading:
+        """Return the reading of a curve that has no such number."""
+        return self.reading(math.nan, math.nan)
+
+    def _with(self, x: Floats, y: Floats) -> Curve:
+        return replace(self, x=x, y=y)
+
+
+class UnknownDivisorError(UsageError):
+    """The setting that a sum is divided by is unknown."""
+
+
+def setting(run: Run, spec: Spec, name: str) -> object | None:
+    """Return a setting of a run by any of its names, from its config or as it was logged as a number."""
+    for alias in spec.aliases(name):
+        value = alias.value(run.config)
+        if value is not None:
+            return value
+        for tag in spec.field_tags.get(alias.field, ()):
+            if tag in run.series:
+                return float(run.series[tag].value[-1])
+    return None
+
+
+def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -> dict[str, Curve]:
+    """Return task -> curve of a metric; empty when the run did not log the metric or the axis.
+
+    UnknownDivisorError where a sum is to be divided by an unknown setting.
+    """
+    found = {}
+    for task, (tag, pattern) in metric.tags_of(run.series).items():
+        series = run.series[tag]
+        x = axis_of(run, series, spec, axis)
+        if x is None:
+            continue
+        factor, divided_by = _factor(run, pattern, spec)
+        known = np.isfinite(x)
+        order = np.argsort(x[known], kind="stable")
+        found[task] = Curve(
+            x=x[known][order],
+            y=series.value[known][order] * factor,
+            run=run.name,
+            tag=tag,
+            axis=axis,
+            divided_by=divided_by,
+            sample=_sample(run, metric, spec),
+            fold=str(setting(run, spec, "fold")),
+        )
+    return found
+
+
+def _sample(run: Run, metric: MetricSpec, spec: Spec) -> int | None:
+    """Return the number of questions that a value of the metric is a share of, as a run logged or set it."""
+    for name in metric.sample:
+        found = run.series[name].value[-1] if name in run.series else setting(run, spec, name)
+        if isinstance(found, (int, float)) and 1 <= found < math.inf:
+            return int(found)
+    return None
+
+
+def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
+    """Return the position of each point of a series on an axis, None when the run did not log it."""
+    if axis == "step":
+        return series.step.astype(np.float64)
+    if axis == "time":
+        return series.wall
+    if axis == "active":
+        return _active_s(run, series.wall)
+    if axis == "gpu_hours":
+        gpus = setting(run, spec, "gpus") or len(run.hardware.get("gpus") or ())
+        return _active_s(run, series.wall) * float(str(gpus)) / 3600 if gpus else None
+    counter = counter_of(run, spec, axis)
+    if counter is None:
+        return None
+    return np.asarray(np.interp(series.wall, counter.wall, counter.value, left=np.nan, right=np.nan))
+
+
+def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
+    """Return the series of a counter, None when the run has none; UsageError for an unknown axis."""
+    check_known("axis", axis, [*AXES, *spec.axes])
+    return next((run.series[tag] for tag in spec.axes.get(axis, ()) if tag in run.series), None)
+
+
+def _active_s(run: Run, wall: Floats) -> Floats:
+    """Return seconds of activity: an idle gap counts as a gap of median length."""
+    logged = np.concatenate([[0.0], run.walls[run.walls > 0]])
+    gaps = np.diff(logged)
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    active = np.where(gaps > max(_IDLE_S, _IDLE_MEDIANS * usual), usual, gaps)
+    return np.asarray(np.interp(wall, logged, np.concatenate([[0.0], np.cumsum(active)])))
+
+
+def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
+    if not pattern.normalise_by:
+        return pattern.scale, ""
+    value = next((found for name in pattern.normalise_by if (found := setting(run, spec, name)) is not None), None)
+    name = pattern.normalise_by[0]
+    if value is None:
+        raise UnknownDivisorError(
+            f"{pattern.tag} is a sum over {name}, not recorded by {run.name}; give it with --set {run.name}:{name}=8"
+        )
+    try:
+        return pattern.scale / float(str(value)), f"{name} {value}"
+    except (ValueError, ZeroDivisionError):
+        raise UnknownDivisorError(f"{pattern.tag} of {run.name} cannot be divided by {name} {value!r}") from None
+
+
+# --- one number of a curve --------------------------------------------------------------------------------------------
+
+
+def reduced(curve: Curve, metric: MetricSpec, *, reducer: str | None = None) -> Reading:
+    """Reduce a curve to one number; NaN for an empty curve, and for a threshold that was not reached."""
+    curve = curve.finite()
+    if not len(curve):
+        return curve.nothing()
+    name = reducer or metric.reducer
+    if name == "best_so_far":
+        best = int(np.argmax(curve.y) if metric.maximize else np.argmin(curve.y))
+        return curve.reading(curve.y[best], curve.x[best])
+    if name == "time_to_threshold":
+        assert metric.threshold is not None
+        reached = curve.y >= metric.threshold if metric.maximize else curve.y <= metric.threshold
+        x = curve.x[int(np.argmax(reached))]
+        return curve.reading(x, x) if reached.any() else curve.nothing()
+    value = _REDUCERS[name](curve, metric)
+    return curve.nothing() if value is None else curve.reading(value, curve.x[-1])
+
+
+def value_at(curve: Curve, x: float, metric: MetricSpec) -> Reading:
+    """Return the value at `x`, never extrapolated: the best so far at the last point before, else linear."""
+    curve = curve.finite()
+    if not len(curve) or not curve.x[0] <= x <= curve.x[-1]:
+        return curve.nothing()
+    if metric.reducer == "best_so_far":
+        seen = curve.until(x)
+        return seen.reading(reduced(seen, metric).value, seen.x[-1])
+    return curve.reading(float(np.interp(x, curve.x, curve.y)), x)
+
+
+def _area(curve: Curve, metric: MetricSpec) -> float:
+    """Return the area under the curve divided by its width, which is in the metric's unit."""
+    width = curve.x[-1] - curve.x[0]
+    return float(np.trapezoid(curve.y, curve.x) / width) if width else float(curve.y[-1])
+
+
+def _rate(curve: Curve, metric: MetricSpec) -> float | None:
+    width = curve.x[-1] - curve.x[0]
+    return float((curve.y[-1] - curve.y[0]) / width) if width else None
+
+
+#: reducers that read a curve up to its last x
+_REDUCERS: Mapping[str, Callable[[Curve, MetricSpec], float | None]] = {
+    "last": lambda curve, metric: curve.y[-1],
+    "mean_last_k": lambda curve, metric: curve.y[-metric.k :].mean(),
+    "auc": _area,
+    "rate": _rate,
+    "mean": lambda curve, metric: curve.y.mean(),
+    "median": lambda curve, metric: float(np.median(curve.y)),
+    "max": lambda curve, metric: curve.y.max(),
+    "min": lambda curve, metric: curve.y.min(),
+}

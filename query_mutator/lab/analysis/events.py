@@ -1,0 +1,143 @@
+"""Read TensorBoard event files: every scalar, in either style, and the texts that describe a run.
+
+    length u64 | masked CRC-32C of the length u32 | an Event | its masked CRC-32C u32
+
+A scalar is a `simple_value`, or a tensor of one number whose plugin is "scalars" or missing. TensorBoard's classes
+parse the events. The frames are read here: its own loader also verifies the checksums of records, in Python, and takes
+five times as long (docs/log.md). The checksums of lengths are verified, so that reading stops at a damaged frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.lab.analysis.series import Series
+
+__all__ = ["EVENTS", "EventFile", "merged", "read_event_file"]
+
+EVENTS = "*tfevents*"
+_HEADER = struct.Struct("<QI")
+_FOOTER_BYTES = 4
+_SESSION_START = 1
+Columns = tuple[Any, Any, Any]  # of one tag: arrays of steps, wall times and numbers
+
+_SCALARS = ("", "scalars")  # plugins of scalars
+_BFLOAT16, _HALF = 14, 19
+#: dtype -> encoding of its numbers in `tensor_content`
+_CONTENT = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 17: "<u2", 19: "<f2",
+            22: "<u4", 23: "<u8"}  # fmt: skip
+_NUMBERS = (
+    "float_val", "double_val", "int_val", "int64_val", "bool_val", "half_val", "uint32_val", "uint64_val",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class EventFile:
+    """The content of an event file; from the steps in `restarts` on, it replaces earlier files."""
+
+    scalars: dict[str, Series] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # tag -> its last text
+    restarts: list[int] = field(default_factory=list)
+    first_wall: float = np.inf  # seconds since 1970 of the earliest event of any kind
+    last_wall: float = -np.inf
+
+
+def read_event_file(path: Path) -> EventFile:
+    """Return all points of an event file; a torn last record and a record that is not an event are skipped."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    file, plugins, clock = EventFile(), dict[str, str](), array("d")
+    columns = defaultdict[str, Columns](lambda: (array("q"), array("d"), array("d")))
+    for record in _records(path):
+        try:
+            event = Event.FromString(record)
+        except DecodeError:
+            continue
+        step, wall, kind = event.step, event.wall_time, event.WhichOneof("what")
+        clock.append(wall)
+        if kind == "summary":
+            for value in event.summary.value:
+                number = value.simple_value if value.HasField("simple_value") else _tensor(value, file, plugins)
+                if number is not None:
+                    steps, walls, numbers = columns[value.tag]
+                    steps.append(step)
+                    walls.append(wall)
+                    numbers.append(number)
+        elif kind == "session_log" and event.session_log.status == _SESSION_START:
+            file.restarts.append(step)
+    if clock:
+        file.first_wall, file.last_wall = min(clock), max(clock)
+    file.scalars = {tag: Series(*map(np.array, column)) for tag, column in columns.items()}
+    return file
+
+
+def merged(files: Sequence[EventFile], tag: str) -> Series:
+    """Return the points of a tag in all files, one per step, the latest of those that share it.
+
+    A file that begins after another has ended resumed from a checkpoint: the points the other logged from that step on
+    are dropped. Files that overlap in time were written in parallel, and only equal steps conflict.
+    """
+    files = sorted((file for file in files if tag in file.scalars), key=lambda file: file.first_wall)
+    kept = []
+    for number, file in enumerate(files):
+        series, later = file.scalars[tag], files[number + 1 :]
+        cuts = [int(other.scalars[tag].step.min()) for other in later if other.first_wall >= file.last_wall]
+        cuts += [step for other in later for step in other.restarts]
+        kept.append(series.take(series.step < min(cuts)) if cuts else series)
+    return Series.joined(kept).by_step()
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file in order, up to a torn last one or a damaged frame."""
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while len(header := file.read(_HEADER.size)) == _HEADER.size:
+            length, checksum = _HEADER.unpack(header)
+            place += _HEADER.size + length + _FOOTER_BYTES
+            if place > size or checksum != _checksum(length):
+                return
+            yield file.read(length + _FOOTER_BYTES)[:length]
+
+
+@lru_cache(maxsize=4096)  # the records of a run have few different lengths
+def _checksum(length: int) -> int:
+    """Return the masked CRC-32C (Castagnoli, reflected) of a length."""
+    crc = 0xFFFFFFFF
+    for byte in length.to_bytes(8, "little"):
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _tensor(value: Any, file: EventFile, plugins: dict[str, str]) -> float | None:
+    """Return the number of a tensor that is a scalar, None for anything else; keep a text in the file."""
+    plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)  # a tag's first value names it
+    for text in value.tensor.string_val:
+        file.texts[value.tag] = text.decode(errors="replace")
+    return _number(value.tensor) if plugin in _SCALARS else None
+
+
+def _number(tensor: Any) -> float | None:
+    """Return the number of a tensor that has one; TensorBoard's `make_ndarray` takes 50 us and knows no bfloat16."""
+    if tensor.tensor_content:
+        kind = np.dtype(_CONTENT.get(tensor.dtype, "V1"))
+        alone = kind.kind != "V" and len(tensor.tensor_content) == kind.itemsize
+        return float(np.frombuffer(tensor.tensor_content, kind)[0]) if alone else None
+    found: Any = next((numbers for name in _NUMBERS if (numbers := getattr(tensor, name))), ())
+    if len(found) != 1:
+        return None
+    if tensor.dtype == _HALF:
+        return float(np.uint16(found[0]).view(np.float16))
+    return float(np.uint32(found[0] << 16).view(np.float32)) if tensor.dtype == _BFLOAT16 else float(found[0])

@@ -1,0 +1,224 @@
+"""A run: its folders, its settings, and every series it logged, over all files and continued folders.
+
+RUN                a path, or a name under --logdir, then under runs/
+RUN_2, RUN-3 ...   next to it: a continuation when its first step comes after the first step of RUN
+t0                 the earliest event of any kind in all files
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.events import EVENTS, EventFile, merged, read_event_file
+from query_mutator.lab.analysis.series import Floats, Series
+from query_mutator.lab.analysis.tables import TABLES, flat, number_or_text, read_mapping, read_table
+
+__all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run"]
+
+_CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One training run: `config` is flat (`flags.lr` is `lr`), `series` is by tag."""
+
+    name: str
+    path: Path
+    folders: tuple[Path, ...]  # its own, then those of its continuations
+    series: Mapping[str, Series]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    t0: float = 0.0  # seconds since 1970
+
+    @cached_property
+    def last_step(self) -> int:
+        """Return the last step of any series."""
+        return max((int(series.step[-1]) for series in self.series.values()), default=0)
+
+    @cached_property
+    def duration_s(self) -> float:
+        """Return the seconds from t0 to the last point."""
+        return max((float(series.wall.max()) for series in self.series.values()), default=0.0)
+
+    @cached_property
+    def walls(self) -> Floats:
+        """Return the distinct times at which something was logged, rising, in seconds since t0."""
+        return np.unique(np.concatenate([series.wall for series in self.series.values()] or [np.zeros(1)]))
+
+
+def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
+    """Return the folders or files that `names` match, `*` allowed; UsageError for a name without a match."""
+    found: dict[Path, Path] = {}  # resolved -> as named; `latest` is a link to another run
+    for name in names:
+        paths = next(filter(None, (_matches(place, name) for place in _places(logdir))), [])
+        if not paths:
+            raise UsageError(_not_there(name, logdir))
+        for path in paths:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def load_runs(paths: Sequence[Path], *, merge_suffixed: bool = True) -> list[Run]:
+    """Load the runs; a folder that is named itself is not a continuation of another."""
+    named = {path.resolve() for path in paths}
+    return [load_run(path, merge_suffixed=merge_suffixed, not_these=named) for path in paths]
+
+
+def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = frozenset()) -> Run:
+    """Load the run in a folder or a single file; UsageError when nothing was logged there."""
+    event_files = [read_event_file(file) for file in _event_files(path)]
+    folders = [path]
+    for folder in _suffixed(path) if merge_suffixed else ():
+        more = [read_event_file(file) for file in _event_files(folder)] if folder.resolve() not in not_these else []
+        if _continues(event_files, more):
+            event_files += more
+            folders.append(folder)
+    tables = [file for folder in folders for file in _table_files(folder)]
+    t0 = min((file.first_wall for file in event_files), default=0.0)
+    tags = dict.fromkeys(tag for file in event_files for tag in file.scalars)
+    series = _from_tables(tables, t0) | {tag: merged(event_files, tag).since(t0) for tag in tags}
+    if not series:
+        raise UsageError(_nothing_in(path))
+    config, hardware = _config(folders[0], event_files)
+    return Run(
+        name=path.resolve().name if path.is_dir() else path.stem,
+        path=path,
+        folders=tuple(folders),
+        series=series,
+        config=config,
+        hardware=hardware,
+        t0=t0,
+    )
+
+
+def add_settings(runs: Sequence[Run], items: Sequence[str]) -> None:
+    """Add settings that runs did not record, written RUN:NAME=VALUE with `*` allowed in RUN; they override."""
+    for item in items:
+        run_name, colon, rest = item.partition(":")
+        name, equals, value = rest.partition("=")
+        matching = [run for run in runs if fnmatch(run.name, run_name)]
+        if not (colon and equals and matching):
+            names = ", ".join(run.name for run in runs)
+            raise UsageError(f"--set {item}: write RUN:NAME=VALUE, with a run of these: {names}")
+        for run in matching:
+            run.config = {**run.config, name: value}
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Return the run folder under `folder` that was written last, None where there is none."""
+    files = [file for pattern in (EVENTS, *TABLES) for file in folder.rglob(pattern)]
+    if not files:
+        return None
+    newest = max(files, key=lambda file: file.stat().st_mtime).parent
+    return newest.parent if newest.name == "tensorboard" else newest
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def _places(logdir: str | None) -> list[Path]:
+    return [Path(), *([Path(logdir)] if logdir else []), Path("runs")]
+
+
+def _matches(place: Path, name: str) -> list[Path]:
+    if glob.has_magic(name):
+        found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
+        return [path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path))]
+    return [place / name] if (place / name).exists() else []
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _not_there(name: str, logdir: str | None) -> str:
+    tried = ", ".join(str(place) for place in _places(logdir))
+    return f"run {name!r} does not exist (searched in {tried}); give a path, or the folder of runs with --logdir"
+
+
+def _nothing_in(path: Path) -> str:
+    inside = sorted({file.parent.name for file in path.rglob(EVENTS)})[:4] if path.is_dir() else []
+    if inside:
+        return f"{path}: a folder of runs, not a run; name the runs, or write '{path}/*' (it holds {', '.join(inside)})"
+    return f"{path}: no numbers found; a run has TensorBoard event files, {TABLES[0]} or {TABLES[1]}"
+
+
+def _event_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if "tfevents" in path.name else []
+    return sorted([*path.glob(EVENTS), *(path / "tensorboard").glob(EVENTS)])
+
+
+def _table_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix in (".jsonl", ".json", ".csv") else []
+    return [path / name for name in TABLES if (path / name).exists()]
+
+
+def _suffixed(path: Path) -> list[Path]:
+    """Return the folders with this one's name and a number suffix, in the order of the numbers."""
+    if not path.is_dir():
+        return []
+    name = re.compile(re.escape(path.resolve().name) + r"[_-](\d+)")
+    siblings = [
+        (int(match[1]), other) for other in path.resolve().parent.iterdir() if (match := name.fullmatch(other.name))
+    ]
+    return [other for _, other in sorted(siblings) if _event_files(other)]
+
+
+def _continues(before: Sequence[EventFile], after: Sequence[EventFile]) -> bool:
+    """Return whether the later files continue the earlier ones, rather than start from the first step again."""
+    if not before or not any(file.scalars for file in after):
+        return False
+    later = min(file.first_wall for file in after) >= min(file.first_wall for file in before)
+    return later and _first_step(after) > _first_step(before)
+
+
+def _first_step(files: Sequence[EventFile]) -> int:
+    return min((int(points.step.min()) for file in files for points in file.scalars.values()), default=0)
+
+
+# --- what ------------------------------------------------------------------------------------------------------------
+
+
+def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
+    """Return the series of all files; the first file that has a tag counts."""
+    found: dict[str, Series] = {}
+    for path in files:
+        for tag, series in read_table(path).items():
+            begins = float(np.nanmin(series.wall))
+            relative = series.since(t0 or begins) if begins > _EPOCH_S else series
+            found.setdefault(tag, relative.by_step())
+    return found
+
+
+def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings and hardware from a config file in the folder, else from a table logged as text."""
+    path = next((folder / name for name in _CONFIGS if (folder / name).exists()), None)
+    if path is not None:
+        data = read_mapping(path)
+        hardware = data.get("hardware")
+        flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
+        return dict(flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}
+    texts = (text for file in files for tag, text in file.texts.items() if "hyperparameters" in tag or "config" in tag)
+    return dict(row for text in texts for row in _rows_of_table(text)), {}
+
+
+def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each row of a Markdown table, as CleanRL logs its hyperparameters."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == 2 and not set(cells[1]) <= set("-: ") and cells != ["param", "value"]:
+            yield cells[0], _CONSTANTS.get(cells[1], number_or_text(cells[1]))

@@ -1,0 +1,264 @@
+"""What is measured: metrics, the tags that trainers log them under, axes and confounders, read from a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.series import Reducer
+from query_mutator.lab.analysis.tables import read_mapping
+from query_mutator.registry import check_known, nearest
+from query_mutator.stats.intervals import WHOLE_LINE, Interval
+
+__all__ = [
+    "DEFAULT_SPEC", "Confounder", "Direction", "FieldAlias", "MetricSpec", "Role", "Spec", "TagPattern",
+    "WatchRule", "read_spec",
+]  # fmt: skip
+
+Direction = Literal["up", "down", "-"]
+Role = Literal["performance", "throughput", "stability", "diagnostic"]
+Rule = Literal["nan", "above", "below", "spike", "plateau"]
+
+DEFAULT_SPEC = Path(__file__).with_name("metrics.yaml")
+
+_STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _or_text(key: str) -> BeforeValidator:
+    """Return a validator that reads a bare text as an object with this key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+_LIST = BeforeValidator(_as_list)
+Names = Annotated[tuple[str, ...], _LIST]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TagPattern:
+    """Tags of one trainer; a value is multiplied by `scale` and divided by the first setting of `normalise_by`."""
+
+    tag: str
+    normalise_by: Names = ()
+    scale: float = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> TagPattern:
+        try:
+            assert self.regex
+        except re.error as error:
+            raise ValueError(f"{self.tag!r} is not a regular expression ({error})") from None
+        return self
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """Return the pattern of a tag; the group `task` is the task."""
+        if self.tag.startswith("re:"):
+            return re.compile(self.tag.removeprefix("re:"))
+        before, star, after = self.tag.partition("*")
+        return re.compile(re.escape(before) + (r"(?P<task>.+)" + fnmatch.translate(after)[4:-3] if star else ""))
+
+    def match(self, tags: Iterable[str]) -> dict[str, str]:
+        """Return task -> tag for each tag that matches; "" for a tag without a task."""
+        matches = ((tag, self.regex.fullmatch(tag)) for tag in tags)
+        return {(found.groupdict().get("task") or ""): tag for tag, found in matches if found}
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class WatchRule:
+    """A condition that is checked in every run."""
+
+    rule: Rule
+    value: float = 0.0  # of above, below
+    ratio: float = 100.0  # of spike: to the median of the points before
+    share: float = 0.5  # of plateau: the last part of the run without a new best
+    says: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class MetricSpec:
+    """One metric; docs/reference/analysis.md explains the fields."""
+
+    name: str
+    tags: Annotated[tuple[Annotated[TagPattern, _or_text("tag")], ...], BeforeValidator(_as_list), Field(min_length=1)]
+    title: str = ""
+    unit: str = ""
+    direction: Direction = "-"
+    reducer: Reducer = "last"
+    k: int = 5
+    threshold: float | None = None
+    role: Role = "diagnostic"
+    margin: str = ""
+    limits: tuple[float, float] | None = None
+    sample: Names = ()
+    watch: Annotated[tuple[Annotated[WatchRule, _or_text("rule")], ...], _LIST] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> MetricSpec:
+        if self.reducer == "time_to_threshold" and self.threshold is None:
+            raise ValueError("time_to_threshold needs a threshold")
+        if not re.fullmatch(r"|[0-9.]+(e-?\d+)?%?", self.margin):
+            raise ValueError(f"margin must be a number, or a share such as 5%, not {self.margin!r}")
+        if self.limits is not None and not self.limits[0] < self.limits[1]:
+            raise ValueError(f"limits must be the least and the greatest possible value, not {list(self.limits)}")
+        return self
+
+    @property
+    def bounds(self) -> Interval:
+        """Return the least and greatest possible value of what the metric is reduced to."""
+        if self.reducer in ("time_to_threshold", "rate"):
+            return WHOLE_LINE
+        return self.limits or ((0.0, 1.0) if self.unit == "share" else WHOLE_LINE)
+
+    @property
+    def maximize(self) -> bool:
+        """Return whether higher values are better; True where neither direction is."""
+        return self.direction != "down"
+
+    def tags_of(self, tags: Iterable[str]) -> dict[str, tuple[str, TagPattern]]:
+        """Return task -> (tag, its pattern) for the first pattern that any of a run's tags matches."""
+        known = list(tags)
+        for pattern in self.tags:
+            if found := pattern.match(known):
+                return {task: (tag, pattern) for task, tag in found.items()}
+        return {}
+
+    def margin_at(self, baseline: float) -> float | None:
+        """Return the margin of equivalence in the metric's unit, None when none is stated."""
+        if not self.margin:
+            return None
+        if self.margin.endswith("%"):
+            return abs(baseline) * float(self.margin[:-1]) / 100
+        return float(self.margin)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Confounder:
+    """A derived figure: a counter's growth over another's, a metric, or a setting (over another)."""
+
+    name: str
+    over: str = ""
+    under: str = ""
+    metric: str = ""
+    field: str = ""
+    per_field: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class FieldAlias:
+    """A setting under another name, or made of several: their product, divided by `per`; not where `unless` holds."""
+
+    field: str = ""
+    product: Names = ()
+    per: str = ""
+    unless: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> FieldAlias:
+        if bool(self.field) == bool(self.product):
+            raise ValueError("give either a field or a product")
+        return self
+
+    def value(self, config: Mapping[str, Any]) -> object | None:
+        """Return what a run's settings say; None where a part is missing or `unless` holds."""
+        if any(config.get(name) == value for name, value in self.unless.items()):
+            return None
+        if self.field:
+            return config.get(self.field)
+        parts = [config.get(name) for name in self.product]
+        over = config.get(self.per) if self.per else 1
+        if not over or not all(isinstance(part, (int, float)) for part in [*parts, over]):
+            return None
+        return math.prod(map(float, filter(None, parts))) / float(over) if all(parts) else None
+
+
+Aliases = Annotated[tuple[Annotated[FieldAlias, _or_text("field")], ...], _LIST]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Spec:
+    """A whole metric file."""
+
+    metrics: tuple[MetricSpec, ...]
+    axes: Mapping[str, Names] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Aliases] = dataclasses.field(default_factory=dict)
+    field_tags: Mapping[str, Names] = dataclasses.field(default_factory=dict)
+    confounders: tuple[Confounder, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Spec:
+        names = [metric.name for metric in self.metrics]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"metric {min(twice)!r} is defined twice; rename one")
+        return self
+
+    def metric(self, name: str) -> MetricSpec:
+        """Return the metric of that name; UsageError with the nearest known one."""
+        by_name = {metric.name: metric for metric in self.metrics}
+        check_known("metric", name, by_name)
+        return by_name[name]
+
+    def adjusted(
+        self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = (), last_k: int | None = None
+    ) -> Spec:
+        """Return the metrics with the thresholds and margins written METRIC=VALUE, and with another k."""
+        changes: dict[str, dict[str, Any]] = {m.name: {"k": last_k} if last_k else {} for m in self.metrics}
+        for flag, items in (("threshold", thresholds), ("margin", margins)):
+            for item in items:
+                name, _, value = item.partition("=")
+                self.metric(name)
+                try:
+                    number = float(value.removesuffix("%") if flag == "margin" else value)
+                except ValueError:
+                    raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
+                changes[name][flag] = value if flag == "margin" else number
+        metrics = tuple(dataclasses.replace(metric, **changes[metric.name]) for metric in self.metrics)
+        return dataclasses.replace(self, metrics=metrics)
+
+    def field_names(self, name: str) -> tuple[str, ...]:
+        """Return the names a setting goes by in different trainers."""
+        return tuple(dict.fromkeys((name, *(alias.field for alias in self.aliases(name) if alias.field))))
+
+    def aliases(self, name: str) -> tuple[FieldAlias, ...]:
+        """Return the ways to learn a setting, its own name first."""
+        return (FieldAlias(field=name), *self.fields.get(name, ()))
+
+
+def read_spec(path: str | Path | None = None) -> Spec:
+    """Read the metrics of a YAML file, by default the one in the package; UsageError for an invalid file."""
+    path = Path(path) if path else DEFAULT_SPEC
+    data = read_mapping(path)
+    try:
+        return TypeAdapter(Spec).validate_python({key: value for key, value in data.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError(f"{path}: {_explained(error.errors()[0], data)}") from None
+
+
+def _explained(error: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return where in a metric file an error is, what is wrong, and the nearest known key for an unknown one."""
+    where = list(map(str, error["loc"]))
+    if where[:1] == ["metrics"] and len(where) > 1 and isinstance(metric := data["metrics"][int(where[1])], Mapping):
+        where[:2] = [f"metric {metric.get('name')!r}"]
+    if error["type"] == "unexpected_keyword_argument":
+        classes = (Spec, MetricSpec, TagPattern, WatchRule, FieldAlias, Confounder)
+        known = [field.name for cls in classes for field in fields(cls)]
+        near = nearest(where[-1], known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+        return ": ".join([*where[:-1], f"unknown key {where[-1]!r}", hint])
+    problem = error["msg"].removeprefix("Value error, ")
+    return ": ".join([*where, problem if error["type"] == "value_error" else f"{problem}, not {error['input']!r}"])

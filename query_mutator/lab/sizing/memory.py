@@ -1,0 +1,261 @@
+"""Estimate the peak memory of a training step, how it grows with the batch, and the largest batch that fits.
+
+    B samples in a (micro) batch
+
+A step is forward, backward, clipping and optimizer. Two whole steps are tracked, because the first creates the
+optimizer's state. The peak is in the optimizer's temporaries for small batches and in the activations for large ones:
+peak(B) = max(floor, base + slope B).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from query_mutator.errors import UsageError, reason_of
+from query_mutator.lab.sizing.cards import Fit
+from query_mutator.lab.sizing.cuda import CudaFullPrecision, reserved_peak
+from query_mutator.lab.sizing.scratch import Probe, onednn, peak_of, recorded_allocations
+from query_mutator.lab.sizing.tracker import BLOCK_BYTES, GUESSES, Ledger, StorageTracker
+from query_mutator.lab.sizing.workload import Recipe, Workload
+
+__all__ = ["MemoryEstimate", "Trainer", "estimate", "fit", "largest_batch", "measured_peak"]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "sgd-momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+    "adafactor": torch.optim.Adafactor,
+}
+_PROBE = Probe()  # what is learned serves all estimates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of a training step at one batch size; the peak is a range from `low` where scratch is not known exactly."""
+
+    batch: int
+    peak: int
+    low: int
+    data_dependent: bool  # the peak depends on values of tensors, so that it is only an example
+    reserved: int  # what CUDA's caching allocator would hold, simulated
+    phases: dict[str, int]
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    flops: int
+    seconds: float  # spent on the estimate
+
+    @property
+    def activations(self) -> int:
+        """Return the rest of the peak: activations, inputs and temporaries."""
+        return max(0, self.peak - self.parameters - self.buffers - self.gradients - self.optimizer)
+
+
+def estimate(
+    workload: Workload, batch: int, recipe: Recipe | None = None, *, rounding: int = BLOCK_BYTES
+) -> MemoryEstimate:
+    """Return the memory of a training step without allocating it; UsageError if the model's code needs real data."""
+    recipe, began = recipe or Recipe(), time.perf_counter()
+    step = _track(workload, batch, recipe, rounding)
+    tracked = min(recipe.accumulate, 2)
+    return MemoryEstimate(
+        batch=batch,
+        peak=step.peak,
+        low=max(step.lows.values()),
+        data_dependent=step.guessed and _depends_on_data(workload, batch, recipe),
+        reserved=reserved_peak(step.trace),
+        phases=step.peaks,
+        flops=step.flops * recipe.accumulate // tracked,
+        seconds=time.perf_counter() - began,
+        **step.sizes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tracked:
+    """What the ledger has after the second step."""
+
+    peaks: dict[str, int]
+    lows: dict[str, int]
+    trace: list[tuple[int, int]]
+    flops: int
+    sizes: dict[str, int]
+    guessed: bool
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks.values())
+
+
+def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, guess: int = 0) -> _Tracked:
+    """Track two steps; UsageError if the model's code needs real data. `guess` chooses what .item() returns."""
+    on_cpu = recipe.autocast == "cpu"
+    ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
+    tracker = StorageTracker(ledger, fake, probe=_PROBE if on_cpu else None, guess=guess)
+    of_cpu = onednn(on_cpu and bool(torch.backends.mkldnn.enabled))  # a GPU has other layers
+    with warnings.catch_warnings(action="ignore"), of_cpu, fake, tracker:
+        trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
+        try:
+            trainer.step(micro_batches=1)  # creates the optimizer's state
+            tracker.flops = 0
+            trainer.step(micro_batches=min(recipe.accumulate, 2))  # further micro-batches add nothing
+        except RuntimeError as error:
+            raise UsageError(
+                f"{workload.name} cannot be sized: a step on tensors without data fails ({reason_of(error)}); if its "
+                "sizes depend on data, measure real steps with qm size verify"
+            ) from error
+        for peaks in (ledger.peaks, ledger.lows):
+            peaks.pop("build", None)
+        return _Tracked(
+            peaks=dict(ledger.peaks),
+            lows=dict(ledger.lows),
+            trace=list(ledger.trace),
+            flops=tracker.flops,
+            sizes=trainer.sizes(),
+            guessed=tracker.guessed,
+        )
+
+
+def _depends_on_data(workload: Workload, batch: int, recipe: Recipe) -> bool:
+    """Return whether other guesses of what .item() returns change a phase's peak or the work, as branches do."""
+    try:
+        tracked = [_track(workload, batch, recipe, 1, guess=guess) for guess in range(len(GUESSES))]
+    except UsageError:
+        return True
+    return any((one.peaks, one.flops) != (tracked[0].peaks, tracked[0].flops) for one in tracked)
+
+
+def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) -> int:
+    """Return the real peak on this CPU in bytes, summed from the profiler's record of every block."""
+    with recorded_allocations() as sizes:
+        trainer = Trainer(workload, recipe or Recipe(), batch)
+        for _ in range(2):
+            trainer.step(micro_batches=trainer.recipe.accumulate)
+    return peak_of(sizes)
+
+
+def fit(workload: Workload, recipe: Recipe | None = None, *, batches: tuple[int, int] = (16, 32)) -> Fit:
+    """Return how the peak grows with the batch, from two estimates and the optimizer's own peak."""
+    small, large = (estimate(workload, batch, recipe) for batch in batches)
+    low, high = (max(found.phases["forward"], found.phases["backward"]) for found in (small, large))
+    slope = (high - low) / (batches[1] - batches[0])
+    floor = max(peak for name, peak in small.phases.items() if name not in ("forward", "backward"))
+    return Fit(floor=floor, base=low - slope * batches[0], slope=slope)
+
+
+def largest_batch(workload: Workload, room: float, recipe: Recipe | None = None) -> tuple[int, MemoryEstimate | None]:
+    """Return the largest batch whose peak is within `room` bytes, and its estimate; 0 and None if no sample fits.
+
+    The line through two estimates gives a candidate; an estimate at the candidate verifies it or lowers it.
+    """
+    batch = fit(workload, recipe).largest(room)
+    while batch >= 1:
+        found = estimate(workload, batch, recipe)
+        if found.peak <= room:
+            return batch, found
+        batch = min(batch - 1, int(batch * room / found.peak))
+    return 0, None
+
+
+class Trainer:
+    """The training step that is tracked; the same for real and for fake tensors."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        recipe: Recipe,
+        batch: int,
+        *,
+        phase: Callable[[str], Any] = lambda name: nullcontext(),
+        device: str = "cpu",
+    ) -> None:
+        self.workload, self.recipe, self.batch, self.phase = workload, recipe, batch, phase
+        self.device = device
+        module = workload.build().train()
+        self.module = module if device == "cpu" else module.to(device)  # fake weights cannot be moved
+        _freeze(self.module, recipe.frozen)
+        if recipe.checkpointing:
+            _checkpoint_blocks(self.module)
+        self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](self.trained, lr=1e-3, foreach=recipe.foreach)
+
+    def step(self, *, micro_batches: int) -> None:
+        """Take one step: run micro-batches forward and backward, clip, update, drop the gradients."""
+        for _ in range(micro_batches):
+            with self.phase("inputs"):
+                found = self.workload.batch(self.batch)
+                inputs = found if isinstance(found, (tuple, list)) else (found,)
+                if self.device != "cpu":
+                    inputs = tree_map(lambda part: part.to(self.device) if isinstance(part, Tensor) else part, inputs)
+            with self.phase("forward"), self._autocast():
+                loss = self.workload.loss(self.module, *inputs) / self.recipe.accumulate
+            with self.phase("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            del loss, inputs, found
+        if self.recipe.clip is not None:
+            with self.phase("clip"):
+                nn.utils.clip_grad_norm_(self.trained, self.recipe.clip, foreach=self.recipe.foreach)
+        with self.phase("optimizer"):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of parameters, buffers, all gradients, and optimizer state."""
+        state = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
+        return {
+            "parameters": _bytes(self.module.parameters()),
+            "buffers": _bytes(self.module.buffers()),
+            "gradients": _bytes(self.trained),
+            "optimizer": _bytes(value for value in state if isinstance(value, Tensor)),
+        }
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        if self.recipe.precision == "fp32":
+            yield
+            return
+        kind = self.device.partition(":")[0]
+        emulated = CudaFullPrecision() if kind == "cpu" and self.recipe.autocast == "cuda" else nullcontext()
+        with torch.autocast(kind, dtype=_DTYPES[self.recipe.precision]), emulated:
+            yield
+
+
+def _checkpoint_blocks(module: nn.Module) -> None:
+    """Recompute the blocks of the largest list of modules in the backward pass, instead of keeping activations."""
+    lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1]
+    if not lists:
+        raise UsageError("checkpointing needs a list of blocks (ModuleList or Sequential), and the model has none")
+    blocks = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _freeze(module: nn.Module, frozen: Sequence[str]) -> None:
+    names = [name for name, _ in module.named_parameters()]
+    last = names[-1].split(".")[0] if names else ""
+    for part in frozen:
+        if part != "*" and not any(name.startswith(part) for name in names):
+            first = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
+            raise UsageError(f"frozen:{part} matches no parameter; names begin with {first}")
+    for name, parameter in module.named_parameters():
+        if any(name.startswith(part) or (part == "*" and not name.startswith(last)) for part in frozen):
+            parameter.requires_grad_(False)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,246 @@
+"""The settings of a sweep with their means, and what those show without a fitted surface: close cells, drops, plateaus.
+
+N results, C cells (settings), D axes; places are log2 of the settings, a higher mean is better
+
+A Gaussian process alone, which smooths a cliff away, is right about 81 % of 34 surfaces; with these tests about 99 %
+(docs/log.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from query_mutator.stats.intervals import Floats, student_t
+
+__all__ = ["CONFIDENCE", "Cells", "Drop", "End"]
+
+CONFIDENCE = 0.95
+End = Literal["low", "high"]
+
+_SMOOTH = 0.5  # a bell that is as wide as the grid's steps continues to fall at half the slope or more
+_ABRUPT = 1 / 3  # below this share it is narrower than the grid
+_STEEPER = 2.5  # the last drop against the steepest elsewhere; a parabola's is at most twice as steep
+_FAR_STEEPER = 3.0
+_MATERIAL = 0.1  # of the range of all means: a smaller fall is not a cliff
+_STEEP_TOO = 0.25  # of the abrupt fall
+_BENT = 0.5  # of the bend at the top: how much a smooth curve bends next to it
+_NEGLIGIBLE = 0.05  # of the range along an axis: a rise that does not count
+_AS_GOOD = 0.25  # of the range along an axis: how much a plateau may rise, and
+_VISIBLE = 0.8  # the level at which a rise counts as seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """A fall from one of the best cells to its neighbor that the slopes elsewhere do not announce."""
+
+    axis: int
+    start: float
+    end: float
+    low: float  # the cell's neighbors on both sides
+    high: float
+    also: tuple[float, ...]  # the other neighbor, if as good or the fall to it steep: a peak may lie on either side
+    is_certain: bool
+
+
+class Cells:
+    """Means of the settings, and the noise of the seeds within them (0 degrees of freedom without repeats)."""
+
+    def __init__(self, logs: Floats, values: Floats) -> None:
+        self.logs = logs
+        self.places, cell = np.unique(logs, axis=0, return_inverse=True)
+        cell = cell.ravel()
+        self.count = np.bincount(cell).astype(np.float64)
+        self.means: Floats = np.bincount(cell, values) / self.count
+        self.degrees = len(values) - len(self.places)
+        within = float(((values - self.means[cell]) ** 2).sum())
+        self.variance = within / self.degrees if self.degrees else 0.0
+        self.best = int(np.argmax(self.means))
+
+    @cached_property
+    def close_cells(self) -> list[int]:
+        """Return the cells whose mean is not significantly below the best one (t tests, Bonferroni)."""
+        if not self.degrees:
+            return [self.best]
+        far = self._t(len(self.places) - 1)
+        error = np.sqrt(self.variance * (1 / self.count + 1 / self.count[self.best]))
+        return [int(at) for at in np.flatnonzero(self.means[self.best] - self.means <= far * error)]
+
+    @cached_property
+    def drops(self) -> list[Drop]:
+        """Return the abrupt falls next to the close cells, where seeds show the noise."""
+        sides = [one for one in self._sides() if self.degrees and not set(one[1][1:3]) & set(self.close_cells)]
+        far = self._t(len(sides))
+        return [drop for axis, ladder in sides if (drop := self._drop(axis, ladder, far)) is not None]
+
+    def _drop(self, axis: int, ladder: list[int], far: float) -> Drop | None:
+        """Return the fall at the start of a ladder if it is abrupt; it is certain at `far` standard errors."""
+        contrasts = self._lack_of_fit(axis, ladder)
+        if contrasts is None or self._estimate(contrasts[0])[0] <= 0:
+            return None
+        value, error = self._estimate(contrasts[1])
+        is_certain = value > far * error and self._is_seen(ladder[0], ladder[1])
+        is_certain &= len(ladder) > 2 or ladder[0] == self.best  # a rival on a slope is not a cliff's edge
+        fall = self._estimate(self._slope(axis, *ladder[:2]))[0]
+        line = self._line(ladder[0], axis)
+        at = line.index(ladder[0])
+        around = [cell for cell in line[max(0, at - 1) : at + 2] if cell != ladder[0]]
+        other = [cell for cell in around if cell != ladder[1]]
+        falls = [self._estimate(self._slope(axis, ladder[0], cell))[0] for cell in other]
+        also = [c for c, its in zip(other, falls, strict=True) if c in self.close_cells or its > _STEEP_TOO * fall]
+        places = [float(place) for place in self.places[:, axis]]
+        return Drop(
+            axis=axis,
+            start=places[ladder[0]],
+            end=places[ladder[1]],
+            low=min(places[cell] for cell in around),
+            high=max(places[cell] for cell in around),
+            also=tuple(places[cell] for cell in also),
+            is_certain=is_certain,
+        )
+
+    def kinks(self) -> list[tuple[int, float]]:
+        """Return axis and place of how far from a rival the peak of a concave curve may lie, where it bends at the top.
+
+        The chord beyond the neighbor bounds a concave curve between the two from above.
+        """
+        found = []
+        for axis, ladder in self._sides():
+            if len(ladder) > 2 and self.bends_at_top(axis):
+                drop, beyond = (self._estimate(self._slope(axis, a, b))[0] for a, b in itertools.pairwise(ladder[:3]))
+                start, end = (float(self.places[at, axis]) for at in ladder[:2])
+                if 0 < drop < beyond:
+                    found.append((axis, start + (end - start) * (1 - drop / beyond)))
+        return found
+
+    def is_below(self, cell: int, p: float) -> bool:
+        """Return whether a cell is below the best one by a t test at level `p`."""
+        value, error = self._estimate({self.best: 1.0, cell: -1.0})
+        return bool(self.degrees) and value > student_t(self.degrees, level=1 - 2 * p) * error
+
+    def bracket(self) -> tuple[Floats, Floats]:
+        """Return the box [D], [D] of the close cells and their neighbors, which holds a single peak of any form."""
+        low, high = self.places[self.close_cells].min(axis=0), self.places[self.close_cells].max(axis=0)
+        for axis, ladder in self._sides():
+            at = self.places[ladder[1], axis]
+            low[axis], high[axis] = min(low[axis], at), max(high[axis], at)
+        return low, high
+
+    def plateau(self, axis: int, end: End) -> tuple[float, float, float] | None:
+        """Return the longest run of at least three levels up to an end, with the best cell, that do not differ.
+
+        Its lowest and highest place, and what the smallest costs at most against the others.
+        """
+        line = self._line(self.best, axis)
+        line = line if end == "high" else line[::-1]
+        for length in range(len(line) - 1, 2, -1):
+            loss = self._loss(axis, line[-length:], line[:-length])
+            if loss is not None:
+                at = self.places[line[-length:], axis]
+                return float(at.min()), float(at.max()), loss
+        return None
+
+    def _loss(self, axis: int, level: list[int], others: list[int]) -> float | None:
+        """Return what the smallest level may cost; None where the levels differ, or the others are as good."""
+        if not self.degrees or self.best not in level:
+            return None
+        room, t = _AS_GOOD * float(np.ptp(self.means[level + others])), self._t(len(level + others) - 3)
+        smallest = min(level, key=lambda cell: float(self.places[cell, axis]))
+        against_others = {**{cell: 1 / (len(level) - 1) for cell in level}, smallest: -1.0}
+        top_of_others = max(others, key=lambda cell: float(self.means[cell]))
+        ahead, its_error = self._estimate({**{cell: 1 / len(level) for cell in level}, top_of_others: -1.0})
+        if ahead <= t * its_error or self._differ(level):
+            return None
+        (costs, error), (rise, of_rise) = self._estimate(against_others), self._estimate(self._rise(axis, level))
+        visible = student_t(self.degrees, level=_VISIBLE)
+        small = _NEGLIGIBLE / _AS_GOOD * room
+        is_level = abs(rise) < max(small, visible * of_rise) and costs < max(small, visible * error)
+        loss = max(0.0, costs) + t * error
+        return loss if is_level and abs(rise) + t * of_rise < room and loss < room else None
+
+    def _rise(self, axis: int, level: list[int]) -> dict[int, float]:
+        """Return the rise of a straight line over the levels, as weights of their means."""
+        at = self.places[level, axis] - self.places[level, axis].mean()
+        return dict(zip(level, (np.ptp(at) * at / (at**2).sum()).tolist(), strict=True))
+
+    def _differ(self, level: list[int]) -> bool:
+        """Return whether the range of the levels' means is significant (t tests of all pairs, Bonferroni)."""
+        far = self._t(len(level) * (len(level) - 1))
+        pairs = (self._estimate({a: 1.0, b: -1.0}) for a, b in itertools.combinations(level, 2))
+        return any(abs(value) > far * error for value, error in pairs)
+
+    def _sides(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield axis, and the cells from each rival to an end of that axis, all else equal."""
+        for rival in self.close_cells:
+            for axis in range(self.places.shape[1]):
+                line = self._line(rival, axis)
+                at = line.index(rival)
+                for ladder in (line[at:], line[at::-1]):
+                    if len(ladder) > 1:
+                        yield axis, ladder
+
+    def _line(self, cell: int, axis: int) -> list[int]:
+        """Return the cells that differ from a cell along one axis only, and the cell, in order."""
+        others = np.delete(self.places, axis, axis=1)
+        line = np.flatnonzero((others == others[cell]).all(axis=1))
+        return [int(at) for at in line[np.argsort(self.places[line, axis])]]
+
+    def _is_seen(self, a: int, b: int) -> bool:
+        """Return whether the fall from one cell to another is large, and significant among all pairs."""
+        value, error = self._estimate({a: 1.0, b: -1.0})
+        far = self._t(len(self.places) * (len(self.places) - 1) // 2)
+        return value > max(_MATERIAL * float(np.ptp(self.means)), far * error)
+
+    def bends_at_top(self, axis: int) -> bool:
+        """Return whether the line through the best cell bends there and at its better neighbor only."""
+        line = self._line(self.best, axis)
+        at, f, top = self.places[line, axis], self.means[line], line.index(self.best)
+        if len(line) < 4:
+            return False
+        slopes = np.diff(f) / np.diff(at)
+        bends = -np.diff(slopes) / ((at[2:] - at[:-2]) / 2)  # of the cells 1 to len - 2
+        second = max((cell for cell in (top - 1, top + 1) if 0 <= cell < len(line)), key=lambda cell: float(f[cell]))
+        low, high = min(top, second), max(top, second)
+        inner = [bends[cell - 1] for cell in (low, high) if 0 < cell < len(line) - 1]
+        outer = [bends[cell - 1] for cell in (low - 1, high + 1) if 0 < cell < len(line) - 1]
+        return bool(inner and outer) and bool(np.mean(outer) < _BENT * np.mean(inner))
+
+    def _lack_of_fit(self, axis: int, ladder: list[int]) -> tuple[Mapping[int, float], Mapping[int, float]] | None:
+        """Return two contrasts, each above 0 for a drop that is abrupt: by the point estimate, and to be tested."""
+        drop = self._slope(axis, ladder[0], ladder[1])
+        if self._estimate(drop)[0] <= 0:
+            return None
+        if len(ladder) > 2:
+            beyond = self._slope(axis, ladder[1], ladder[2])
+            return _sum(drop, _SMOOTH, beyond, -1.0), _sum(drop, _ABRUPT, beyond, -1.0)
+        line = [cell for cell in self._line(ladder[0], axis) if cell != ladder[1]]
+        pairs = list(zip(line, line[2:], strict=False))  # over two steps: one is level where the best is within it
+        if not pairs:
+            return None
+        steepest = max((self._slope(axis, *pair) for pair in pairs), key=lambda of: abs(self._estimate(of)[0]))
+        sign = -1.0 if self._estimate(steepest)[0] > 0 else 1.0
+        return _sum(drop, 1 / _STEEPER, steepest, sign), _sum(drop, 1 / _FAR_STEEPER, steepest, sign)
+
+    def _slope(self, axis: int, a: int, b: int) -> dict[int, float]:
+        """Return the fall from one cell to the next, for each octave, as weights of their means."""
+        octaves = abs(float(self.places[a, axis] - self.places[b, axis]))
+        return {a: 1 / octaves, b: -1 / octaves}
+
+    def _estimate(self, weights: Mapping[int, float]) -> tuple[float, float]:
+        """Return a contrast of the means and its standard error."""
+        value = sum(weight * float(self.means[cell]) for cell, weight in weights.items())
+        variance = sum(weight**2 / float(self.count[cell]) for cell, weight in weights.items()) * self.variance
+        return value, variance**0.5
+
+    def _t(self, tests: int) -> float:
+        """Return the one-sided quantile of Student's t, corrected for a number of tests."""
+        return student_t(self.degrees, level=1 - 2 * (1 - CONFIDENCE) / max(1, tests))
+
+
+def _sum(a: Mapping[int, float], times: float, b: Mapping[int, float], and_times: float) -> dict[int, float]:
+    return {cell: times * a.get(cell, 0.0) + and_times * b.get(cell, 0.0) for cell in {**a, **b}}

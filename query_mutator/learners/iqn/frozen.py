@@ -1,0 +1,89 @@
+"""Inference with numpy: what a quantile network needs to act, without torch.
+
+n rows, D obs, A actions, H hidden, K quantiles, C cosines
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppo.frozen import array_of
+from query_mutator.learners.learner import Acted
+from query_mutator.types import FloatArray
+
+__all__ = ["MASKED_VALUE", "FrozenQuantiles", "drawn"]
+
+#: Subtracted from the value of a masked action, so that it is below all others; not part of what is learned.
+MASKED_VALUE = 1e6
+
+
+class FrozenQuantiles:
+    """A snapshot of a network for inference: the mean over evenly spaced quantiles, without torch."""
+
+    def __init__(self, state: Mapping[str, Any], *, num_quantiles: int = 32) -> None:
+        """Copy the weights of a `QuantileNetwork`, as arrays or as tensors; ValueError for other contents."""
+        self._weights = {name: array_of(value) for name, value in state.items()}
+        self._depth = sum(name.startswith("trunk") for name in state) // 2
+        taus = (np.arange(num_quantiles, dtype=np.float32) + 0.5) / num_quantiles
+        try:
+            cosines = np.cos(taus[:, None] * self._weights["frequencies"])
+            self._quantiles = _relu(self._apply("cosine", cosines))  # [K, H]
+            self.act(np.zeros((1, self._weights["trunk.0.weight"].shape[1]), np.float32), greedy=True)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise ValueError(f"these are not the weights of a quantile network: {error}") from error
+
+    def q_values(self, obs: FloatArray) -> FloatArray:
+        """Return the mean returns [n, A] under observations [n, D]; those of masked actions are below all others."""
+        hidden = np.asarray(obs, dtype=np.float32)
+        for layer in range(self._depth):
+            hidden = _relu(self._apply(f"trunk.{layer}", hidden))
+        streams = _relu(self._apply("streams", hidden[:, None] * self._quantiles))  # [n, K, 2H]
+        # The heads are linear: the mean over quantiles may be taken before them.
+        value, advantage = np.split(streams.mean(axis=1), 2, axis=-1)
+        advantages = self._apply("advantage_head", advantage)
+        values = self._apply("value_head", value) + advantages - advantages.mean(axis=-1, keepdims=True)
+        closed = self._weights["closed"]
+        if len(closed):
+            values = values - np.float32(MASKED_VALUE) * np.asarray(obs, dtype=np.float32)[:, closed]
+        return np.asarray(values, dtype=np.float32)
+
+    def act(
+        self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False, epsilon: float = 0.0
+    ) -> Acted:
+        """Return actions for observations [n, D]: the best, or with probability `epsilon` any allowed one.
+
+        Row i draws one uniform number from `rngs[i]`, so each environment has its own stream; `greedy` draws nothing.
+        """
+        values = self.q_values(obs)
+        best = values.argmax(axis=1)
+        if greedy:
+            return Acted(best, values.max(axis=1))
+        uniform = np.array([rng.random() for rng in rngs])
+        return Acted(
+            np.where(uniform < epsilon, drawn(self.allowed(obs), uniform / max(epsilon, 1e-9)), best),
+            values.max(axis=1),
+        )
+
+    def allowed(self, obs: FloatArray) -> NDArray[np.bool_]:
+        """Return the action mask [n, A] of observations [n, D]."""
+        closed = self._weights["closed"]
+        if not len(closed):
+            return np.ones((len(obs), len(self._weights["advantage_head.bias"])), dtype=np.bool_)
+        return np.asarray(obs[:, closed] < 0.5, dtype=np.bool_)
+
+    def _apply(self, name: str, rows: FloatArray) -> FloatArray:
+        return np.asarray(rows @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"], dtype=np.float32)
+
+
+def drawn(allowed: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return one allowed action of [n, A] each, picked uniformly by numbers [n] of [0, 1)."""
+    rank = np.floor(np.clip(uniform, 0.0, 1.0) * allowed.sum(axis=1))
+    return np.asarray(np.argmax(allowed.cumsum(axis=1) > rank[:, None], axis=1), dtype=np.int64)
+
+
+def _relu(rows: FloatArray) -> FloatArray:
+    return np.maximum(rows, 0.0)

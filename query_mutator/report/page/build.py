@@ -1,0 +1,114 @@
+"""Write the page of one or several runs: the sections first, then what was said, compressed block by block.
+
+The blocks of texts go through a temporary file, so the memory does not grow with the length of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from query_mutator.errors import reason_of
+from query_mutator.files import atomic_write
+from query_mutator.lab.analysis.html_page import html_document
+from query_mutator.report.page.cost import Price
+from query_mutator.report.page.messages import Message, as_block
+from query_mutator.report.page.pairs import pairs_of
+from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report.page.traffic import TrafficReader
+
+__all__ = ["MARK", "REPORT_FILE", "live_page", "page_parts", "write_page", "write_report"]
+
+logger = logging.getLogger(__name__)
+
+REPORT_FILE = "report.html"  # of a run folder
+MARK = "/* query-mutator report */"  # by which `qm report` knows its own files
+#: Nothing is loaded: no script, picture or font from elsewhere, whatever a text in the page says.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+_ASSETS = Path(__file__).with_name("assets")
+_LIVE = "live.js"
+_FIRST, _LAST = ("dom.js", "store.js"), ("boot.js", _LIVE)  # scripts in this order, the others by name between them
+_SMALL = ("section", "metrics")  # kinds of messages that the page shows first
+_SPOOL_BYTES = 1 << 20
+_BLOCKS = "<!-- blocks -->"
+
+
+def write_report(folder: Path) -> Path | None:
+    """Write the page of a run that ended into its folder; warn and return None where that fails, whatever the reason.
+
+    The run is complete without it, and `qm show` writes it again.
+    """
+    path = folder / REPORT_FILE
+    try:
+        write_page([folder], path)
+    except Exception as error:
+        logger.warning("the report of %s could not be written (%s); try qm show %s", folder, reason_of(error), folder)
+        return None
+    return path
+
+
+def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price | None = None) -> None:
+    """Write the page of run folders and of files of `qm serve --shadow` to `path`; UsageError for what is neither.
+
+    Only its owner can read a page with questions of real traffic.
+    """
+    readers = [_reader(folder, run, price) for run, folder in enumerate(folders)]
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
+        small = [message for reader in readers for message in _drain(reader, large)]
+        if len(readers) > 1:
+            small.append(pairs_of([(reader.name, reader.evaluation) for reader in readers]))
+        before, after = page_parts(" · ".join(reader.name for reader in readers))
+        large.seek(0)
+        is_private = any(reader.traffic for reader in readers)
+        with atomic_write(path, mode=0o600 if is_private else None) as file:
+            file.write(before)
+            file.writelines(map(as_block, small))
+            shutil.copyfileobj(large, file)
+            file.write(after)
+
+
+def _reader(folder: str | Path, run: int, price: Price | None) -> RunReader | TrafficReader:
+    return TrafficReader(folder, run=run) if Path(folder).is_file() else RunReader(folder, run=run, price=price)
+
+
+def _drain(reader: RunReader | TrafficReader, large: IO[bytes]) -> list[Message]:
+    """Return the small messages of a run as it is now; write the blocks of the others."""
+    small: list[Message] = []
+    while messages := reader.poll():
+        small += [message for message in messages if message["kind"] in _SMALL]
+        large.writelines(as_block(message) for message in messages if message["kind"] not in _SMALL)
+        if not reader.has_more:  # a run that is being written has new rows at every poll
+            break
+    return small
+
+
+def live_page() -> bytes:
+    """Return a page without blocks, which gets its messages from the server that sent it."""
+    before, after = page_parts("Query Mutator", policy=f"{POLICY}; connect-src 'self'", is_live=True)
+    return before + after
+
+
+def page_parts(title: str, *, policy: str = POLICY, is_live: bool = False) -> tuple[bytes, bytes]:
+    """Return the page before and after its blocks of messages."""
+    style = f"{MARK}\n{_asset('page.css')}"
+    body = f"{_asset('page.html')}\n{_BLOCKS}"
+    scripts = f"<script>\n{_scripts(is_live=is_live)}\n</script>\n"
+    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=policy).split(_BLOCKS)
+    return before.encode(), after.encode()
+
+
+def _scripts(*, is_live: bool) -> str:
+    names = sorted(path.name for path in _ASSETS.glob("*.js") if is_live or path.name != _LIVE)
+    ordered = sorted(names, key=lambda name: (_LAST.index(name) if name in _LAST else -1, name not in _FIRST))
+    return '"use strict";\n' + "\n".join(_asset(name) for name in ordered)
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,141 @@
+"""The section on real traffic: questions that `qm serve --shadow` answered both ways, and each of them in the browser.
+
+In the table of questions the original way is `identity` and the rewritten one `policy`; no answer has a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.report.page.messages import Message, TextTable, chunks, section
+from query_mutator.report.page.origin import Redactor
+from query_mutator.report.page.questions import Evaluation
+from query_mutator.report.page.tail import FollowedRows
+from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN, SENT, check_pair, read_shadow, shadow_result
+
+__all__ = ["Traffic", "TrafficReader"]
+
+TAG, SET = "traffic", "traffic"
+
+
+class Traffic:
+    """The pairs of a file, read as it grows; `texts` gets what was said."""
+
+    def __init__(self, path: Path, texts: TextTable) -> None:
+        self._rows, self._texts = FollowedRows(path), texts
+        self.pairs: list[Mapping[str, Any]] = []
+        self._sent = 0  # pairs whose questions the page has
+
+    def __bool__(self) -> bool:
+        """Return whether there is a pair."""
+        return bool(self.pairs)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether the last `read` left rows for the next."""
+        return self._rows.has_more
+
+    def read(self, *, limit: int) -> bool:
+        """Read new pairs; return whether they replace all before. UsageError for a file of another kind."""
+        rows, is_reset = self._rows.read(limit=limit)
+        if is_reset:
+            self.pairs.clear()
+            self.again()
+        path = self._rows.path
+        self.pairs += [check_pair(row, path) for row in rows if row.get("kind") != HEADER["kind"]]
+        return is_reset
+
+    def again(self) -> None:
+        """Send all questions with the next messages: those of the run replaced them."""
+        self._sent = 0
+
+    def messages(self, run: int) -> Iterator[Message]:
+        """Yield the messages with the questions that are new."""
+        new = [self._question(number) for number in range(self._sent, len(self.pairs))]
+        self._sent = len(self.pairs)
+        if new:
+            yield from self._texts.take()
+            for part in chunks(new):
+                yield {"kind": "questions", "run": run, "reset": False, "rows": list(part)}
+
+    def section(self) -> dict[str, Any]:
+        """Return what the pairs show."""
+        return shadow_result(self.pairs)
+
+    def _question(self, number: int) -> dict[str, Any]:
+        """Return a pair as a row of the table of questions."""
+        pair = self.pairs[number]
+        question, rewrite = str(pair["question"]), str(pair["rewrite"])
+        operators = [*map(str, pair["operators"])] if rewrite != question else []
+        return {
+            "id": f"{TAG}-{number + 1}",
+            "q": self._texts.number(question),
+            "tags": [TAG, str(pair["mode"]), *self._judged(pair)],
+            "set": SET,
+            "accepted": [],
+            "methods": {
+                IDENTITY: self._way(pair, ORIGINAL, question, []),
+                POLICY: self._way(pair, REWRITTEN, rewrite, operators),
+            },
+        }
+
+    def _judged(self, pair: Mapping[str, Any]) -> list[str]:
+        return [f"judge: {pair['judge']['choice']}"] if pair["judge"] else []
+
+    def _way(self, pair: Mapping[str, Any], name: str, asked: str, operators: list[str]) -> dict[str, Any]:
+        way = pair[name]
+        return {
+            "success": None,
+            "score": None,
+            "refused": way["refused"],
+            "not_sure": way["not_sure"],
+            **{key: way[key] for key in ("calls", "tokens", "seconds")},
+            "reply_tokens": way["tokens"],
+            "steps": operators,
+            "rewrites": [self._texts.number(asked)] * len(operators),
+            "asked": [self._texts.number(asked)],
+            "answers": [self._texts.number(way["answer"])],
+            "parts": [None],
+            "scores": [None],
+            "fits": [way["fit"]],
+            "verdicts": [None],
+            "submitted": 0 if pair[SENT] == name else None,
+            "why": "sent to the client" if pair[SENT] == name else "",
+            "error": None,
+        }
+
+
+class TrafficReader:
+    """A file of `qm serve --shadow` as messages of a page, as a RunReader gives those of a run."""
+
+    def __init__(self, path: str | Path, *, run: int = 0) -> None:
+        self.path, self.run = Path(path), run
+        read_shadow(self.path)  # a file of another kind is refused here
+        self.texts = TextTable(run, Redactor({}).text)
+        self.evaluation = Evaluation(self.texts)
+        self.traffic = Traffic(self.path, self.texts)
+        self._is_read = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file."""
+        return self.path.name
+
+    @property
+    def has_more(self) -> bool:
+        """Return False: the file is read at once."""
+        return False
+
+    def poll(self) -> tuple[Message, ...]:
+        """Return the messages, the first time."""
+        if self._is_read:
+            return ()
+        self._is_read = True
+        self.traffic.read(limit=10**9)
+        about = {"state": "", "name": self.name, "folder": str(self.path), "methods": [], "warnings": [], "n": 0}
+        found = self.traffic.section()
+        answer = section(self.run, "answer", {**about, "verdict": found["sentence"], "only_traffic": True})
+        return answer, section(self.run, "traffic", found), *self.traffic.messages(self.run)

@@ -1,0 +1,192 @@
+"""Checkpoints of training runs: tensors and plain types only, so loading one runs no code from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from query_mutator.env.observation import Projection
+from query_mutator.env.task import operator_names
+from query_mutator.errors import CheckpointError
+from query_mutator.files import disk_errors
+from query_mutator.files.run_dir import newest_checkpoint, steps_of
+from query_mutator.plugins import load_plugins, warn_of_changes
+from query_mutator.session.models import ResolvedModels
+from query_mutator.settings.episode import TaskSettings
+
+S = TypeVar("S")
+
+#: What a run did before its checkpoint had a setting for it.
+EARLIER_TASK, EARLIER_MODELS = {"seed": 0, "validation_fold": "none"}, {"cache": "off"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of a run, and the lengths of its row files."""
+
+    env_steps: int = 0
+    wall_s: float = 0.0
+    llm_calls: int = 0
+    invalid_steps: int = 0
+    tokens: int = 0
+    cut_replies: int = 0
+    best_success: float = 0.0  # of the periodic evaluations
+    env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
+    transcripts_bytes: int = 0
+    transcripts_crc: int | None = None  # None: written by an older version
+    metrics_bytes: int = 0
+    metrics_crc: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One saved state; `learner` is its `state_dict`, with the policy's weights under `policy`."""
+
+    learner: Mapping[str, Any]
+    actions: tuple[str, ...]
+    task: TaskSettings
+    system: ResolvedModels
+    projection: Projection
+    flags: Mapping[str, Any]
+    versions: Mapping[str, str]
+    progress: Progress = field(default_factory=Progress)
+    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
+    bandit: Mapping[str, Any] | None = None  # sums of the run's transitions (`evaluation.bandit_baseline`)
+    callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
+    plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
+    path: Path | None = None
+
+    def save(self, path: Path) -> Path:
+        """Write the checkpoint atomically; DiskError when it cannot be written."""
+        from ppo.checkpoint import save_checkpoint
+
+        with disk_errors(path):
+            return save_checkpoint(path, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        import torch
+
+        return {
+            **self.learner,
+            "actions": list(self.actions),
+            "task": asdict(self.task),
+            "system": asdict(self.system),
+            "projection": {
+                "mean": torch.from_numpy(self.projection.mean),
+                "components": torch.from_numpy(self.projection.components),
+            },
+            "flags": dict(self.flags),
+            "versions": dict(self.versions),
+            "progress": asdict(self.progress),
+            "envs": self.envs,
+            "bandit": self.bandit,
+            "callbacks": dict(self.callbacks),
+            "plugins": dict(self.plugins),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Return the checkpoint in a `.pt` file; CheckpointError for one that cannot be used."""
+        state = _load(path)
+        try:
+            return cls(
+                learner=_learner(state),
+                actions=tuple(state["actions"]),
+                task=_known_fields(TaskSettings, {**EARLIER_TASK, **_priced(state["task"])}),
+                system=_known_fields(ResolvedModels, {**EARLIER_MODELS, **state["system"]}),
+                projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
+                flags=_with_operators(_priced(state["flags"]), state["actions"]),
+                versions=state["versions"],
+                progress=Progress(**state["progress"]),
+                envs=state.get("envs"),
+                bandit=state.get("bandit"),
+                callbacks=state.get("callbacks", {}),
+                plugins=state.get("plugins", {}),
+                path=path,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not a checkpoint of query mutator ({error}); give a run folder") from error
+
+    @property
+    def algo(self) -> str:
+        """Return the name of the learner."""
+        return str(self.flags.get("algo", "ppo"))
+
+    def load_plugins(self) -> None:
+        """Load the plugins the run was started with; warn of those that have changed since."""
+        load_plugins(self.plugins)
+        warn_of_changes(self.plugins)
+
+    def check_actions(self, actions: Sequence[str]) -> None:
+        """Raise a CheckpointError with the difference unless the policy has exactly these actions."""
+        if tuple(actions) == self.actions:
+            return
+        missing = [name for name in self.actions if name not in actions]
+        extra = [name for name in actions if name not in self.actions]
+        difference = "; ".join(
+            f"{what}: {', '.join(names)}" for what, names in (("only there", missing), ("only here", extra)) if names
+        )
+        raise CheckpointError(
+            f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
+            f"use --operators {','.join(operator_names(self.actions))}"
+        )
+
+
+def _with_operators(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
+    """Return flags that name the operators: the default may have more in a later version."""
+    return {**flags, **({"operators": ",".join(operator_names(actions))} if flags.get("operators") == "" else {})}
+
+
+def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of the learner's `state_dict`, which stand next to those of the run."""
+    run = {field.name for field in fields(Checkpoint)}
+    return {"policy": state["policy"], "updates_done": state["updates_done"]} | {
+        key: value for key, value in state.items() if key not in run
+    }
+
+
+def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a learner's state that later updates do not change."""
+    return copy.deepcopy(dict(state))
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the checkpoint in a `.pt`, or the newest readable one of a run folder; CheckpointError without one."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
+    return _of_its_name(path) if path.is_file() else newest_checkpoint(path, _of_its_name)
+
+
+def _of_its_name(path: Path) -> Checkpoint:
+    checkpoint = Checkpoint.read(path)
+    if (steps := checkpoint.progress.env_steps) != steps_of(path, default=steps):
+        raise CheckpointError(f"{path} holds the state after {steps} steps; it was renamed or exchanged")
+    return checkpoint
+
+
+def _load(path: Path) -> dict[str, Any]:
+    from ppo.checkpoint import load_checkpoint
+
+    try:
+        return load_checkpoint(path)
+    except ValueError as error:
+        reason = str(error)
+    except Exception as error:  # damaged bytes fail in many ways
+        reason = f"cannot read the checkpoint {path}: {error}"
+    raise CheckpointError(f"{reason}; give a run folder or another .pt")
+
+
+def _priced(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the price of a call in place of the cost of a step (two calls) of earlier versions."""
+    values = dict(values)
+    step_cost = values.pop("step_cost", None)
+    return values if step_cost is None else {**values, "call_price": (step_cost / 2,)}
+
+
+def _known_fields(cls: type[S], values: Mapping[str, Any]) -> S:
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in values.items() if name in known})

@@ -1,0 +1,50 @@
+"""The questions of a run: a bundled set, a file, or a set of the Hugging Face hub, and their split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from query_mutator.data import BUNDLED, QuestionSet, Split, hub, load_question_set, split_questions, validation_split
+from query_mutator.errors import DatasetError, UsageError
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.types import Question
+
+__all__ = ["read_dataset", "split_dataset"]
+
+
+def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
+    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file."""
+    dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
+    if dataset in bundled and not Path(dataset).exists():
+        for name in ("question_column", "answer_column"):
+            if getattr(settings, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
+        return QuestionSet(questions=bundled[dataset]())
+    paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
+    if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
+        sets = ", ".join(bundled)
+        raise DatasetError(
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, or a bundled set: {sets}"
+        )
+    found = load_question_set(
+        paths, name=dataset, question_column=settings.question_column, answer_column=settings.answer_column
+    )
+    if not found.questions:
+        raise DatasetError(
+            f"{dataset}: all {len(found.guard)} rows are marked unsafe; they serve the guard metric only, next to "
+            "other questions"
+        )
+    return replace(found, source=source)
+
+
+def split_dataset(settings: TaskSettings) -> Split:
+    """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
+    found = read_dataset(settings)
+    split = replace(split_questions(found.questions), guard=found.guard, source=found.source)
+    if settings.validation_fold == "none":
+        return split
+    fold = validation_split(split.train, settings.validation_fold)
+    return replace(split, train=fold.train, validation=fold.validation)

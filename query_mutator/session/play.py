@@ -1,0 +1,245 @@
+"""Play an episode: `play(policy, engine)` is the one loop over steps of a policy that is no longer learning.
+
+    engine = EpisodeEngine.open(task, 0)                            # question 0 of the task
+    flow = play(ByObservation(lambda obs: 3), engine)               # or greedy(policy), Script([3, 7]), ...
+    played = run_flow(flow, client=client, encoder=task.encoder, retry_policy=RetryPolicy())
+    print(played.stopped, engine.submitted.answer, engine.episode.calls)
+
+`play` is a flow: it yields calls and embeddings, and does no I/O and no waiting. `env.scheduling.run_flow` drives it in
+a thread, `PooledScheduler` many of them at once, `env.async_flow` with asyncio. Evaluation, plan search, `Rewriter`,
+the proxy and `qm batch` play their episodes here; an environment, whose actions come from outside, takes steps of the
+same engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.flow import Call, Flow, Need, map_needs
+from query_mutator.learners.learner import InferencePolicy
+from query_mutator.operators import local_rewrite
+from query_mutator.types import ASK, CONTROLS, SUBMIT, Completion, ErrorInfo, FloatArray
+
+__all__ = ["ByObservation", "Limits", "Played", "Player", "Script", "Step", "Stopped", "Uniform", "greedy", "play"]
+
+#: What ended an episode before its policy did: a limit, or a call that failed for good.
+Stopped = Literal["max_calls", "deadline", "error"]
+
+UNANSWERED_SHARE = 0.5  # of the time that a deadline leaves: then the first question to the target is asked
+
+
+class Player(Protocol):
+    """Picks the actions of one episode."""
+
+    @property
+    def observes(self) -> bool:
+        """Return whether actions depend on `engine.observe()`; else unasked wordings need no embedding."""
+
+    def __call__(self, engine: EpisodeEngine) -> int:
+        """Return the number of the next action."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByObservation:
+    """Picks actions by a function of the observation [O]."""
+
+    choose: Callable[[FloatArray], int]
+    observes = True
+
+    def __call__(self, engine: EpisodeEngine) -> int:
+        """Return the function's action."""
+        return self.choose(engine.observe())
+
+
+def greedy(policy: InferencePolicy) -> ByObservation:
+    """Return the player that takes a policy's most probable action."""
+    return ByObservation(lambda obs: int(policy.act(obs[None], (), greedy=True).actions[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Takes a fixed sequence of actions."""
+
+    actions: Sequence[int]
+    observes = False
+
+    def __call__(self, engine: EpisodeEngine) -> int:
+        """Return the action of this step."""
+        return self.actions[engine.episode.steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Picks uniformly among all actions."""
+
+    rng: np.random.Generator
+    observes = False
+
+    def __call__(self, engine: EpisodeEngine) -> int:
+        """Return a random action."""
+        return int(self.rng.integers(len(engine.task.actions)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One action of the policy."""
+
+    operator: str  # or "ask", "undo", "submit"
+    text: str  # the wording after it
+    is_changed: bool  # whether it changed the wording
+    answer: str | None  # the target's answer to this wording, None if it was not asked
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """How an episode went: its steps, what stopped it before the policy ended it, and the failed call, if one did."""
+
+    steps: list[Step] = field(default_factory=list)
+    stopped: Stopped | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one question; the best answer so far is submitted when one is reached."""
+
+    max_calls: int | None = None  # to both models, retries aside
+    deadline_s: float | None = None  # seconds from the start
+
+    def __post_init__(self) -> None:
+        if self.max_calls is not None and self.max_calls < 1:
+            raise ValueError(f"max_calls={self.max_calls} must be at least 1: the question is asked once")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ValueError(f"deadline_s={self.deadline_s} must be above 0")
+
+
+NO_LIMITS = Limits()
+
+
+def play(
+    player: Player,
+    engine: EpisodeEngine,
+    *,
+    limits: Limits | None = None,
+    first_answer: str | None = None,
+    first_tries: int = 1,
+    asks_at_end: bool = True,
+    asks_when_stopped: bool = False,
+) -> Flow:
+    """Yield the needs of an episode from its beginning to its end; return how it was Played.
+
+    `first_answer` is the target's answer to the original question, if it is known; else, where the rules ask the
+    original, it is asked up to `first_tries` times. Without `asks_at_end` an episode that would ask at its end leaves
+    that to the caller. With `asks_when_stopped` an episode that a limit or a failed call ends before its first answer
+    asks its current wording.
+    """
+    task, played, clock = engine.task, Played(), _Clock(engine, limits or NO_LIMITS)
+    ended = False
+    if first_answer is not None:
+        played.error = yield from engine.add_first(first_answer)
+    elif task.rules.asking.asks_original:
+        played.error = yield from clock.bound(engine.ask_original(tries=first_tries), clock.ends_at)
+    while not (ended or played.stopped or played.error):
+        action = player(engine)
+        played.stopped = clock.reached(action)
+        if played.stopped is None:
+            ended = yield from _step(action, engine, played, clock, asks_at_end=asks_at_end)
+    if asks_when_stopped and not ended and engine.submitted is None and task.rules.asking.policy_asks:
+        failed = yield from clock.bound(engine.ask(), clock.ends_at)
+        played.error = failed or played.error
+    if played.error is not None and not clock.is_late(played.error):
+        played.stopped = "error"
+    elif not ended:
+        played.stopped = played.stopped or "deadline"
+    return played
+
+
+def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, asks_at_end: bool) -> Flow:
+    """Take one action and note it; return whether it ended the episode."""
+    episode, rules, name = engine.episode, engine.task.rules, engine.task.actions[action]
+    before, known = episode.text, len(episode.known)
+    error = yield from clock.bound(engine.act(action, asks_at_end=asks_at_end), clock.rewriting_ends_at)
+    if error is not None:
+        if clock.is_late(error):
+            played.stopped = "deadline"
+        else:
+            played.error = error
+        return False
+    is_new = len(episode.known) > known
+    played.steps.append(
+        Step(
+            operator=name,
+            text=episode.text,
+            is_changed=episode.text != before,
+            answer=episode.answer if is_new else None,
+        )
+    )
+    return name == SUBMIT or episode.steps >= rules.max_episode_steps
+
+
+class _Clock:
+    """The limits of an episode that has begun."""
+
+    def __init__(self, engine: EpisodeEngine, limits: Limits) -> None:
+        self._engine, self._limits = engine, limits
+        self._started = time.monotonic()
+
+    def reached(self, action: int) -> Stopped | None:
+        """Return which limit an action would exceed, None if it is within both."""
+        ends_at, max_calls = self.rewriting_ends_at(), self._limits.max_calls
+        if ends_at is not None and time.monotonic() >= ends_at:
+            return "deadline"
+        if max_calls is not None and self._engine.episode.calls + self._calls_of(action) > max_calls:
+            return "max_calls"
+        return None
+
+    def ends_at(self) -> float | None:
+        """Return the deadline, a time of `time.monotonic()`."""
+        return None if self._limits.deadline_s is None else self._started + self._limits.deadline_s
+
+    def rewriting_ends_at(self) -> float | None:
+        """Return when to stop rewriting: without an answer early enough to ask for one."""
+        if self._limits.deadline_s is None:
+            return None
+        share = UNANSWERED_SHARE if self._engine.submitted is None else 1.0
+        return self._started + share * self._limits.deadline_s
+
+    def bound(self, flow: Flow, ends_at: Callable[[], float | None]) -> Flow:
+        """Yield the needs of `flow` with a deadline on its calls; return its result."""
+
+        def bounded(need: Need) -> Flow:
+            deadline = ends_at()
+            if isinstance(need, Call) and deadline is not None:
+                if time.monotonic() >= deadline:
+                    return Completion.failed("timeout", "the deadline was reached")
+                need = replace(need, request=replace(need.request, deadline=deadline))
+            return (yield need)
+
+        return flow if self._limits.deadline_s is None else map_needs(flow, bounded)
+
+    def is_late(self, error: ErrorInfo) -> bool:
+        """Return whether a call failed because of the deadline."""
+        ends_at = self.rewriting_ends_at()
+        return error.kind == "timeout" and ends_at is not None and time.monotonic() >= ends_at
+
+    def _calls_of(self, action: int) -> int:
+        """Return the maximum calls of an action, with the call to the target that must follow it without an answer."""
+        engine, task = self._engine, self._engine.task
+        episode, name = engine.episode, task.actions[action]
+        calls = 0
+        if name not in CONTROLS:
+            may_change = engine.may_change(action)
+            calls = int(may_change and local_rewrite(task.operators[action]) is None)
+            calls += may_change and task.rules.asking.asks_rewrites
+        elif name == ASK:
+            calls = episode.current is None
+        if name == SUBMIT or episode.steps + 1 >= task.rules.max_episode_steps:
+            answers = len(episode.different_answers) if task.rules.answer == "round_trip" else 0
+            calls += answers if answers > 1 else 0
+        return calls + (engine.submitted is None and name != ASK)

@@ -1,0 +1,69 @@
+"""What an episode may do, and all that making a task takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppo.config import ComputeConfig
+from query_mutator.bounds import Few, Group, Parallel, Prose, Weight
+from query_mutator.settings.models import Sampling
+from query_mutator.settings.questions import Questions, Reward, ValidationFold
+from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
+
+__all__ = ["CallRules", "Episode", "Observing", "Operators", "TaskSettings", "Validation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operators(Group):
+    """What may be done with a question."""
+
+    operators: str = ""
+    """Rewrite operators that the policy may choose, as a,b,c; by default all."""
+    domain: Prose = "Python's standard library"
+    """Subject of the questions, for the operators that mention it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRules(Group):
+    """Which calls an episode makes, and what they cost."""
+
+    max_asks: Few | None = None
+    """Most questions to the target in an episode with --ask policy; 1: it rewrites without seeing any answer."""
+    call_price: tuple[Weight, ...] = (CALL_PRICE,)
+    """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
+    skip_unchanged: bool = True
+    """Make no call for a rewrite whose local test says that it would change nothing (no misspelt word, no slang)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode(CallRules):
+    """The rules of an episode."""
+
+    answer: AnswerRule = "best"
+    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
+    round_trip: that from which the mutator can tell the question, one call for each of several answers."""
+    ask: AskRule = "every_step"
+    """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
+    max_episode_steps: Few = 5
+    """Steps after which an episode ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observing(Group):
+    """What a policy observes."""
+
+    embedding_dims: Parallel = 6
+    """Principal components of the embeddings in an observation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation(Group):
+    """The questions of periodic evaluations."""
+
+    validation_fold: ValidationFold = 0
+    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(Questions, Operators, Reward, Episode, Observing, Sampling, Validation, ComputeConfig):
+    """Which questions are asked and the rules of an episode: what `make_task` takes."""

@@ -1,0 +1,45 @@
+"""Comparisons with the baselines, and when a run stops because calls fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from query_mutator.bounds import Count, CountOrNone, Group, Share
+
+__all__ = ["Comparison", "FailureRate", "PeriodicEvaluation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRate(Group):
+    """When too many calls have failed."""
+
+    max_failure_rate: Share = 0.2
+    """Stop with exit code 3, training with a checkpoint, when more than this share of recent steps, or of the questions
+    of an evaluation, failed for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicEvaluation(Group):
+    """Evaluations during training."""
+
+    eval_interval: Annotated[CountOrNone | None, arg(aliases=["--validation-interval"])] = None
+    """Updates between two evaluations on validation questions; by default about ten per run, 0 for none."""
+    eval_questions: Annotated[Count, arg(aliases=["--validation-questions"])] = 120
+    """Most validation questions of a periodic evaluation; the same ones each time."""
+    evaluate: bool = True
+    """Compare the policy with the baselines on all held-out questions at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Group):
+    """The comparison with the baselines on held-out questions."""
+
+    eval_calls: Count | None = None
+    """Maximum model calls of the comparison with the baselines, retries aside: a random sample of the questions that
+    fits is asked, the same for all."""
+    plan_calls: CountOrNone = 3000
+    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out. With
+    --teacher search this is done before training."""

@@ -1,0 +1,115 @@
+"""How a policy learns: what all learners share, and the groups of IQN and of the bandit next to ppo's `PPOConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt, Le
+from tyro.conf import arg
+
+from ppo.config import LearnerConfig
+from query_mutator.bounds import (
+    Count,
+    CountOrNone,
+    Group,
+    Norm,
+    Parallel,
+    Positive,
+    Retries,
+    Share,
+    Threads,
+    Tokens,
+    Weight,
+    defaults,
+)
+
+__all__ = ["BanditConfig", "CollectorConfig", "IQNConfig", "Learning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Group):
+    """Which learner, and what it imitates first."""
+
+    algo: str = "ppo"
+    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (LinUCB), or the name of a plugin's."""
+    max_policy_lag: Retries = 0
+    """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
+    next rollout during the update, and a resumed run starts new episodes."""
+    teacher: str | None = None
+    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral, or search (the best plan within
+    --plan-calls), both with --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps
+    steps of the run."""
+    teacher_steps: CountOrNone = 1024
+    """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorConfig(Group):
+    """Threads that collect for an off-policy learner."""
+
+    num_collectors: Threads = 8
+    """Threads that collect; they share the environments evenly and are at most as many."""
+    max_pending_updates: Annotated[CountOrNone, arg(aliases=["--max-update-debt"])] = 8
+    """Gradient steps that may be due before collectors wait for the learner; large numbers let the achieved replay
+    ratio fall below --replay-ratio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+@defaults(num_processes=1)
+class BanditConfig(LearnerConfig):
+    """The contextual bandit, LinUCB."""
+
+    ucb_alpha: Weight = 0.3
+    """Standard errors added to an action's estimated reward while learning; 0 never explores."""
+    ridge: Norm = 1.0
+    """L2 penalty of all coefficients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+@defaults(num_processes=8, lr=1e-3, max_grad_norm=10.0)
+class IQNConfig(LearnerConfig):
+    """IQN and its replay buffer."""
+
+    train_batch_size: Tokens = 512
+    """Transitions in one gradient step; --batch-size is the number of model calls in flight."""
+    replay_ratio: Positive = 64.0
+    """Times that a transition is learned from on average; the achieved ratio is logged."""
+    replay_size: Tokens = 100_000
+    """Transitions in the replay buffer; new ones replace the oldest."""
+    learning_starts: Tokens = 256
+    """Transitions to collect before the first gradient step."""
+    sync_every: Count = 1
+    """Gradient steps after which the collectors get the new weights."""
+    n_step: Parallel = 3
+    """Steps of the n-step return."""
+    target_tau: Annotated[float, Gt(0), Le(1)] = 0.02
+    """Share of the online weights in each update of the target network (Polyak)."""
+    per_alpha: Share = 0.5
+    """Priority exponent of the replay; 0 samples uniformly."""
+    per_beta: Share = 0.4
+    """Exponent of the importance weights at the start of the run; 1 at its end."""
+    epsilon_start: Share = 1.0
+    """Share of random actions (among the allowed ones) at the start."""
+    epsilon_end: Share = 0.05
+    """Share of random actions from --epsilon-fraction of the run on."""
+    epsilon_fraction: Share = 1.0
+    """Share of the run in which it falls linearly."""
+    num_quantiles: Parallel = 8
+    """Quantiles drawn per sample in a gradient step, for the prediction and for its target."""
+    num_eval_quantiles: Parallel = 32
+    """Quantiles averaged for a value when actions are chosen."""
+    num_cosines: Parallel = 64
+    """Cosine features in the embedding of a quantile."""
+    kappa: Positive = 1.0
+    """Error below which the quantile Huber loss is quadratic."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_quantiles % 2:
+            raise ValueError(f"num_quantiles={self.num_quantiles} must be even, they are drawn in pairs; try 8")
+        if self.learning_starts > self.replay_size:
+            raise ValueError(
+                f"learning_starts={self.learning_starts} is more than replay_size={self.replay_size} holds; "
+                f"try --replay-size {self.learning_starts}"
+            )

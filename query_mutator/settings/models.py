@@ -1,0 +1,101 @@
+"""Who rewrites, answers and embeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from ppo.config import ComputeConfig
+from query_mutator.bounds import Group, Sigma, Tokens, Wait
+from query_mutator.settings.calls import Calls, Context
+
+__all__ = [
+    "ADDRESS_FLAGS",
+    "AUTO",
+    "Address",
+    "Encoding",
+    "ModelSettings",
+    "Models",
+    "Sampling",
+    "Simulation",
+]
+
+AUTO = "auto"  # what `backend` is unless one is named
+ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf")  # the settings that say where a model is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address(Context):
+    """The servers, and the model that answers."""
+
+    backend: str = AUTO
+    """Server: auto, embedded, ollama, openai, llama, a plugin's; auto uses Ollama if it answers, else embedded."""
+    ollama_url: tuple[str, ...] = ()
+    """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    openai_url: str | None = None
+    """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
+    gguf: tuple[str, ...] = ()
+    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
+    target_model: str | None = None
+    """The model that answers."""
+
+    def __post_init__(self) -> None:
+        for name in ("ollama_url", "gguf"):  # a program may give one, or none
+            if not isinstance(given := getattr(self, name), tuple):
+                object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given or ()))
+        super().__post_init__()
+
+    @property
+    def urls(self) -> dict[str, str | Sequence[str] | None]:
+        """Return the addresses by the name of their flag, as `resolve_backend` and `choose_backend` take them."""
+        return {name: getattr(self, name) for name in ADDRESS_FLAGS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models(Address):
+    """The models that rewrite and answer, and the servers that run them."""
+
+    mutator_model: str | None = None
+    """The model that rewrites; by default the target model. hf:FOLDER runs one in this process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Group):
+    """What the models write."""
+
+    mutator_max_tokens: Tokens = 128
+    """Most tokens of a rewrite."""
+    target_max_tokens: Tokens = 256
+    """Most tokens of an answer."""
+    temperature: Annotated[float, Ge(0), Le(100)] = 0.0
+    """Sampling temperature of both models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation(Group):
+    """Simulated times of the embedded server."""
+
+    latency_ms: Wait = 0.0
+    """Simulated: mean time of a call to the embedded server, computing included; 0 adds none."""
+    latency_sigma: Sigma = 0.0
+    """Simulated: sigma of the log-normal spread of that time, the same for the same prompt."""
+    running_speed: Wait = 0.0
+    """Simulated: 16 s divided by this number in place of --latency-ms; 0 adds no time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding(Group):
+    """The sentence encoder."""
+
+    encoder: str = "all-MiniLM-L6-v2"
+    """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
+    encoder_max_tokens: Annotated[int, Ge(8), Le(10**6)] | None = None
+    """Tokens of a text that the sentence encoder reads; by default as many as the model allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Models, Calls, Encoding, Simulation, ComputeConfig):
+    """Which models answer and how calls reach them: what `open_models` takes."""

@@ -1,0 +1,60 @@
+"""Where a run is kept, and what it loads first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from query_mutator.bounds import Count, Group
+
+__all__ = ["Lock", "NamedRun", "Plugins", "Run", "RunFolder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugins(Group):
+    """Your own code."""
+
+    plugin: tuple[str, ...] = ()
+    """Modules or .py files to load first, which register operators, reward parts, backends or learners."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder(Plugins):
+    """The run folder."""
+
+    save_dir: Annotated[str, arg(aliases=["--out"])] = "runs"
+    """Folder of the run folders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedRun(RunFolder):
+    """The run folder and its name."""
+
+    name: str | None = None
+    """Last part of the run folder's name; by default the learner's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock(Group):
+    """The lock of a folder that a command writes."""
+
+    break_lock: bool = False
+    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(NamedRun, Lock):
+    """The run: its folder, its log, its checkpoints."""
+
+    save_interval: Count = 5
+    """Updates between two checkpoints."""
+    log_interval: Count = 1
+    """Updates between two rows of metrics."""
+    resume: str | None = None
+    """Resume in a run folder, repeating only calls that were in flight; or start a new folder from a .pt file."""
+    config: str | None = None
+    """JSON or TOML file of flags; the command line takes precedence."""
+    dry_run: bool = False
+    """Print an estimate (updates, steps, model calls, time) and stop."""

@@ -1,0 +1,70 @@
+"""What is asked, and what a good answer is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from query_mutator.bounds import Group, Prose
+
+__all__ = ["Columns", "Judging", "Questions", "Reward", "ValidationFold"]
+
+ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Group):
+    """The columns of a file of questions."""
+
+    question_column: str | None = None
+    """Column of the question, if it is not called query, question, prompt or text."""
+    answer_column: str | None = None
+    """Column of the answer, if it is not called accept, answer, reference or response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(Columns):
+    """The questions."""
+
+    dataset: str = "python_docs"
+    """Questions: python_docs or reference_tables (bundled), a .jsonl, .json, .csv or .parquet file, or a set of the
+    Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/how-to/use-your-own-data.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging(Group):
+    """The model that judges answers."""
+
+    judge_model: str | None = None
+    """Model of the reward part judge; another one than the model that answers."""
+    judge_rubric: Prose = ""
+    """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
+    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
+    """How the judge says yes or no: JSON of a schema, probabilities of the first token, its first word; auto asks the
+    server once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "judge_rubric", _rubric_text(self.judge_rubric))  # a resumed run reads no file again
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward(Judging):
+    """The score of an answer."""
+
+    reward: str = ""
+    """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
+
+
+def _rubric_text(given: str) -> str:
+    """Return the text of a rubric's file; a text, which has a line break, stays. ValueError for an unreadable file."""
+    if not given or "\n" in given:
+        return given
+    try:
+        text = Path(given).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--judge-rubric {given[:200]} cannot be read ({error}); give a file of UTF-8 text") from None
+    if not text:
+        raise ValueError(f"--judge-rubric {given} is empty; write when the judge is to say yes, and when no")
+    return text + "\n"

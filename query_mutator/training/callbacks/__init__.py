@@ -1,0 +1,18 @@
+"""Callbacks: what hangs on the training loop without being part of it, ours and those of `--plugin`.
+
+base.py           Callback, its hooks, RunView (what a hook sees), CALLBACKS (the registry) and CallbackList
+advice.py         the server works on fewer calls at a time than it is sent
+bandit_rows.py    transitions for the bandit of the result table
+failures.py       stop when too many calls fail
+judge_watch.py    does the judge's score rise while what the gold says does not?
+long_prompts.py   prompts that do not fit a model's context
+plan_teacher.py   search for the plan that the learner imitates first
+trackers.py       wandb, trackio, mlflow
+validation.py     periodic evaluations on validation questions
+
+The plots at the end are `query_mutator.report.plots`.
+"""
+
+from query_mutator.training.callbacks.base import CALLBACKS, Callback, CallbackList, RunView
+
+__all__ = ["CALLBACKS", "Callback", "CallbackList", "RunView"]

@@ -1,0 +1,61 @@
+"""Checks of a run before anything is loaded or started: its questions, its machine, its checkpoint, its bounds."""
+
+from __future__ import annotations
+
+from query_mutator import operators
+from query_mutator.bounds import group_of
+from query_mutator.data import Split, guard_questions
+from query_mutator.env.rules import ASKING, EpisodeRules
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
+from query_mutator.evaluation.plan_search import check_calls
+from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.judging import make_reward
+from query_mutator.training.config import SEARCH, TrainConfig
+from query_mutator.training.learner import read_teacher
+
+__all__ = ["check_run", "comparison_cost"]
+
+
+def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
+    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
+    import torch
+
+    from ppo.algorithm import usable_device
+
+    if split.validation and not split.train:
+        raise UsageError(
+            f"{config.dataset}: --validation-fold {config.validation_fold} takes all {len(split.validation)} questions "
+            "that are not held out; give another fold, or none"
+        )
+    if not split.train:
+        raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    comparison_cost(config, split)
+    actions = [operator.name for operator in operators.select(config.operators)] + [*ASKING[config.ask].controls]
+    if checkpoint is not None:
+        checkpoint.check_actions(actions)
+    if config.teacher == SEARCH:
+        check_calls(config.plan_calls, name="--plan-calls")
+    elif config.teacher is not None:
+        read_teacher(config.teacher, actions)
+    try:
+        usable_device(config.device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    # A small network gains nothing from more threads, and waiting ones compete with those that make calls.
+    torch.set_num_threads(1)
+
+
+def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
+    """Return the cost of the final comparison; UsageError when --eval-calls does not allow one question."""
+    cost = EvaluationCost(
+        num_test=len(split.test),
+        num_guard=len(guard_questions()) + len(split.guard),
+        num_train=len(split.train),
+        num_operators=len(operators.select(config.operators)),
+        episode_calls=group_of(EpisodeRules, config).max_calls,
+        asking=make_reward(config).asking,
+        search_calls=0 if config.teacher == SEARCH else config.plan_calls,
+        plan_calls=PLAN_CALLS if config.plan_calls else 0,
+    )
+    return cost.within(config.eval_calls)

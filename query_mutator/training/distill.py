@@ -1,0 +1,202 @@
+"""Turn the transcripts of a run into training rows: a question and the rewrite that won."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from query_mutator import operators
+from query_mutator.bounds import Cosine
+from query_mutator.errors import UsageError
+from query_mutator.files import read_checked_json
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.plugins import load_plugins
+from query_mutator.rewards.weighted import WeightedReward
+from query_mutator.types import CONTROLS, success_in
+
+__all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
+
+_NUMBER = (int, float)
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("env", "episode"), int),
+    **dict.fromkeys(("question_id", "question", "operator", "rewrite"), str),
+    "parts": dict,
+    "baseline_score": (*_NUMBER, type(None)),
+    "valid": bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One rewrite of a question and the score of the answer to it."""
+
+    question_id: str
+    question: str
+    text: str
+    score: float
+    baseline_score: float
+    right: bool
+    operators: tuple[str, ...]
+
+    @property
+    def gain(self) -> float:
+        """Return the score above that of the answer to the original question."""
+        return round(self.score - self.baseline_score, 6)  # differences in the last bits are not a gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRules:
+    """Which rewrites of a question become rows."""
+
+    min_gain: Cosine = 0.0
+    """A rewrite counts if its answer scored this much more than the answer to the original question."""
+    only_right: bool = False
+    """Take only rewrites whose answer was right."""
+    every: bool = False
+    """Write all rewrites that gained, not only the best of each question."""
+    simplest: bool = False
+    """Of a question's rewrites take the one made by the fewest operators, right ones first, not the best score."""
+    without: str = ""
+    """Leave out rewrites made with these operators, as a,b,c: those that look up what a small model cannot know."""
+    keep_unchanged: bool = False
+    """Add questions that were right originally and that no rewrite improved, with themselves as the rewrite."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_gain < 1.0:
+            raise ValueError(f"--min-gain {self.min_gain} must be at least 0 and below 1")
+        if self.every and self.simplest:
+            raise ValueError("--every takes all rewrites, --simplest one of a question; give one of the two")
+
+    @cached_property
+    def left_out(self) -> frozenset[str]:
+        """Return the operators of `without`; UsageError for one that does not exist."""
+        names = frozenset(name.strip() for name in self.without.split(",") if name.strip())
+        if unknown := sorted(names - set(operators.names())):
+            raise UsageError(f"--without: no operator {', '.join(unknown)}; there are {', '.join(operators.names())}")
+        return names
+
+    def winners(self, rewrites: Collection[Rewrite]) -> list[Rewrite]:
+        """Return the rewrites of one question that become rows."""
+        gained = sorted((one for one in rewrites if self._counts(one)), key=self._rank)
+        if gained:
+            return gained if self.every else gained[:1]
+        unchanged = [one for one in rewrites if one.text == one.question and one.right]
+        return unchanged[:1] if self.keep_unchanged else []
+
+    def _counts(self, one: Rewrite) -> bool:
+        if one.text == one.question or one.gain <= self.min_gain or (self.only_right and not one.right):
+            return False
+        return not self.left_out & set(one.operators)
+
+    def _rank(self, one: Rewrite) -> tuple[bool, int, float, int, str]:
+        """Return the sort key, smallest first: score, then length; with `simplest` the number of operators before."""
+        first = (not one.right, len(one.operators)) if self.simplest else (False, 0)
+        return (*first, -one.score, len(one.text), one.text)
+
+
+class Choice(NamedTuple):
+    """The rewrites chosen, and the numbers of steps, questions and different rewrites they come from."""
+
+    rewrites: list[Rewrite]
+    steps: int
+    invalid_steps: int
+    questions: int
+    different: int
+
+
+def read_steps(run: str) -> list[dict[str, Any]]:
+    """Return the steps in a run folder or a transcripts.jsonl; UsageError if there are none."""
+    path = Path(run) / "transcripts.jsonl" if Path(run).is_dir() else Path(run)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give a run folder such as runs/latest, or a transcripts.jsonl")
+    steps = list(read_json_lines(path))
+    for number, step in enumerate(steps, start=1):
+        if wrong := _wrong_in(step):
+            raise UsageError(f"{path}:{number}: not a step of a run, {wrong}; export from the run that wrote it")
+    return steps
+
+
+def _wrong_in(step: dict[str, Any]) -> str:
+    """Return what a step of a transcript lacks, or which entry has another type than in a run; "" if nothing."""
+    if missing := _NEEDED.keys() - step.keys():
+        return f"it lacks {', '.join(sorted(missing))}"
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(step[name], kind)]
+    wrong = wrong or [f"parts.{name}" for name, value in step["parts"].items() if not isinstance(value, _NUMBER)]
+    return f"its {wrong[0]} has another type" if wrong else ""
+
+
+def reward_of(run: str) -> WeightedReward:
+    """Return the reward the run was made with, from its config.json, which names plugins too; else the default one."""
+    config = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
+    flags = _flags(read_checked_json(config), config) if config.exists() else {}
+    load_plugins(flags.get("plugin") or ())
+    return WeightedReward.parse(flags["reward"]) if flags.get("reward") else WeightedReward()
+
+
+def _flags(config: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    if not isinstance(config.get("flags"), dict):
+        raise UsageError(f"{path}: has no flags, so it is not the config.json of a run; restore it")
+    return dict(config["flags"])
+
+
+def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:
+    """Return the rewrites of each question that win by the rules; UsageError for a rule that names no operator."""
+    found: dict[str, dict[str, Rewrite]] = {}  # question -> text -> its first rewrite
+    count = invalid = 0
+    for one in _rewrites(steps, reward):
+        count += 1
+        if one is None:
+            invalid += 1
+        else:
+            found.setdefault(one.question, {}).setdefault(one.text, one)
+    chosen = [winner for rewrites in found.values() for winner in rules.winners(rewrites.values())]
+    return Choice(chosen, count, invalid, len(found), sum(map(len, found.values())))
+
+
+def training_rows(rewrites: Iterable[Rewrite]) -> Iterator[dict[str, Any]]:
+    """Yield rows with `instruction` (the question), `response` (the rewrite) and metadata; further ids are `ID#2`."""
+    seen: dict[str, int] = {}
+    for one in rewrites:
+        seen[one.question_id] = count = seen.get(one.question_id, 0) + 1
+        yield {
+            "id": one.question_id if count == 1 else f"{one.question_id}#{count}",
+            "instruction": one.question,
+            "response": one.text,
+            "score": round(one.score, 6),
+            "baseline_score": round(one.baseline_score, 6),
+            "success": one.right,
+            "operators": list(one.operators),
+        }
+
+
+def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite | None]:
+    """Yield the text after each step of a transcript that has an answer, None for a step whose call failed.
+
+    The baseline of a question whose original was not asked is 0.
+    """
+    applied: dict[tuple[int, int], list[str]] = {}  # operators so far in each episode
+    for step in steps:
+        names = applied.setdefault((int(step["env"]), int(step["episode"])), [])
+        if not step["valid"] or "rewrite" in step.get("cut", ()):  # the transcript has its beginning only
+            yield None
+            continue
+        if step["operator"] == "undo":
+            names.clear()
+        elif step["rewrite"] != step["question"] and step["operator"] not in CONTROLS:
+            names.append(str(step["operator"]))
+        if not step.get("answer", " "):  # not asked
+            continue
+        parts = step["parts"]
+        score = sum(weight * float(parts.get(name, 0.0)) for name, weight in reward.weights.items())
+        yield Rewrite(
+            question_id=str(step["question_id"]),
+            question=str(step["question"]),
+            text=str(step["rewrite"]),
+            score=min(1.0, max(0.0, score)),
+            baseline_score=float(step["baseline_score"] or 0.0),
+            right=success_in(parts) >= 0.5,
+            operators=tuple(names),
+        )

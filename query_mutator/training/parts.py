@@ -1,0 +1,104 @@
+"""What a training run is made of, in one record that the trainer shares with its callbacks and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from query_mutator.data import Split
+from query_mutator.env.task import Task
+from query_mutator.errors import BackendError, TooManyFailuresError
+from query_mutator.evaluation.bandit_baseline import BanditBaseline
+from query_mutator.evaluation.methods import Evaluator
+from query_mutator.files.run_dir import RunDir
+from query_mutator.learners.learner import Learner
+from query_mutator.llm.stack import CallTotals
+from query_mutator.session.journal import Journal
+from query_mutator.session.models import OpenModels
+from query_mutator.training.config import TrainConfig
+from query_mutator.training.loop import AsyncVectorEnv, OnSteps, TrainingLoop
+from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.run_log import RunLog
+from query_mutator.types import FloatArray
+
+__all__ = ["Environment", "RunParts", "envs_seed", "loop_settings", "make_loop", "server_worked_before"]
+
+
+class Environment(Protocol):
+    """What a run reads of one environment, and sets when it is resumed with new episodes."""
+
+    total_steps: int
+    total_episodes: int
+    invalid_steps: int
+    prompts_too_long: Counter[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """Settings, models, task, environments, learner and run folder of a run."""
+
+    config: TrainConfig
+    models: OpenModels
+    task: Task
+    split: Split
+    learner: Learner
+    run_dir: RunDir
+    journal: Journal | None
+    env_list: Sequence[Environment]
+    envs: AsyncVectorEnv | EnvGroups  # the same environments in one batch, or in one per collector
+    bandit: BanditBaseline
+    evaluator: Evaluator
+    runlog: RunLog
+
+    @property
+    def training_calls(self) -> CallTotals:
+        """Return the totals of the run's calls for training."""
+        return self.models.calls.counted.totals
+
+    @property
+    def evaluation_calls(self) -> CallTotals:
+        """Return the totals of the calls for evaluation since this process started."""
+        return self.models.calls.eval_counted.totals
+
+
+def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> TrainingLoop:
+    """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
+    config, common = parts.config, loop_settings(parts, on_steps)
+    if isinstance(parts.envs, EnvGroups):
+        groups = parts.envs.groups
+        return OffPolicyLoop(groups, parts.learner, obs, max_pending_updates=config.max_pending_updates, **common)
+    return OnPolicyLoop(parts.envs, parts.learner, obs, max_policy_lag=config.max_policy_lag, **common)
+
+
+def loop_settings(parts: RunParts, on_steps: OnSteps) -> dict[str, Any]:
+    """Return what every kind of loop takes."""
+    return {
+        "seed": envs_seed(parts.config.seed, updates_done=parts.learner.updates_done),
+        "num_steps": parts.config.num_steps,
+        "on_steps": on_steps,
+        "journal": parts.journal,
+    }
+
+
+def envs_seed(seed: int, *, updates_done: int) -> int:
+    """Return the first environment's seed, to which the others add their number.
+
+    It is not `seed` itself: runs with adjacent seeds would share most environments and not be independent repeats.
+    It changes with `updates_done`: repeating the same episodes would teach nothing new.
+    """
+    return int(np.random.SeedSequence([seed, updates_done]).generate_state(1)[0])
+
+
+@contextlib.contextmanager
+def server_worked_before() -> Iterator[None]:
+    """Turn a server that fails from here on into TooManyFailuresError: the run can be resumed."""
+    try:
+        yield
+    except BackendError as error:
+        raise TooManyFailuresError(str(error)) from error

@@ -1,0 +1,83 @@
+"""The folder of a training run: opened and locked, described in config.json, summed up in summary.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from query_mutator.data import Split
+from query_mutator.files import write_checked_json
+from query_mutator.files.lock import locked
+from query_mutator.files.run_dir import RunDir
+from query_mutator.plugins import plugin_hashes
+from query_mutator.runs.provenance import describe_run
+from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.models import OpenModels
+from query_mutator.training.callbacks.base import RunView
+from query_mutator.training.config import TrainConfig
+from query_mutator.training.parts import RunParts
+
+__all__ = ["described", "open_run_dir", "write_config", "write_summary"]
+
+
+def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
+    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was."""
+    if checkpoint is None or not config.resumes_folder:
+        run_dir = RunDir.create(config.save_dir, config.name or config.algo)
+        stack.enter_context(locked(run_dir.path))
+    else:
+        done = checkpoint.progress
+        run_dir = RunDir(
+            Path(config.resume or "").resolve(),
+            first_step=done.env_steps,
+            transcripts_bytes=done.transcripts_bytes,
+            metrics_bytes=done.metrics_bytes,
+        )
+    stack.callback(run_dir.close)
+    return run_dir
+
+
+def write_config(parts: RunParts, *, resumed_at: int) -> None:
+    """Write config.json; a run that is resumed adds the steps and the command to it."""
+    config = describe_run(asdict(parts.config), **described(parts.models, parts.split, parts.config.plugin))
+    parts.run_dir.write_config(config, resumed_at=resumed_at)
+
+
+def described(models: OpenModels, split: Split, plugin: Sequence[str]) -> dict[str, Any]:
+    """Return who answered, with which plugins, and the questions, for config.json."""
+    found = {**models.describe(), "plugins": plugin_hashes(plugin), "dataset_sha256": split.sha256}
+    return {**found, "dataset_source": split.source} if split.source else found
+
+
+def write_summary(
+    parts: RunParts,
+    run: RunView,
+    *,
+    wall_s: float,
+    report: Mapping[str, Any] | None,
+    validation: Mapping[str, Any] | None,
+) -> None:
+    """Write summary.json: the comparison, the last periodic evaluation, and what the run cost."""
+    training, evaluation = parts.training_calls, parts.evaluation_calls
+    summary = {
+        "eval": report,
+        "validation": validation,
+        "env_steps": run.env_steps,
+        "llm_calls": training.calls,
+        "eval_llm_calls": evaluation.calls,
+        "eval_tokens": evaluation.tokens,
+        "eval_reply_tokens": evaluation.reply_tokens,
+        "invalid_steps": run.invalid_steps,
+        "prompts_too_long": dict(sum((env.prompts_too_long for env in parts.env_list), Counter())),
+        "cut_replies": (training + evaluation).cut_replies,
+        "cut_share": (training + evaluation).cut_share,
+        "wall_s": round(wall_s, 3),
+        "seed": parts.config.seed,
+        "backend": parts.models.choice.kind,
+        "embedded": parts.models.embedded,
+    }
+    write_checked_json(parts.run_dir.summary_path, summary)

@@ -1,0 +1,216 @@
+"""Exit codes, one line for a mistake, tables; signals are tested on real processes in tests/integration."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, note, table
+from query_mutator.errors import (
+    DiskError,
+    ServerDownError,
+    TooManyFailuresError,
+    UsageError,
+    hide_credentials,
+    reason_of,
+)
+from query_mutator.files import disk_errors
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J red\x9b31m \u202egnp.exe \x00 \r over \ud800"
+SHOWN = r"\x1b]0;title\x07\x1b[2J red\u009b31m \u202egnp.exe \x00 \x0d over \ud800"
+
+
+def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
+    def main(argv: Sequence[str]) -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("try this"), 2, "prog: try this"),
+        (ServerDownError("start it\nwith this"), 2, "prog: start it with this"),
+        (TooManyFailuresError("half of them"), 3, "prog: half of them"),
+        (KeyboardInterrupt(), 130, "prog: interrupted"),
+        (Interrupted(143), 143, "prog: terminated"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/full/out.json"),
+            2,
+            "prog: /full/out.json: the disk is full",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/shut"), 2, "prog: /shut: cannot be written"),
+    ],
+)
+def test_error_is_one_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(raising(error), [], prog="prog") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+def test_result_of_main_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(lambda argv: len(argv), ["a", "b"], prog="prog") == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        exit_code(raising(ZeroDivisionError()), [], prog="prog")
+
+
+def test_unrelated_os_error_keeps_its_traceback() -> None:
+    with pytest.raises(OSError, match="odd"):
+        exit_code(raising(OSError(errno.EDOM, "odd")), [], prog="prog")
+
+
+def test_closed_pipe_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(raising(BrokenPipeError()), [], prog="prog") == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_full_disk_names_the_file() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(DiskError, match=r"/dev/full: the disk is full .* free some space"), disk_errors(full):
+        full.write_text("x")
+
+
+def test_table_aligns_first_column_left_and_others_right() -> None:
+    lines = table("Title", ("", "rate"), [("a", "1.0"), ("long name", "10.0")]).splitlines()
+    assert lines == [
+        "Title",
+        "---------------",
+        "           rate",
+        "---------------",
+        "a           1.0",
+        "long name  10.0",
+        "---------------",
+    ]
+
+
+CHILD = """
+import os, signal, sys, threading
+from query_mutator.cli.console import closing_on_interrupt, run_cli
+let_go = threading.Event()
+def main(argv):
+    with closing_on_interrupt(let_go.set):
+        try:
+            print("ready", flush=True)
+            threading.Event().wait()
+        finally:
+            print("closed" if let_go.wait(10) else "still open", flush=True)
+            if argv:
+                threading.Event().wait()
+    return 0
+run_cli(main, prog="child")
+"""
+
+
+def child(*argv: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, *argv], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_signal_closes_connections_and_ends_with_its_code(name: str, code: int, word: str) -> None:
+    process = child()
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (code, "closed\n", f"child: {word}\n")
+
+
+def test_second_interrupt_leaves_at_once() -> None:
+    process = child("hang")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "closed\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+
+
+def test_what_hangs_is_ended_anyway() -> None:
+    process = child("hang")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+
+
+def test_closing_on_interrupt_forgets_when_left() -> None:
+    from query_mutator.cli import console
+
+    with closing_on_interrupt(lambda: None):
+        assert len(console._on_interrupt) == 1
+    assert console._on_interrupt == []
+
+
+def test_whatever_is_printed_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: Sequence[str]) -> int:
+        print("answer", HOSTILE)
+        note(HOSTILE)
+        print(table("t", ("a", "b"), [(HOSTILE, "1")]))
+        print(json.dumps({"answer": HOSTILE}, ensure_ascii=False))
+        raise UsageError(f"the server says {HOSTILE}")
+
+    assert exit_code(main, [], prog="prog") == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == f"answer {SHOWN}"
+    assert captured.err.splitlines()[0] == SHOWN
+    assert all(character.isprintable() or character == "\n" for character in captured.out + captured.err)
+    assert json.loads(captured.out.splitlines()[-1]) == {"answer": HOSTILE}
+
+
+def test_warnings_and_progress_bars_show_no_control_characters() -> None:
+    code = (
+        "import logging, warnings\n"
+        "from query_mutator.cli.console import progress, run_cli\n"
+        "def main(argv):\n"
+        "    with progress('\x1b[2J', 3) as bar: bar.delay = 0; bar.refresh(); bar.update()\n"
+        "    logging.getLogger('x').warning('server \x1b[2J %s', 'http://me:secret@host')\n"
+        "    warnings.warn('\x1b[2J')\n"
+        "    return 0\n"
+        "run_cli(main, prog='prog')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stderr
+    assert "server \\x1b[2J http://***@host\n" in done.stderr
+    assert "\r\\x1b[2J:   0%" in done.stderr.replace("\n", "\r")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see https://me:pass@host/a?x=1", "see https://***@host/a?x=1"),
+        ("http://host/v1?api_key=abc&x=1 failed", "http://host/v1?api_key=***&x=1 failed"),
+        ("'ws://host/?Token=abc'", "'ws://host/?Token=***'"),
+        ("mail me@host, a//b, 5 // 2", "mail me@host, a//b, 5 // 2"),
+    ],
+)
+def test_credentials_in_addresses_are_hidden(text: str, shown: str) -> None:
+    assert hide_credentials(text) == shown
+
+
+def test_a_librarys_reason_is_one_line_without_unsafe_advice() -> None:
+    advice = "Weights only load failed. Re-running `torch.load` with `weights_only` set to `False` will likely succeed"
+    assert "weights" not in reason_of(RuntimeError(advice)).lower()
+    assert reason_of(OSError("no such file\nmore")) == "no such file"
+    assert reason_of(KeyError()) == "KeyError"

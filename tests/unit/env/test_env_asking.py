@@ -1,0 +1,288 @@
+"""`ask="policy"`: rewriting and asking are separate actions, priced by the call; local tests save calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from query_mutator.env.episode import Attempt, why_submitted
+from query_mutator.env.task import Task
+from query_mutator.llm.client import Client
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.operators import LocalOperator, PromptOperator
+from query_mutator.types import ChatRequest, Completion, Reward, StepRecord
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+from tests.conftest import QUESTIONS
+
+MakeTask = Callable[..., Task]
+SPELLING, NEUTRAL, FILLER, ASK, UNDO, SUBMIT = range(6)
+KILL = {"question": 1}  # "how do i kill the process": refused as the original, right once softened
+PRICE = 0.02
+
+
+@pytest.fixture
+def task(tiny_task: MakeTask) -> Task:
+    return tiny_task(ask="policy", call_price=(PRICE,), max_episode_steps=4)
+
+
+@pytest.fixture
+def env(task: Task, tiny_client: Client) -> QueryMutationEnv:
+    return QueryMutationEnv(task, client=tiny_client)
+
+
+class Counting:
+    """Counts the calls by purpose, around a real client; fails those of one purpose."""
+
+    def __init__(self, client: Client, *, failing: str = "") -> None:
+        self.client, self.failing = client, failing
+        self.purposes: list[str] = []
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.purposes.append(request.purpose)
+        if request.purpose == self.failing:
+            return Completion.failed("server", "broken for good")
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def attempt(answer: str, *, fit: float = 0.5, closeness: float = 0.5) -> Attempt:
+    """Return the answer to the wording that repeats it."""
+    zero = np.zeros(1, dtype=np.float32)
+    return Attempt(
+        text=answer, answer=answer, text_vector=zero, answer_vector=zero, fit=fit, closeness=closeness,
+        reward=Reward(score=0.0),
+    )  # fmt: skip
+
+
+def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
+    refused = attempt("I'm sorry, but I can't help with that.", fit=0.9, closeness=0.9)
+    first, second = attempt("`len`", fit=0.71, closeness=0.2), attempt("`sum`", fit=0.6, closeness=0.3)
+    tries = [refused, first, second]
+    rest = "of 3 answers, 1 not counted: refused or not sure"
+    assert why_submitted(tries, first, "best") == f"best: fit to its wording 0.71, then 0.60, {rest}"
+    assert why_submitted(tries, second, "closest") == f"closest: similarity to the question 0.30, then 0.20, {rest}"
+    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, then 0.60, of 2 answers"
+    assert why_submitted(tries, second, "last") == "the last of 3 answers"
+    assert "question told from it" in why_submitted(tries, first, "round_trip")
+    assert why_submitted([refused, first], first, "round_trip").startswith("best: fit to its wording 0.71, of 2")
+    assert why_submitted([refused], refused, "best") == "the only answer"
+
+
+def test_actions_end_with_ask_undo_submit(task: Task, tiny_task: MakeTask) -> None:
+    assert task.actions == ("spelling", "neutral", "filler", "ask", "undo", "submit")
+    assert tiny_task().actions == ("spelling", "neutral", "filler", "undo", "submit")
+
+
+def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:
+    client = Counting(tiny_client)
+    env = QueryMutationEnv(task, client=client)
+    obs, info = env.reset(seed=0, options=KILL)
+    assert client.purposes == []
+    assert (info["calls"], info["score"], info["asks"]) == (0, 0, 0)
+    assert np.isnan(info["baseline_score"])
+    assert not obs[task.observer.slices["answer"]].any()
+    assert obs[task.observer.slices["asked"]].tolist() == [0, 0, 0]
+    obs, reward, _, _, info = env.step(NEUTRAL)
+    assert client.purposes == ["mutate"]
+    assert reward == pytest.approx(-PRICE)
+    assert obs[task.observer.slices["asked"]].tolist() == [0, 0, 0]
+    obs, reward, _, _, info = env.step(ASK)
+    assert client.purposes == ["mutate", "target"]
+    assert reward == pytest.approx(info["score"] - PRICE)
+    assert info["success"] == 1
+    assert obs[task.observer.slices["asked"]].tolist() == [1, 1, 0.25]
+    _, reward, terminated, _, info = env.step(SUBMIT)
+    assert (reward, terminated, info["calls"], info["step_calls"]) == (0, True, 2, 0)
+
+
+def test_submit_asks_when_nothing_was_asked(env: QueryMutationEnv) -> None:
+    env.reset(seed=0, options=KILL)
+    env.step(NEUTRAL)
+    _, reward, terminated, _, info = env.step(SUBMIT)
+    assert terminated
+    assert (info["success"], info["calls"], info["step_calls"]) == (1, 2, 1)
+    assert reward == pytest.approx(info["score"] - PRICE)
+    assert info["_text"]["answer"] == "`os.kill` is what you want."
+
+
+def test_the_last_allowed_step_asks_and_terminates(task: Task, tiny_client: Client) -> None:
+    env = QueryMutationEnv(task.with_rules(max_episode_steps=2), client=tiny_client)
+    env.reset(seed=0, options=KILL)
+    env.step(SPELLING)
+    _, _, terminated, truncated, info = env.step(NEUTRAL)
+    assert (terminated, truncated) == (True, False)
+    assert (info["success"], info["calls"]) == (1, 3)
+
+
+def test_the_best_answer_is_submitted_and_asks_are_bounded(task: Task, tiny_client: Client) -> None:
+    env = QueryMutationEnv(task.with_rules(max_asks=2), client=tiny_client)
+    env.reset(seed=0, options=KILL)
+    env.step(ASK)
+    assert not env.action_masks()[ASK]  # the answer is known
+    assert env.step(NEUTRAL)[4]["success"] == 0
+    assert env.action_masks()[ASK]
+    env.step(ASK)
+    assert env.action_masks().tolist() == [False] * 5 + [True]  # after the last ask there is nothing to do but submit
+    assert env.step(SUBMIT)[4]["success"] == 1
+
+
+def test_blind_mode_leaves_the_only_ask_to_submit(task: Task, tiny_client: Client) -> None:
+    env = QueryMutationEnv(task.with_rules(max_asks=1), client=tiny_client)
+    env.reset(seed=0, options=KILL)
+    assert env.action_masks().tolist() == [True, True, True, False, False, True]
+    env.step(NEUTRAL)
+    assert not env.action_masks()[ASK]
+    assert env.step(SUBMIT)[4]["success"] == 1
+
+
+def test_a_rewrite_that_would_change_nothing_costs_no_call_and_is_masked(task: Task, tiny_client: Client) -> None:
+    client, records = Counting(tiny_client), list[StepRecord]()
+    never = PromptOperator.of("spelling", "Correct.", "{question}", test=lambda text: "lsit" in text)
+    operators = (never, *task.operators[1:])
+    env = QueryMutationEnv(replace(task, operators=operators), client=client, on_record=records.append)
+    env.reset(seed=0, options=KILL)
+    assert not env.action_masks()[SPELLING]
+    _, reward, _, _, info = env.step(SPELLING)
+    assert (client.purposes, reward, info["step_calls"]) == ([], 0, 0)
+    assert (records[0].calls, records[0].rewrite) == (0, QUESTIONS[1].text)
+    asked = QueryMutationEnv(replace(task, operators=operators).with_rules(skip_unchanged=False), client=client)
+    asked.reset(seed=0, options=KILL)
+    assert asked.action_masks()[SPELLING]
+    assert asked.step(SPELLING)[4]["step_calls"] == 1
+
+
+@pytest.mark.parametrize(("failing", "actions"), [("target", [SUBMIT]), ("target", [ASK]), ("mutate", [NEUTRAL])])
+def test_a_failed_call_is_an_invalid_step(task: Task, tiny_client: Client, failing: str, actions: list[int]) -> None:
+    client = Counting(tiny_client, failing=failing)
+    env = QueryMutationEnv(task, client=client, retry_policy=RetryPolicy(max_retries=0))
+    env.reset(seed=0, options=KILL)
+    for action in actions:
+        _, reward, terminated, _, info = env.step(action)
+    assert (info["valid"], reward, info["calls"]) == (False, 0, 1)
+    assert terminated == (actions == [SUBMIT])
+    assert env.last_error is not None
+
+
+def test_each_episode_draws_one_price_and_sees_it(task: Task, tiny_client: Client) -> None:
+    env = QueryMutationEnv(task.with_rules(call_price=(0.0, 0.04)), client=tiny_client)
+    seen = set()
+    for seed in range(8):
+        obs, info = env.reset(seed=seed)
+        assert obs[task.observer.slices["price"]] == pytest.approx(50 * info["call_price"])
+        assert env.step(NEUTRAL)[1] == pytest.approx(-info["call_price"])
+        seen.add(float(info["call_price"]))
+    assert seen == {0.0, 0.04}
+
+
+def test_a_restored_environment_continues_with_texts_that_were_not_asked(task: Task, tiny_client: Client) -> None:
+    one, other = (QueryMutationEnv(task, client=tiny_client) for _ in range(2))
+    one.reset(seed=0, options=KILL)
+    one.step(SPELLING)
+    expected = one.step(NEUTRAL)[0]
+    assert np.array_equal(other.load_state_dict(one.state_dict()), expected)  # type: ignore[arg-type]
+    for action in (ASK, SUBMIT):
+        mine, theirs = one.step(action), other.step(action)
+        assert np.array_equal(mine[0], theirs[0])
+        assert mine[1:4] == theirs[1:4]
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_batched_equals_single(task: Task, tiny_client: Client, batch_size: int | None) -> None:
+    batched = BatchedQueryMutationEnv([QueryMutationEnv(task, client=tiny_client) for _ in range(3)], batch_size)
+    singles = [QueryMutationEnv(task, client=tiny_client) for _ in range(3)]
+    seen, _ = batched.reset(seed=5)
+    assert np.array_equal(seen, [env.reset(seed=5 + index)[0] for index, env in enumerate(singles)])
+    for actions in ([NEUTRAL, ASK, SPELLING], [ASK, NEUTRAL, UNDO]):
+        obs, rewards, *_ = batched.step(np.array(actions))
+        results = [env.step(action) for env, action in zip(singles, actions, strict=True)]
+        assert np.array_equal(obs, [result[0] for result in results])
+        assert rewards.tolist() == [result[1] for result in results]
+    batched.close()
+
+
+def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None:
+    client = Counting(tiny_client)
+    softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text, _: text.replace("kill", "stop"))
+    env = QueryMutationEnv(replace(task, operators=(task.operators[0], softer, task.operators[2])), client=client)
+    env.reset(seed=0, options=KILL)
+    assert env.action_masks()[NEUTRAL]
+    _, reward, _, _, info = env.step(NEUTRAL)
+    assert (client.purposes, reward, info["step_calls"]) == ([], 0, 0)
+    assert not env.action_masks()[NEUTRAL]  # it would change nothing
+    assert env.step(SUBMIT)[4]["success"] == 1
+
+
+def test_an_operator_may_use_the_answer_to_the_present_question(task: Task, tiny_client: Client) -> None:
+    prompts: list[str] = []
+
+    class Reading(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            prompts.append(request.messages[-1].content)
+            return super().complete(request)
+
+    again = PromptOperator.of("spelling", "Ask otherwise.", "Not <a>{answer}</a>\n<question>{question}</question>")
+    env = QueryMutationEnv(replace(task, operators=(again, *task.operators[1:])), client=Reading(tiny_client))
+    env.reset(seed=0, options=KILL)
+    assert not env.action_masks()[SPELLING]  # there is no answer yet
+    assert env.step(SPELLING)[4]["step_calls"] == 0
+    env.step(ASK)
+    assert env.action_masks()[SPELLING]  # although it was taken in vain before
+    env.step(SPELLING)
+    assert "Not <a>I'm sorry, but I can't help with that.</a>" in prompts[-1]
+    assert not env.action_masks()[SPELLING]  # the new wording has no answer yet
+
+
+class Backwards:
+    """Tells every question from its answer: the target says `sorted`, the mutator that sorting was asked for."""
+
+    def __init__(self, client: Client, questions: dict[str, str]) -> None:
+        self.client, self.questions, self.asked = client, questions, list[str]()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        prompt = request.messages[-1].content
+        if not prompt.startswith("[operator: round_trip]"):
+            return self.client.complete(request)
+        self.asked.append(prompt)
+        return Completion(text=next(text for answer, text in self.questions.items() if answer in prompt))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def two_answers(task: Task, client: Client) -> QueryMutationEnv:
+    """Return an environment in which two different answers were given: `os.kill`, then `sorted`."""
+    turn = LocalOperator(name="filler", summary="Turn.", function=lambda text, _: text.replace("stop", "sort"))
+    env = QueryMutationEnv(
+        replace(task, operators=(*task.operators[:2], turn)).with_rules(answer="round_trip", max_episode_steps=9),
+        client=client,
+    )
+    env.reset(seed=0, options=KILL)
+    for action in (NEUTRAL, ASK, FILLER, ASK):
+        env.step(action)
+    return env
+
+
+@pytest.mark.parametrize(("sorted_asks", "success"), [("about lists", 1), ("how do i kill the process", 0)])
+def test_round_trip_submits_the_answer_that_leads_back_to_the_question(
+    task: Task, tiny_client: Client, sorted_asks: str, success: int
+) -> None:
+    client = Backwards(tiny_client, {"os.kill": "kill the process", "sorted": sorted_asks})
+    env = two_answers(task, client)
+    info = env.step(SUBMIT)[4]
+    assert len(client.asked) == 2
+    assert all("how do i" not in prompt for prompt in client.asked)  # the question is not given away
+    assert (info["success"], info["step_calls"], info["calls"]) == (success, 2, 5)
+
+
+def test_round_trip_asks_nothing_about_equal_answers(task: Task, tiny_client: Client) -> None:
+    client = Backwards(tiny_client, {})
+    env = QueryMutationEnv(task.with_rules(answer="round_trip"), client=client)
+    env.reset(seed=0, options=KILL)
+    for action in (ASK, NEUTRAL, ASK, SUBMIT):
+        info = env.step(action)[4]
+    assert (client.asked, info["success"]) == ([], 1)  # the first answer was a refusal

@@ -1,0 +1,32 @@
+"""The bound of an evaluation's calls, and the largest evaluation within a number of calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.cost import EvaluationCost
+
+WHOLE = EvaluationCost(
+    num_test=300, num_guard=28, num_train=200, num_operators=14, episode_calls=11, search_calls=3000, plan_calls=12
+)
+
+
+def test_the_bound_is_that_of_every_method_ranking_and_search() -> None:
+    per_question = 4 * 11 + 1 + 12  # policy, bandit, random and best of k, and the plan
+    assert WHOLE.calls == (300 + 28) * per_question + 120 * (1 + 2 * 14) + 3000
+
+
+@pytest.mark.parametrize("max_calls", [600, 1000, 5000, 12_345, 25_000])
+def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
+    found = WHOLE.within(max_calls)
+    assert found.calls <= max_calls
+    assert replace(found, num_test=found.num_test + 1).calls > max_calls
+
+
+def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_does() -> None:
+    assert WHOLE.within(None) == WHOLE.within(WHOLE.calls) == WHOLE
+    with pytest.raises(UsageError, match="give at least 119"):
+        WHOLE.within(10)

@@ -1,0 +1,226 @@
+"""Plans: their policy, and a search whose scores are those of the environment."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from query_mutator.env.task import Task
+from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.evaluation.methods import Evaluator, by_policy
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.evaluation.plans import PlanResult, PlanScores
+from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
+from query_mutator.llm.client import Client
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.operators import LocalOperator, PromptOperator
+from query_mutator.types import AnswerRule, ChatRequest, Completion
+
+MakeTask = Callable[..., Task]
+OPERATORS = ("spelling", "neutral", "filler", "shout")
+RULES: tuple[tuple[AnswerRule, float | None], ...] = (
+    ("best", None), ("closest", 0.4), ("last", 0.2), ("round_trip", None), ("round_trip", 0.3),
+)  # fmt: skip
+
+
+class Failing:
+    """A real client that fails the calls for one text, and counts all."""
+
+    def __init__(self, client: Client, *, text: str = "") -> None:
+        self.client, self.text, self.calls = client, text, 0
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.calls += 1
+        if self.text and self.text in request.messages[-1].content:
+            return Completion.failed("server", "broken for good")
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def evaluator(client: Client, *, max_failure_rate: float = 1.0) -> Evaluator:
+    return Evaluator(
+        client=client,
+        batch_size=4,
+        retry_policy=RetryPolicy(max_retries=0),
+        max_failure_rate=max_failure_rate,
+    )
+
+
+def plans() -> list[Plan]:
+    """Plans of up to three operators, with asks in every place, every rule, and thresholds."""
+    chains = [chain for size in range(5) for chain in itertools.permutations(OPERATORS, size)]
+    found = [Plan(steps=chain) for chain in chains]
+    for chain in chains:
+        for places in itertools.product((False, True), repeat=len(chain)):
+            if any(places):
+                steps = [name for at, op in enumerate(chain) for name in (("ask",) if places[at] else ()) + (op,)]
+                found += [Plan(steps=tuple(steps), answer=rule, stop_fit=fit) for rule, fit in RULES]
+    return found
+
+
+def ours(result: PlanResult) -> tuple[object, ...]:
+    """Return what must be equal: the error, or success, score, calls and texts."""
+    if result.attempt is None:
+        return (result.error,)
+    return result.success, result.score, result.calls, result.attempt.text, result.attempt.answer
+
+
+def theirs(outcome: Outcome) -> tuple[object, ...]:
+    if outcome.error is not None:
+        return (outcome.error,)
+    return outcome.success, outcome.score, outcome.calls, outcome.rewrite, outcome.answer
+
+
+@pytest.fixture
+def tested(tiny_task: MakeTask) -> Task:
+    """A task whose operators have local tests, one of which needs the answer, and one of which is local."""
+    task = tiny_task(call_price=(0.01,))
+    spelling, neutral, filler = task.operators
+    assert isinstance(spelling, PromptOperator)
+    assert isinstance(filler, PromptOperator)
+    spelling = replace(spelling, test=lambda text: "plz" in text)
+    shout = LocalOperator(name="shout", summary="Add a mark.", function=lambda text, context: f"{text.rstrip('!')}!")
+    return replace(task, operators=(spelling, neutral, shout, replace(filler, template=filler.template + "{answer}")))
+
+
+@pytest.mark.parametrize("skip_unchanged", [True, False])
+@pytest.mark.parametrize("max_asks", [pytest.param(None, marks=pytest.mark.slow), 1, 2])
+def test_scores_are_those_of_the_environment(
+    tested: Task, tiny_client: Client, skip_unchanged: bool, max_asks: int | None
+) -> None:
+    task = tested.with_rules(skip_unchanged=skip_unchanged, max_asks=max_asks)
+    runner, rows = evaluator(tiny_client), range(len(task.questions))
+    scores = PlanScores(runner, task)
+    chosen = plans()[:: 11 if max_asks is None else 41]
+    scores.gather(chosen, rows)
+    for plan in chosen:
+        outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))
+        assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes)), plan
+
+
+@pytest.mark.parametrize("broken", ["", "[operator: round_trip]"])
+def test_round_trips_are_counted_and_decide_as_in_the_environment(
+    tested: Task, tiny_client: Client, broken: str
+) -> None:
+    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("sort", "stop"))
+    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
+    client = Failing(tiny_client, text=broken)
+    runner, rows, scores = evaluator(client), range(len(task.questions)), PlanScores(evaluator(client), task)
+    plan = Plan(steps=("ask", "shout"), answer="round_trip")
+    bound = scores.max_calls(plan, rows)
+    scores.gather([plan], rows)
+    assert scores.calls == client.calls <= bound
+    outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))
+    assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes))
+    assert sum(o.calls for o in outcomes) == sum(result.calls for result in scores.results(plan, rows))
+    told = [outcome for outcome in outcomes if outcome.calls == 4]  # two answers, and their questions
+    assert bool(told) is not bool(broken)
+    assert any(outcome.error for outcome in outcomes) is bool(broken)
+    asks = replace(plan, answer="best")
+    scores.gather([asks], rows)
+    assert scores.max_calls(plan, rows) == 0
+
+
+def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
+    client = Failing(tiny_client, text="kill")
+    runner, rows, plan = (
+        evaluator(client),
+        range(len(tested.questions)),
+        Plan(steps=("neutral", "ask", "filler"), answer="best"),
+    )
+    scores = PlanScores(runner, tested)
+    scores.gather([plan], rows)
+    outcomes = runner.run(plan_task(plan, tested), by_policy(plan_policy(plan, tested)))
+    assert sum(outcome.error is not None for outcome in outcomes) == 1
+    assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes))
+    with pytest.raises(TooManyFailuresError, match="1 of 5 questions"):
+        PlanScores(evaluator(client, max_failure_rate=0.1), tested).gather([plan], rows)
+
+
+def test_no_call_is_made_twice(tested: Task, tiny_client: Client) -> None:
+    client = Failing(tiny_client)
+    scores, rows = PlanScores(evaluator(client), tested), range(len(tested.questions))
+    scores.gather([Plan(steps=("neutral", "spelling"))], rows)
+    assert scores.calls == client.calls
+    shorter = Plan(steps=("spelling",))
+    assert 0 < scores.max_calls(shorter, rows) <= len(rows)
+    scores.gather([shorter, Plan(steps=("spelling", "neutral"))], rows)
+    assert scores.calls == client.calls
+    assert scores.max_calls(shorter, rows) == 0
+    scores.gather([shorter], rows)
+    assert scores.calls == client.calls
+
+
+def test_a_plan_reads_as_its_steps() -> None:
+    assert str(Plan(steps=("spelling", "ask", "neutral"), answer="best", stop_fit=0.6)) == (
+        "spelling > ask > neutral (best answer, stop at fit 0.6)"
+    )
+    assert str(Plan(steps=("spelling", "neutral"))) == "spelling > neutral"
+    assert str(Plan()) == "the original question"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"steps": ("slang", "terms", "slang")}, "slang occurs twice"),
+        ({"steps": ("slang",), "stop_fit": 0.5}, "only stop after an answer"),
+    ],
+)
+def test_a_plan_checks_itself(fields: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Plan(**fields)  # type: ignore[arg-type]
+
+
+def test_a_plan_needs_operators_of_the_task(tiny_task: MakeTask) -> None:
+    with pytest.raises(ValueError, match="has no operator slang; it has spelling, neutral, filler"):
+        plan_policy(Plan(steps=("slang",)), tiny_task())
+    with pytest.raises(ValueError, match="not the weights of a plan: items is missing"):
+        PlanPolicy({})
+
+
+def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> None:
+    search = find_plan(evaluator(tiny_client), tested, max_calls=2000)
+    scores, rows = PlanScores(evaluator(tiny_client), tested), range(len(tested.questions))
+    every = [plan for plan in plans() if plan.stop_fit is None]
+    scores.gather(every, rows)
+    best = max(sum(result.score - 0.01 * result.calls for result in scores.results(plan, rows)) for plan in every)
+    assert search.best.score - 0.01 * search.best.calls >= best / len(rows) - 1e-9
+    assert search.best_plan_at(1).plan == Plan()
+    assert list(search.front) == list(range(1, 9))
+    assert all(point.calls <= budget for budget, point in search.front.items())
+    with pytest.raises(UsageError, match=r"budget 0\.5 is below the 1\.00 calls"):
+        search.best_plan_at(0.5)
+
+
+def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, tiny_client: Client) -> None:
+    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("sort", "stop"))
+    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
+    search = find_plan(evaluator(tiny_client), task, max_calls=2000)
+    asking = [point.plan for point in search.points if point.plan.asks_early]
+    tried = {plan.steps: 0 for plan in asking}
+    for plan in asking:
+        tried[plan.steps] += 1
+    assert {plan.answer for plan in asking} == {"best", "closest", "last", "round_trip"}
+    assert max(tried.values()) == 4 * 5
+
+
+def test_a_blind_search_asks_at_the_end_only(tested: Task, tiny_client: Client) -> None:
+    search = find_plan(evaluator(tiny_client), tested.with_rules(max_asks=1), max_calls=500)
+    assert search.best.success > search.front[1].success
+    assert not any(point.plan.asks_early for point in search.points)
+
+
+def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> None:
+    for limit in (20, 40, 60):
+        client = Failing(tiny_client)
+        search = find_plan(evaluator(client), tested, max_calls=limit)
+        assert 0 < search.calls == client.calls <= limit
+        assert search.best.questions == min(5, limit // 20)
+    with pytest.raises(ValueError, match="max_calls=5 is too few"):
+        find_plan(evaluator(tiny_client), tested, max_calls=5)

@@ -1,0 +1,200 @@
+"""Run folders: never an existing one, row files that survive, checkpoints that say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ppo.algorithm import PPO
+from ppo.config import PPOConfig
+from query_mutator.env.observation import Projection
+from query_mutator.errors import CheckpointError, DiskError, UsageError
+from query_mutator.files import write_json
+from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.files.run_dir import RunDir, checkpoints_in
+from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
+from query_mutator.session.models import ResolvedModels
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.types import STORED_CHARS, StepRecord
+
+RECORD = StepRecord(
+    env=1,
+    step=2,
+    episode=0,
+    question_id="q7",
+    operator="spelling",
+    question="wat is a stak",
+    rewrite="what is a stack",
+    answer="`queue.LifoQueue`: …",
+    baseline_score=0.25,
+    score=0.5,
+    parts={"right": 1.0},
+    reward=0.23,
+    timing={"latency_s": 0.1},
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "runs", "test")
+
+
+def test_two_runs_within_a_second_have_two_folders(tmp_path: Path) -> None:
+    paths = [RunDir.create(tmp_path, "same").path for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert (tmp_path / "latest").resolve() == paths[-1].resolve()
+
+
+def test_a_transcript_holds_texts_to_a_stated_length() -> None:
+    assert "cut" not in RECORD.to_json()
+    row = replace(RECORD, answer="a" * 5_000_000, rewrite="r" * STORED_CHARS).to_json()
+    assert (row["answer"], row["rewrite"]) == ("a" * STORED_CHARS, "r" * STORED_CHARS)
+    assert row["cut"] == {"answer": 5_000_000}
+
+
+def test_something_else_called_latest_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "latest").mkdir()
+    run = RunDir.create(tmp_path, "test")
+    assert run.path.is_dir()
+    assert not (tmp_path / "latest").is_symlink()
+    assert "does not point to" in caplog.text
+
+
+def test_save_dir_that_is_a_file_is_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("not a folder")
+    with pytest.raises(DiskError, match="choose another place"):
+        RunDir.create(tmp_path / "runs", "test")
+
+
+def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
+    run_dir.add_record(RECORD)
+    run_dir.write_records()
+    (row,) = read_json_lines(run_dir.path / "transcripts.jsonl")
+    assert set(row) == {
+        "env", "step", "episode", "question_id", "operator", "question", "rewrite", "answer", "baseline_score",
+        "score", "parts", "reward", "valid", "error", "calls", "timing",
+    }  # fmt: skip
+    assert row == RECORD.to_json()
+
+
+def test_numbers_that_are_not_finite_become_null(run_dir: RunDir) -> None:
+    write_json(run_dir.summary_path, {"eval": {"ci": (-math.inf, 0.5)}, "seed": 1})
+    assert json.loads(run_dir.summary_path.read_text()) == {"eval": {"ci": [None, 0.5]}, "seed": 1}
+
+
+def test_config_keeps_how_a_run_was_gone_on_with(run_dir: RunDir) -> None:
+    run_dir.write_config({"command_line": "first"})
+    began = json.loads(run_dir.config_path.read_text())["started"]
+    run_dir.write_config({"command_line": "second"}, resumed_at=512)
+    config = json.loads(run_dir.config_path.read_text())
+    assert config["started"] == began
+    assert [(entry["at_step"], entry["command_line"]) for entry in config["resumed"]] == [(512, "second")]
+
+
+def test_torn_last_line_is_skipped_and_a_broken_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert list(read_json_lines(path)) == [{"a": 1}]
+    path.write_text('{"a": 1\n{"a": 2}\n')
+    with pytest.raises(UsageError, match=r"rows\.jsonl:1: not JSON"):
+        list(read_json_lines(path))
+
+
+def test_rows_behind_the_cut_are_dropped(tmp_path: Path) -> None:
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    rows.append({"a": 1})
+    kept = rows.size_bytes
+    rows.append({"a": 2})
+    rows.close()
+    again = JsonLines(tmp_path / "rows.jsonl", cut_at=kept)
+    again.append({"a": 3})
+    again.close()
+    assert list(read_json_lines(tmp_path / "rows.jsonl")) == [{"a": 1}, {"a": 3}]
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    ppo = PPO(6, 4, PPOConfig(num_processes=2, num_steps=4, num_mini_batch=2))
+    return Checkpoint(
+        learner=ppo.state_dict(),
+        actions=("spelling", "filler", "undo", "submit"),
+        task=TaskSettings(seed=3),
+        system=ResolvedModels(backend="embedded", deterministic=True),
+        projection=Projection(mean=np.zeros(3, np.float32), components=np.eye(3, 2, dtype=np.float32)),
+        flags={"seed": 3, "hidden_sizes": (64, 64), "target_model": None},
+        versions={"python": "3"},
+        progress=Progress(env_steps=8, wall_s=1.5, env_episodes=(2, 3)),
+    )
+
+
+def test_checkpoint_comes_back_whole(run_dir: RunDir, checkpoint: Checkpoint) -> None:
+    path = checkpoint.save(run_dir.checkpoint_path(8))
+    assert path == run_dir.path / "checkpoints" / "step_8.pt"
+    read = Checkpoint.read(path)
+    assert (read.actions, read.task, read.system) == (checkpoint.actions, checkpoint.task, checkpoint.system)
+    assert (read.progress, read.flags, read.path) == (checkpoint.progress, checkpoint.flags, path)
+    np.testing.assert_array_equal(read.projection.components, checkpoint.projection.components)
+
+
+def test_checkpoint_loads_with_weights_only_and_holds_the_policy(run_dir: RunDir, checkpoint: Checkpoint) -> None:
+    path = checkpoint.save(run_dir.checkpoint_path(8))
+    state = torch.load(path, weights_only=True)
+    assert set(state["policy"]) == set(checkpoint.learner["policy"])
+
+
+def test_newest_checkpoint_of_a_run_is_by_number(run_dir: RunDir, checkpoint: Checkpoint) -> None:
+    for steps in (8, 1024, 64):
+        replace(checkpoint, progress=Progress(env_steps=steps)).save(run_dir.checkpoint_path(steps))
+    assert [path.name for path in checkpoints_in(run_dir.path)] == ["step_1024.pt", "step_64.pt", "step_8.pt"]
+    assert read_checkpoint(run_dir.path).progress.env_steps == 1024
+    assert read_checkpoint(run_dir.path.parent / "latest").progress.env_steps == 1024
+
+
+def test_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
+    run_dir: RunDir, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.save(run_dir.checkpoint_path(8))
+    run_dir.checkpoint_path(16).write_bytes(b"torn")
+    assert read_checkpoint(run_dir.path).progress.env_steps == 8
+    assert "step_16.pt" in caplog.text
+    assert "using the previous one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"not a checkpoint", "cannot read the checkpoint"), (b"", "cannot read the checkpoint")],
+)
+def test_unreadable_checkpoint_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "step_1.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_checkpoint_of_another_program_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "other.pt"
+    torch.save({"policy": {}, "epoch": 3}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of query mutator"):
+        read_checkpoint(path)
+
+
+def test_missing_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no such file; give a run folder such as runs/latest"):
+        read_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+        read_checkpoint(tmp_path)
+
+
+def test_other_operator_set_is_listed(checkpoint: Checkpoint) -> None:
+    checkpoint.check_actions(["spelling", "filler", "undo", "submit"])
+    with pytest.raises(CheckpointError, match=r"only there: filler; only here: slang.*--operators spelling,filler"):
+        checkpoint.check_actions(["spelling", "slang", "undo", "submit"])
+    with pytest.raises(CheckpointError, match="the order differs"):
+        checkpoint.check_actions(["filler", "spelling", "undo", "submit"])

@@ -1,0 +1,498 @@
+"""Groups of seeds against a baseline: verdicts, confounders, and the page of the racing project's experiment."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from query_mutator.commands.main import main
+from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.compare import analyze
+from query_mutator.lab.analysis.config import AnalyzeFlags
+from query_mutator.lab.analysis.groups import group_runs
+from query_mutator.lab.analysis.job import ComparisonJob
+from query_mutator.lab.analysis.results import Analysis, MetricResult, checkpoints
+from query_mutator.lab.analysis.runs import find_runs, load_runs
+from query_mutator.lab.analysis.spec import read_spec
+from tests.unit.lab.analysis.writing import write_events, write_run
+
+ROOT = Path(__file__).resolve().parents[4]
+SPEC = read_spec()
+
+
+def write_group(folder: Path, name: str, finals: list[float], **config: object) -> None:
+    """Write a run for each final value, success rising to it."""
+    for seed, final in enumerate(finals):
+        path = write_run(
+            folder / f"{name}-s{seed}", {"validation/success": np.linspace(0, final, 20), "llm/calls": range(20)}
+        )
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, **config}}))
+
+
+def compared(folder: Path, **options: object) -> Analysis:
+    groups = group_runs(load_runs(find_runs(["*"], logdir=str(folder))), SPEC)
+    return analyze(groups, SPEC, **options)  # type: ignore[arg-type]
+
+
+def verdict(folder: Path, **options: object) -> str:
+    (comparison,) = compared(folder, **options).of_role("performance")[0].comparisons
+    return comparison.verdict
+
+
+def test_seeds_are_grouped_and_a_clear_difference_is_called(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.50, 0.51, 0.52, 0.504], batch=64)
+    write_group(tmp_path, "b", [0.70, 0.71, 0.72, 0.714], batch=128)
+    analysis = compared(tmp_path)
+    assert [(group.name, group.num_seeds) for group in analysis.groups] == [("batch=64", 4), ("batch=128", 4)]
+    (comparison,) = analysis.of_role("performance")[0].comparisons
+    assert comparison.verdict == "better"
+    assert comparison.difference == pytest.approx((0.711 - 0.5085) * 17 / 19, abs=1e-6)  # mean of the last five points
+    assert comparison.permutation is not None
+    assert (comparison.permutation.p, comparison.permutation.smallest) == (2 / 70, 2 / 70)
+    assert [(row.field, row.values) for row in analysis.diff] == [("batch", ("64", "128"))]
+    assert verdict(tmp_path, baseline="batch=128") == "worse"
+    assert verdict(tmp_path, baseline="b-s0") == "worse"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], "equivalent"),
+        ([0.4, 0.6, 0.5], [0.45, 0.7, 0.5], "inconclusive"),
+        ([0.9], [0.1], "inconclusive"),
+        ([0.9], [0.1, 0.11, 0.12], "inconclusive"),
+    ],
+)
+def test_verdicts(tmp_path: Path, ours: list[float], theirs: list[float], expected: str) -> None:
+    write_group(tmp_path, "a", theirs, batch=64)
+    write_group(tmp_path, "b", ours, batch=128)
+    assert verdict(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "questions", "expected"),
+    [
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], 8, "inconclusive"),
+        ([0.50, 0.504, 0.502, 0.503], [0.503, 0.501, 0.505, 0.50], 20_000, "equivalent"),
+        ([0.625, 0.625, 0.625], [0.5, 0.5, 0.5], 8, "inconclusive"),
+        ([0.62, 0.62, 0.62], [0.5, 0.5, 0.5], 400, "better"),
+        ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], None, "inconclusive"),
+        ([0.9, 0.9], [0.1, 0.1], None, "inconclusive"),
+    ],
+)
+def test_the_noise_of_few_questions_counts(
+    ours: list[float], theirs: list[float], questions: int | None, expected: str, tmp_path: Path
+) -> None:
+    for name, finals in (("a", theirs), ("b", ours)):
+        for seed, final in enumerate(finals):
+            asked = {} if questions is None else {"validation/questions": [questions] * 9}
+            path = write_run(tmp_path / f"{name}-s{seed}", {"validation/success": [final] * 9, **asked})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == expected
+    assert (f"from {questions} questions" in comparison.why) == (questions is not None)
+    assert "nan" not in comparison.why
+    low, high = comparison.interval
+    assert (low, high) == (-math.inf, math.inf) or -1 <= low <= high <= 1
+
+
+def write_folds(folder: Path, name: str, share: float, folds: Sequence[int | str]) -> None:
+    """Write a run of one seed for each fold, with 100 questions."""
+    for number, fold in enumerate(folds):
+        values = {"validation/success": [share + 0.01 * (number % 2)] * 9, "validation/questions": [100] * 9}
+        path = write_run(folder / f"{name}-{fold}", values)
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": 1, "validation_fold": fold, "batch": name}}))
+
+
+def test_validation_folds_are_averaged_and_their_questions_add_up(tmp_path: Path) -> None:
+    write_folds(tmp_path, "a", 0.50, range(5))
+    write_folds(tmp_path, "b", 0.60, range(5))
+    analysis = compared(tmp_path)
+    assert [(group.name, len(group.runs), group.num_seeds) for group in analysis.groups] == [
+        ("batch=a", 5, 5),
+        ("batch=b", 5, 5),
+    ]
+    result = analysis.of_role("performance")[0]
+    assert [value.mean for value in result.groups] == pytest.approx([0.504, 0.604])
+    assert [value.sample for value in result.groups] == [500, 500]
+    assert "from 500 questions" in result.comparisons[0].why
+    assert not [line for line in analysis.remarks if "seed" in line]
+
+
+def test_a_run_on_all_training_questions_is_another_group_than_the_folds(tmp_path: Path) -> None:
+    write_folds(tmp_path, "a", 0.5, [*range(5), "none"])
+    groups = group_runs(load_runs(find_runs(["*"], logdir=str(tmp_path))), SPEC)
+    assert {group.name: len(group.runs) for group in groups} == {"validation_fold=any": 5, "validation_fold=none": 1}
+
+
+def test_an_interval_of_shares_stays_within_0_and_1(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.8, 0.99], batch=64)
+    write_group(tmp_path, "b", [0.01, 0.2], batch=128)
+    for value in compared(tmp_path).of_role("performance")[0].groups:
+        assert 0 <= value.interval[0] < value.mean < value.interval[1] <= 1
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path: Path) -> None:
+    odd = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e30, -1e30, 1e-30, math.nan, math.inf, -math.inf])
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    for group in range(data.draw(st.integers(1, 3))):
+        for seed in range(data.draw(st.integers(1, 3))):
+            values = data.draw(st.lists(odd, min_size=1, max_size=5))
+            names = data.draw(st.sets(st.sampled_from(["validation/success", "eval/mean_reward", "llm/calls", "x"])))
+            run = write_run(folder / f"g{group}-s{seed}", dict.fromkeys({"losses/td_loss", *names}, values))
+            (run / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": group}}))
+    analysis = compared(folder)
+    assert analysis.results
+    flags = AnalyzeFlags(runs=("*",), logdir=str(folder), template="experiment", csv=str(folder / "x.csv"))
+    job = ComparisonJob(flags)
+    job.write()
+    page = job.as_text()
+    json.loads(job.as_json())
+    told = [line for line in page.splitlines() if "not finite" not in line]  # the watch rule "nan" says so
+    assert not re.search(r"\b(nan|inf)\b", "\n".join(told))
+    for result in analysis.results:
+        assert all(value.interval[0] <= value.interval[1] for value in result.groups)
+        assert all(one.interval[0] <= one.interval[1] and 0 <= one.p <= 1 for one in result.comparisons)
+
+
+def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
+    write_group(tmp_path, "a", [0.50, 0.51, 0.52], batch=64)
+    for copy in range(3):
+        path = write_run(tmp_path / f"b-s{copy}", {"validation/success": np.linspace(0, 0.9 + copy / 1000, 20)})
+        (path / "config.json").write_text('{"flags": {"seed": 1, "batch": 128}}')
+    analysis = compared(tmp_path)
+    assert analysis.of_role("performance")[0].comparisons[0].verdict == "inconclusive"
+    assert "batch=128" in analysis.remarks[0]
+
+
+def test_copied_runs_count_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        curves = [np.linspace(0.1, final, 20) + rng.normal(0, 0.01, 20) for final in (0.5, 0.6)]
+        for copy in range(10):
+            path = write_run(tmp_path / f"{name}-s{copy}", {"rollout/ep_rew_mean": curves[copy % 2]})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": copy, "batch": name}}))
+    analysis = compared(tmp_path)
+    assert [group.num_seeds for group in analysis.groups] == [2, 2]
+    (result,) = analysis.of_role("performance")
+    assert [(len(value.values), len(value.numbers)) for value in result.groups] == [(10, 2), (10, 2)]
+    assert "batch=a: 10 runs, but only 2 different seeds" in analysis.remarks
+
+
+def test_runs_of_one_seed_count_as_their_mean(tmp_path: Path) -> None:
+    for name, seed, final in (("r-s1", 1, 0.4), ("r-s2", 1, 0.6), ("r-s3", 2, 0.7)):
+        path = write_run(tmp_path / name, {"rollout/ep_rew_mean": [final] * 9})
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": seed}}))
+    (value,) = compared(tmp_path).of_role("performance")[0].groups
+    assert value.numbers == pytest.approx([0.5, 0.7])
+    assert value.mean == pytest.approx(0.6)
+
+
+def test_differences_of_the_size_of_rounding_decide_nothing(tmp_path: Path) -> None:
+    for name, value in (("a", 0.3), ("b", 0.3 + 2e-8)):
+        for seed in range(4):
+            path = write_run(tmp_path / f"{name}-s{seed}", {"rollout/ep_rew_mean": [value + 1e-9 * seed] * 9})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == "inconclusive"
+    assert comparison.p == 1.0
+
+
+def test_equivalence_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
+    values = {"a": [0.500, 0.506, 0.494, 0.503], "b": [0.504, 0.497, 0.509, 0.499]}
+    others = {
+        name: [value + shift for value in values["b"]]
+        for name, shift in zip("cdef", (0, 1e-4, -1e-4, 2e-4), strict=True)
+    }
+    for few in (values, {**values, **others}):
+        for name, finals in few.items():
+            write_group(tmp_path / str(len(few)), name, finals, batch=name)
+    alone, *_ = compared(tmp_path / "2").of_role("performance")[0].comparisons
+    among, *_ = compared(tmp_path / "6").of_role("performance")[0].comparisons
+    assert alone.p_equivalent < among.p_equivalent
+
+
+def test_runs_without_a_common_step_are_not_called_one_seed(tmp_path: Path) -> None:
+    for name, began in (("a", 0), ("b", 1000)):
+        for seed in range(3):
+            rows = [(began + 100 * (at + 1), 10.0 * at, {"rollout/ep_rew_mean": 0.1 * at + seed}) for at in range(6)]
+            write_events(tmp_path / f"{name}-s{seed}", rows)
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.verdict == "inconclusive"
+    assert "one seed" not in comparison.why
+    assert "no step in common" in comparison.why
+
+
+def test_a_seed_without_a_number_is_named(tmp_path: Path) -> None:
+    for name, lasts in (("a", [600, 600]), ("b", [600, 900])):
+        for seed, last in enumerate(lasts):
+            rows = [(last - 100 * (5 - at), 10.0 * at, {"rollout/ep_rew_mean": 0.1 * at + seed}) for at in range(6)]
+            nan = [(step, wall, {"rollout/ep_rew_mean": math.nan}) for step, wall, _ in rows]
+            write_events(tmp_path / f"{name}-s{seed}", nan if last == 900 else rows)
+    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
+    assert comparison.why == "only one seed of b has a number here"
+
+
+def test_only_the_common_window_counts(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"long-s{seed}", {"validation/success": np.linspace(0, 1, 20)})
+        write_run(tmp_path / f"short-s{seed}", {"validation/success": np.linspace(0, 1, 20)[:10]})
+    (result,) = compared(tmp_path).results
+    assert result.window == (100, 1000)
+    assert {value.mean for value in result.groups} == {result.groups[0].mean}
+    assert checkpoints(result, interval=300) == [300, 600, 900]
+
+
+@pytest.mark.parametrize(
+    ("window", "axis", "xs"),
+    [
+        ((512, 10_240), "step", [*range(1000, 10_001, 1000), 10_240]),
+        ((0, 1000), "step", list(range(100, 1001, 100))),
+        ((10, 300), "time", list(range(30, 301, 30))),
+        ((0, 5000), "active", [600, 1200, 1800, 2400, 3000, 3600, 4200, 4800, 5000]),
+        ((7, 7), "step", [7]),
+    ],
+)
+def test_rows_of_a_table_are_at_round_places_and_at_the_end(
+    window: tuple[float, float], axis: str, xs: list[float]
+) -> None:
+    result = MetricResult(metric=SPEC.metric("success"), task="", name="success", window=window, groups=())
+    assert checkpoints(result, axis=axis) == pytest.approx(xs)
+
+
+def test_runs_of_stable_baselines3_are_grouped_by_given_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for batch in (64, 256):
+        for seed in (1, 2, 3):
+            tags = {"rollout/ep_rew_mean": np.linspace(20, 70 + seed - batch / 8, 9), "train/learning_rate": [3e-4] * 9}
+            write_run(tmp_path / f"ppo-b{batch}-s{seed}_1", tags, every=1_234_567)
+    told = ["ppo-b64-*:batch_size=64", "ppo-b256-*:batch_size=256", "ppo-*:n_epochs=4"]
+    page = tmp_path / "page.md"
+    command = ["analyze", "ppo-*", "--logdir", str(tmp_path), "--baseline", "batch_size=64", "--set", *told]
+    assert main([*command, "--template", "experiment", "--markdown", str(page), "--html", f"{page}.html"]) == 0
+    printed, written = capsys.readouterr().out, page.read_text()
+    assert "batch_size=256 is worse than batch_size=64" in printed
+    assert re.search(r"ppo-b256-s3_1 +batch_size=256 +3 ", printed)
+    assert re.search(r"updates per environment step +0.0625 +0.01562 +moved", printed)
+    assert shlex.join(["qm", *command, "--template", "experiment"]) in written
+    assert "ppo-b64-s1_1 rollout/ep_rew_mean x=11111103" in Path(f"{page}.html").read_text()  # with all its digits
+
+
+def test_runs_without_settings_get_a_remark_on_grouping(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_run(tmp_path / name, {"rollout/ep_rew_mean": [1.0, 2.0]})
+    assert any("--group-by" in remark for remark in compared(tmp_path).remarks)
+    write_group(tmp_path, "a", [0.5], batch=64)
+    assert not any("--group-by" in remark for remark in compared(tmp_path).remarks)
+
+
+def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path) -> None:
+    write_group(tmp_path, "ppo", [0.5, 0.5], batch=64, lr=0.1)
+    write_group(tmp_path, "iqn", [0.5, 0.5], batch=64, lr=0.2)
+    runs = load_runs(find_runs(["*"], logdir=str(tmp_path)))
+    names = {
+        by: [group.name for group in group_runs(runs, SPEC, by=by)] for by in ("batch", "ppo-*,iqn-*", "{group}-s{n}")
+    }
+    assert names == {"batch": ["batch=64"], "ppo-*,iqn-*": ["iqn-*", "ppo-*"], "{group}-s{n}": ["iqn", "ppo"]}
+    for by, words in (
+        ("bach", "did you mean 'batch'"),
+        ("x-*", "does not match"),
+        ("{group}_{n}", "does not match"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            group_runs(runs, SPEC, by=by)
+
+
+def test_several_tasks_are_aggregated(tmp_path: Path) -> None:
+    for name, shift in (("a", 0.0), ("b", -2.0)):
+        for seed in range(3):
+            tags = {f"Race/eval_race_time_robust_trained_{track}": [50.0, 30 + seed / 10 + shift] for track in "wxyz"}
+            write_run(tmp_path / f"{name}-s{seed}", tags)
+    analysis = compared(tmp_path)
+    assert [(row.group, row.improvement) for row in analysis.over_tasks] == [("a", None), ("b", 1.0)]
+    assert len(analysis.of_role("performance")) == 4
+    assert {c.verdict for result in analysis.of_role("performance") for c in result.comparisons} == {"better"}
+
+
+# --- the racing project's experiment ----------------------------------------------------------------------------------
+
+#: run -> batch size, game speed, summed loss, record (s), as its page tells them
+RACING = {
+    "uni_5": (2048, 160, 300.96, 24.56),
+    "uni_6": (8192, 160, 2962.12, 24.77),
+    "uni_7": (512, 512, 77.72, 24.63),
+    "uni_9": (64, 1024, 29.07, 25.10),
+}
+
+
+@pytest.fixture
+def racing(tmp_path: Path) -> Path:
+    for name, (batch, speed, loss, record) in RACING.items():
+        frames = 1e5 * np.arange(1, 31)
+        uses = 32 * frames
+        tags = {
+            "Training/loss": np.linspace(3 * loss, loss, 30),
+            "alltime_min_ms_hock": np.linspace(60_000, 1000 * record, 30),
+            "Race/eval_race_time_robust_trained_hock": np.linspace(60, record, 30),
+            "Performance/learner_percentage_training": np.full(30, 0.538),
+            "Gradients/norm_before_clip_max": [40.0] * 29 + [120.0],
+            "cumul_number_frames_played": frames,
+            "cumul_number_single_memories_used": uses,
+            "cumul_number_batches_done": uses / batch,
+            "cumul_number_target_network_updates": uses / max(batch, 2048),
+        }
+        folder = write_run(tmp_path / "tensorboard" / name, tags, every=100_000)
+        (folder / "config.json").write_text(json.dumps({"batch_size": batch, "running_speed": speed, "seed": 444}))
+    return tmp_path
+
+
+def test_74_per_cent_lower_loss_is_3_per_cent_more_per_sample_and_inconclusive(racing: Path) -> None:
+    runs = load_runs(find_runs(list(RACING), logdir=str(racing / "tensorboard")))
+    analysis = analyze(group_runs(runs, SPEC), SPEC, baseline="uni_5")
+    (loss,) = [result for result in analysis.results if result.name == "loss"]
+    assert [round(value.mean, 3) for value in loss.groups] == [0.147, 0.362, 0.152, 0.454]
+    found = {comparison.group: comparison for comparison in loss.comparisons}
+    assert round(100 * found["uni_7"].share) == 3
+    assert round(found["uni_6"].share + 1, 2) == 2.46
+    assert {comparison.verdict for comparison in found.values()} == {"inconclusive"}
+    assert loss.metric.role == "diagnostic"
+    moved = {row.name for row in analysis.confounders if row.moved}
+    assert moved == {
+        "updates per environment step",
+        "updates per sample learned",
+        "target updates per sample learned",
+    }
+    (replay,) = [row for row in analysis.confounders if "replay ratio" in row.name]
+    assert replay.values == pytest.approx((32.0,) * 4)
+    assert {finding.run for finding in analysis.findings if finding.rule == "above"} == set(RACING)
+
+
+def test_the_script_writes_every_output(racing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: str(racing / f"out.{name}") for name in ("json", "csv", "markdown", "rst", "html", "svg")}
+    outputs = [word for name, path in files.items() for word in (f"--{'figure' if name == 'svg' else name}", path)]
+    command = ["analyze", *RACING, "--logdir", str(racing / "tensorboard"), "--template", "experiment", *outputs]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"loss / batch_size +uni_7 +1 +0.1518 +\+0.004844 \(\+3.3 %\) +inconclusive", printed)
+    data = json.loads((racing / "out.json").read_text())
+    (loss,) = [metric for metric in data["metrics"] if metric["name"] == "loss"]
+    assert loss["groups"][2]["values"][0]["tag"] == "Training/loss"
+    with (racing / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows if row["metric"] == "loss"} == set(RACING)
+    assert any(row["reading"] == "at" and row["tag"] == "Training/loss" and row["divided_by"] for row in rows)
+    page = (racing / "out.rst").read_text()
+    for title in ("Experiment Overview", "Results", "Run Analysis", "Detailed Metrics Analysis", "By time", "By step",
+                  "Configuration Changes", "Hardware", "Conclusions", "Recommendations"):  # fmt: skip
+        assert f"\n{title}\n" in page
+    assert (racing / "out.svg").read_text().count("<svg") == 1
+
+
+def test_the_rst_page_is_valid(racing: Path) -> None:
+    from docutils.core import publish_string
+
+    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--rst", str(racing / "a.rst"), "--json", "-"]) == 0
+    settings = {"report_level": 2, "halt_level": 2, "warning_stream": ""}
+    source = (racing / "a.rst").read_text()
+    assert "uni\\_7" in source
+    publish_string(source, writer="null", settings_overrides=settings)
+
+
+class Outline(html.parser.HTMLParser):
+    """Notes headings, how many cells each table row has, and that every tag is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[int]] = []
+        self.titles = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append(0)
+        elif tag in ("td", "th"):
+            self.rows[-1][-1] += 1
+            self.titles += any(name == "title" and value and "x=" in value for name, value in attrs)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_html_page_is_self_contained_and_its_tables_are_complete(racing: Path) -> None:
+    path = racing / "a.html"
+    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--html", str(path), "--json", "-"]) == 0
+    page, outline = path.read_text(), Outline()
+    outline.feed(page)
+    assert not outline.open
+    assert all(len(set(rows)) == 1 for rows in outline.rows)
+    assert outline.titles > 20
+    assert "<svg" in page
+    assert not re.search(r"(src|href)=.https?:|url\(.?http|@import", page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no run is named"),
+        (["uni_5", "--metric", "los"], "did you mean 'loss'"),
+        (["uni_5", "--baseline", "uni_8"], "neither a group nor a run"),
+        (["uni_5", "--axis", "calls"], "no run logged what"),
+        (["uni_5", "--set", "uni_7:a=1"], "with a run of these: uni_5"),
+        (["uni_5", "--figure", "a.gif"], ".png or .svg"),
+        (["uni_5", "--margin", "loss=few"], "write METRIC=NUMBER"),
+        (["uni_5", "--interval", "0"], "must be above 0"),
+        (["uni_55"], "does not exist"),
+    ],
+)
+def test_invalid_input_is_one_line(racing: Path, arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        main(["analyze", *arguments, "--logdir", str(racing / "tensorboard")])
+
+
+def test_points_of_chosen_tags_as_csv(racing: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "extract_tensorboard_data.py")]
+    runs = ["uni_5", "uni_7", "--logdir", str(racing / "tensorboard")]
+    done = subprocess.run(
+        [*script, *runs, "--tag", "Gradients/*"], capture_output=True, text=True, check=True, cwd=racing
+    )
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert len(rows) == 60
+    assert rows[29] == {"run": "uni_5", "tag": "Gradients/norm_before_clip_max", "step": "3000000", "time_s": "300.0",
+                        "value": "120.0"}  # fmt: skip
+    listing = subprocess.run([*script, *runs], capture_output=True, text=True, check=True, cwd=racing).stdout
+    assert "alltime_min_ms_hock" in listing
+    wrong = subprocess.run([*script, *runs, "--tag", "Training/los"], capture_output=True, text=True, cwd=racing)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'Training/loss'" in wrong.stderr
+
+
+def test_the_script_with_the_name_of_the_racing_project_s(racing: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "analyze_experiment.py"), "uni_5", "uni_7"]
+    done = subprocess.run([*script, "--logdir", "tensorboard"], capture_output=True, text=True, check=True, cwd=racing)
+    assert "race_time[hock]: uni_7 against uni_5" in done.stdout

@@ -1,0 +1,155 @@
+"""Models of many kinds: estimates against the profiler, with oneDNN on and off; what depends on data is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, workload_of
+from query_mutator.commands.main import main
+from query_mutator.errors import UsageError
+from query_mutator.lab.sizing.memory import estimate, measured_peak
+from query_mutator.lab.sizing.scratch import onednn
+from query_mutator.lab.sizing.tracker import _warn_of_guesses
+from query_mutator.lab.sizing.workload import Recipe, Workload
+
+pytestmark = pytest.mark.slow
+
+HERE = "tests.unit.lab.sizing.test_sizing_kinds"
+REFUSED = ("mask by values", "crop by values")
+
+
+@pytest.fixture(autouse=True)
+def _short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.sizing_errors.STEPS", 24)  # the benchmark has 100, and all sizes of all kinds
+
+
+@pytest.mark.parametrize("with_onednn", [pytest.param(False, id="oneDNN off"), pytest.param(True, id="oneDNN on")])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_is_within_three_per_cent_or_refused(name: str, with_onednn: bool) -> None:
+    optimizer = OPTIMIZERS[(list(KINDS).index(name) + with_onednn) % len(OPTIMIZERS)]
+    for precision in KINDS[name].precisions:
+        recipe = Recipe(optimizer=optimizer, precision=precision).on("cpu")  # type: ignore[arg-type]
+        row = compare(name, 5, recipe, with_onednn=with_onednn)
+        assert row.refused == (name in REFUSED)
+        assert row.holds, row
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_is_exact_and_takes_its_state(optimizer: str) -> None:
+    row = compare("fan-out", 64, Recipe(optimizer=optimizer).on("cpu"), with_onednn=True)  # type: ignore[arg-type]
+    assert row.error == pytest.approx(0, abs=0.001)
+
+
+def test_an_lstm_has_the_work_and_the_workspace_of_onednn() -> None:
+    recipe = Recipe().on("cpu")
+    with onednn(False):
+        native = estimate(workload_of("lstm"), 4, recipe)
+    with onednn(True):
+        fused = estimate(workload_of("lstm"), 4, recipe)
+    steps = 2 * 24 * 4 * 4 * 256 * (64 + 256)  # multiply-adds of four gates
+    assert fused.flops == 3 * steps
+    assert native.flops == pytest.approx(fused.flops, rel=0.1)  # there no gradient of the inputs is needed
+
+
+def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.lab.sizing.scratch.PROBE_BYTES", 2**20)
+    monkeypatch.setattr("query_mutator.lab.sizing.memory._PROBE.known", {})
+    row = compare("conv3d", 8, Recipe().on("cpu"), with_onednn=True)
+    assert row.low < row.truth <= row.high
+
+
+@pytest.mark.parametrize("name", ["optimizer", "precision"])
+def test_an_unknown_way_to_train_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} 'lion' is unknown; known are"):
+        Recipe(**{name: "lion"})
+
+
+def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
+    def workload(loss: object) -> Workload:
+        return Workload(name="net", build=lambda: nn.Linear(8, 8), batch=lambda b: torch.zeros(b, 8), loss=loss)  # type: ignore[arg-type]
+
+    def scaled(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = module(x)
+        return y.mean() * y.sum().item()
+
+    def branched(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = module(x)
+        return (y * y if y.sum() > 100 else y).mean()
+
+    recipe = Recipe().on("cpu")
+    found = estimate(workload(scaled), 512, recipe, rounding=1)
+    assert not found.data_dependent
+    assert found.peak == measured_peak(workload(scaled), 512, recipe)
+    assert estimate(workload(branched), 512, recipe).data_dependent
+
+
+def lstm() -> Workload:
+    return replace(workload_of("lstm"), name="lstm")
+
+
+def selects_rows() -> Workload:
+    return workload_of("mask by values")
+
+
+def branches() -> Workload:
+    return workload_of("crop by values")
+
+
+def test_verify_measures_what_was_sized(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the child process has sequences of full length
+    peaks = []
+    for flag in ("--onednn", "--no-onednn"):
+        assert main(["size", "verify", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
+        said = capsys.readouterr().out
+        assert f"(oneDNN {'off' if flag == '--no-onednn' else 'on'}) on cpu" in said
+        assert "+0.0%" in said or "-0.0%" in said
+        peaks.append(said.splitlines()[4].split()[1])
+        assert main(["size", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
+        row = capsys.readouterr().out.splitlines()[4].split()
+        assert int(row[4]) == round(float(peaks[-1]))  # as it is, batch, peak
+    assert peaks[0] != peaks[1]
+
+
+@pytest.mark.parametrize("name", ["selects_rows", "branches"])
+def test_sizes_that_depend_on_data_are_refused_and_measured(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="qm size verify"):
+        main(["size", f"{HERE}:{name}", "--batch", "4"])
+    assert main(["size", "verify", f"{HERE}:{name}", "--batch", "4", "--device", "cpu"]) == 0
+    assert "refused" in capsys.readouterr().out
+
+
+def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, words in (
+        (["--device", "cpu"], "mlp (oneDNN on) on cpu:"),
+        (["--device", "cuda"], "mlp on cuda: "),
+        (["--vram", "2GB"], "mlp on cuda: "),
+    ):
+        assert main(["size", "mlp", "--batch", "1", *flags]) == 0
+        assert words in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--device 'tpu' must be"):
+        main(["size", "mlp", "--device", "tpu"])
+
+
+def test_an_mlp_has_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_guesses.cache_clear()
+    assert main(["size", "mlp", "--batch", "1", "--what-if", "adafactor", "sgd-momentum"]) == 0
+    assert not caplog.records
+
+
+def test_lengths_may_be_of_any_integer_type() -> None:
+    def cropped(module: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+        return module(x[:, : int(lengths.max())]).mean()  # type: ignore[no-any-return]
+
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        workload = Workload(
+            name="crop",
+            build=lambda: nn.Linear(8, 8),
+            batch=lambda size, dtype=dtype: (torch.randn(size, 100, 8), torch.full((size,), 60, dtype=dtype)),  # type: ignore[misc]
+            loss=cropped,
+        )
+        found = estimate(workload, 16, Recipe().on("cpu"), rounding=1)
+        assert found.peak == pytest.approx(measured_peak(workload, 16, Recipe().on("cpu")), rel=0.01)

@@ -1,0 +1,217 @@
+"""Estimates of memory against what the CPU profiler counts when the same step is really taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from query_mutator.commands.main import main
+from query_mutator.commands.size_presets import iqn, policy
+from query_mutator.errors import UsageError
+from query_mutator.lab.sizing.cards import MIB, Calibration, vram_bytes
+from query_mutator.lab.sizing.cuda import CachingAllocator, reserved_peak
+from query_mutator.lab.sizing.memory import (
+    estimate,
+    fit,
+    largest_batch,
+    measured_peak,
+)
+from query_mutator.lab.sizing.networks import GPTShape
+from query_mutator.lab.sizing.presets import dqn, gpt, iqn_conv, resnet18
+from query_mutator.lab.sizing.workload import Recipe, Workload, with_what_if
+
+pytestmark = pytest.mark.slow
+
+CPU = Recipe(foreach=False, autocast="cpu")
+SMALL = GPTShape(layers=2, width=64, heads=2, vocabulary=64, length=32)
+
+
+@pytest.fixture(autouse=True)
+def _without_onednn() -> Iterator[None]:
+    before = torch.backends.mkldnn.enabled  # its scratch memory is not PyTorch's to count
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    yield
+    torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+
+
+def mlp() -> Workload:
+    return Workload(
+        name="mlp",
+        build=lambda: nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)),
+        batch=lambda size: (torch.randn(size, 256), torch.randint(0, 10, (size,))),
+        loss=lambda module, x, target: nn.functional.cross_entropy(module(x), target),
+    )
+
+
+def copied() -> Workload:
+    """Layers that are deep copies of one, as those of PyTorch's own transformer are."""
+    return Workload(
+        name="copied",
+        build=lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(64, 2, 512, dropout=0.0), 3, enable_nested_tensor=False
+        ),
+        batch=lambda size: (torch.randn(4, size, 64),),
+        loss=lambda module, x: module(x).square().mean(),
+    )
+
+
+CASES = {
+    "copies of a layer": (copied(), 2, CPU),
+    "mlp": (mlp(), 64, CPU),
+    "gpt": (gpt(SMALL), 8, CPU),
+    "gpt checkpointed": (gpt(SMALL), 8, replace(CPU, checkpointing=True)),
+    "gpt bf16": (gpt(SMALL), 8, replace(CPU, precision="bf16")),
+    "gpt accumulating": (gpt(SMALL), 4, replace(CPU, accumulate=2)),
+    "gpt half frozen": (gpt(SMALL), 8, replace(CPU, frozen=("blocks",))),
+    "gpt SGD": (gpt(SMALL), 8, replace(CPU, optimizer="sgd")),
+    "iqn on pictures": (iqn_conv(), 16, CPU),
+    "our iqn": (iqn(), 512, CPU),
+    "dqn": (dqn(images=False), 256, CPU),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_estimate_is_within_one_per_cent_of_the_truth(name: str) -> None:
+    workload, batch, recipe = CASES[name]
+    found = estimate(workload, batch, recipe, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(workload, batch, recipe), rel=0.01)
+    assert found.reserved >= found.peak
+
+
+def test_the_trainer_s_own_policy_is_within_ten_per_cent() -> None:
+    """With real tensors autograd adds the gradients of actor and critic in place, with fake ones it does not."""
+    found = estimate(policy(), 256, CPU, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(policy(), 256, CPU), rel=0.1)
+
+
+@pytest.mark.parametrize(("side", "batch"), [(32, 2), (224, 4)])
+def test_a_residual_network_is_within_three_per_cent(side: int, batch: int) -> None:
+    def pictures(size: int) -> tuple[Tensor, ...]:
+        return torch.randn(size, 3, side, side), torch.randint(0, 1000, (size,))
+
+    workload = replace(resnet18(), batch=pictures)
+    found = estimate(workload, batch, CPU, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.03)
+    assert found.parameters == 11_689_512 * 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "layer"),
+    [
+        (4, (8, 8, 3, 1, 1)),
+        (4, (8, 8, 1, 2)),
+        (4, (8, 8, 1)),
+        (4, (8, 8, 3, 1, 0, 2)),
+        (16, (8, 8, 3, 1, 1)),
+    ],
+    ids=["plain", "strided", "1 x 1", "dilated", "batch of 16"],
+)
+def test_columns_of_convolutions_on_a_cpu(batch: int, layer: tuple[int, ...]) -> None:
+    workload = Workload(
+        name="layer",
+        build=lambda: nn.Conv2d(*layer),
+        batch=lambda size: (torch.randn(size, 8, 40, 40),),
+        loss=lambda module, x: module(x).mean(),
+    )
+    found = estimate(workload, batch, CPU, rounding=1)
+    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.1)
+
+
+def test_what_an_estimate_is_made_of() -> None:
+    found = estimate(mlp(), 64, CPU, rounding=1)
+    weights = 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10
+    assert (found.parameters, found.gradients) == (4 * weights, 4 * weights)
+    assert found.optimizer == 2 * 4 * weights + 6 * 4  # two moments, and six counters of steps
+    assert found.flops == 2 * 64 * (3 * (256 * 128 + 128 * 128 + 128 * 10) - 256 * 128)  # no gradient for the input
+    assert set(found.phases) == {"inputs", "forward", "backward", "clip", "optimizer"}
+
+
+def test_accumulation_takes_a_gradient_buffer_and_checkpointing_saves_activations() -> None:
+    peaks = {
+        name: estimate(gpt(SMALL), 16, recipe).peak
+        for name, recipe in (
+            ("plain", CPU),
+            ("accumulate", replace(CPU, accumulate=2)),
+            ("checkpointing", replace(CPU, checkpointing=True)),
+        )
+    }
+    assert peaks["accumulate"] > peaks["plain"] > peaks["checkpointing"]
+
+
+def test_the_line_through_two_batches_holds_far_beyond_and_below() -> None:
+    line = fit(gpt(SMALL), CPU)
+    for batch in (1, 128):
+        assert line.at(batch) == pytest.approx(estimate(gpt(SMALL), batch, CPU).peak, rel=0.02)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    room = Calibration(context_bytes=8 * MIB).room(64 * MIB)
+    assert room == 0.94 * 64 * MIB - 8 * MIB
+    batch, found = largest_batch(gpt(SMALL), room, CPU)
+    assert found is not None
+    assert found.peak <= room < estimate(gpt(SMALL), batch + 2, CPU).peak
+    assert largest_batch(gpt(SMALL), 0.5 * MIB, CPU) == (0, None)
+
+
+def test_code_that_asks_for_a_number_is_sized_all_the_same() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y * 2 if y.sum().item() > 0 else y
+
+    workload = Workload(
+        name="asks", build=Asks, batch=lambda size: (torch.randn(size, 8),), loss=lambda module, x: module(x).mean()
+    )
+    assert estimate(workload, 4, CPU).peak > 0
+
+
+def test_the_allocator_keeps_splits_and_merges() -> None:
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(512), allocator.allocate(1024)
+    assert allocator.reserved == 2 * MIB
+    big = allocator.allocate(5 * MIB)
+    assert allocator.reserved == 22 * MIB
+    allocator.release(big, small=False)
+    allocator.allocate(19 * MIB)  # what was split has become whole again
+    assert allocator.reserved == 22 * MIB
+    allocator.release(first, small=True)
+    allocator.release(second, small=True)
+    assert reserved_peak([(1, 30 * MIB), (1, -30 * MIB), (2, 29 * MIB), (3, MIB)]) == 32 * MIB
+
+
+def test_memory_of_cards() -> None:
+    assert vram_bytes("12GB") == vram_bytes("12 GiB") == vram_bytes("RTX 5070") == 12 * 1024 * MIB
+    assert vram_bytes("12227MiB") == 12227 * MIB
+    with pytest.raises(UsageError, match="write 12GB"):
+        vram_bytes("a lot")
+    assert with_what_if(Recipe(), ["bf16", "accumulate:4", "frozen"]) == Recipe(
+        precision="bf16", accumulate=4, frozen=("*",)
+    )
+    with pytest.raises(UsageError, match="known are"):
+        with_what_if(Recipe(), ["bf17"])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "size.json")
+    flags = ["--batch", "4", "--vram", "2GB", "--what-if", "sgd", "bf16+accumulate:2", "--json", out]
+    assert main(["size", "policy", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "largest batch on 2GB (sgd):" in said
+    assert "takes one more gradient buffer" in said
+    data = json.loads(Path(out).read_text())
+    assert [row["variant"] for row in data["estimates"]] == ["as it is", "sgd", "bf16+accumulate:2"]
+    assert data["largest_batch"]["sgd"] > 1000
+    with pytest.raises(UsageError, match="unknown preset 'poliy'"):
+        main(["size", "poliy"])
+    with pytest.raises(UsageError, match="give package"):
+        main(["size", "query_mutator.lab.sizing.presets:nothing"])

@@ -1,0 +1,367 @@
+"""`qm sweep` with real commands: settings, seeds, failures, resuming, extending the grid, confirming the best."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator.commands.main import main
+from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.lab.sweep.plan import (
+    Trial,
+    command_of,
+    extended,
+    grid_settings,
+    parse_grid,
+    parse_ranges,
+    random_settings,
+    trials_of,
+)
+from query_mutator.training.config import parse_config
+
+pytestmark = pytest.mark.slow
+
+#: A trainer of one line: success is best at batch 512, throughput grows with the batch.
+TRAINER = """
+import json, math, os, sys
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+batch, seed = float(flags["--train-batch-size"]), int(flags["--seed"])
+if (os.environ.get("BROKEN"), seed) == ("yes", 1001):
+    sys.exit("no memory left")
+noise = 0.01 * math.sin(7 * seed + batch)
+print("training ...")
+print(json.dumps({"success": 0.7 - 0.03 * (math.log2(batch) - 9) ** 2 + noise, "steps_per_s": batch}))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> list[str]:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINER)
+    return ["--", sys.executable, str(path)]
+
+
+def run_sweep(folder: Path, trainer: list[str], values: str, *options: str) -> dict[str, object]:
+    grid = ["--grid", f"train_batch_size={values}", "--jobs", "2", "--dir", str(folder)]
+    assert main(["sweep", *grid, *options, *trainer]) == 0
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_golden_middle_of_a_command(tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_sweep(tmp_path / "s", trainer, "64,128,512,2048,8192", "--confirm", "2")
+    said = capsys.readouterr().out
+    assert "The golden middle is at train_batch_size about" in said
+    assert "Confirmed with 2 fresh seeds: train_batch_size=512 has success 0.69" in said
+    assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
+    settings = {row["setting"]["train_batch_size"]: row for row in found["settings"]}  # type: ignore[attr-defined]
+    assert [batch for batch, row in settings.items() if row["on_front"]] == [512, 2048, 8192]
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
+    fresh = (tmp_path / "s" / "trials" / "train_batch_size=512,seed=4001" / "command.txt").read_text()
+    assert fresh.strip().endswith("--train-batch-size 512 --seed 4001")
+
+
+def test_an_edge_optimum_extends_the_grid(tmp_path: Path, trainer: list[str]) -> None:
+    found = run_sweep(tmp_path / "s", trainer, "32,64,128", "--extend", "4")
+    batches = [row["setting"]["train_batch_size"] for row in found["settings"]]  # type: ignore[attr-defined]
+    assert batches[:4] == [32, 64, 128, 256]
+    assert max(batches) >= 1024
+    assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
+
+
+def test_failures_are_reported_and_a_rerun_resumes_the_sweep(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKEN", "yes")
+    with pytest.raises(TooManyFailuresError, match="3 of 9 trials failed; --retry-failed"):
+        run_sweep(tmp_path / "s", trainer, "128,512,2048")
+    told = capsys.readouterr()
+    assert told.err.count("failed (exit code 1): no memory left") == 3
+    assert "2 of 3" in told.out
+    monkeypatch.delenv("BROKEN")
+    before = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
+    run_sweep(tmp_path / "s", trainer, "128,512,2048", "--retry-failed")
+    after = (tmp_path / "s" / "trials.jsonl").read_text().splitlines()
+    assert after[: len(before)] == before
+    assert {json.loads(row)["seed"] for row in after[len(before) :]} == {1001}
+    with pytest.raises(UsageError, match="another --out"):
+        main(["sweep", "--grid", "train_batch_size=1,2", "--dir", str(tmp_path / "s"), "--", "other"])
+
+
+def test_a_trial_without_a_finite_number_has_failed(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(trainer[-1])
+    diverging = TRAINER.replace("noise = 0.01", "noise = (math.nan if broken else 0.01)")
+    script.write_text(
+        diverging.replace("if (os", "broken = (os").replace('1001):\n    sys.exit("no memory left")', "1001)")
+    )
+    monkeypatch.setenv("BROKEN", "yes")
+    with pytest.raises(TooManyFailuresError, match="4 of 12 trials failed; --retry-failed"):
+        run_sweep(tmp_path / "s", trainer, "64,128,512,2048")
+    told = capsys.readouterr()
+    assert told.err.count("its success is missing, NaN or infinite") == 4
+    assert "nan" not in told.out
+    monkeypatch.delenv("BROKEN")
+    found = run_sweep(tmp_path / "s", trainer, "64,128,512,2048", "--retry-failed")
+    assert found["failed"] == []
+    assert all(len(row["values"]) == 3 for row in found["settings"])  # type: ignore[attr-defined]
+
+
+def test_a_run_that_ends_in_nan_does_not_count_and_shortens_no_other(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import json, math, os, pathlib, sys\n"
+        "value, seed = int(sys.argv[2]), int(sys.argv[4])\n"
+        "folder = pathlib.Path(os.environ['QM_TRIAL_DIR']) / 'run'\n"
+        "folder.mkdir(parents=True)\n"
+        "(folder / 'config.json').write_text('{}')\n"
+        "broken = (value, seed) == (4, 1)\n"
+        "value = lambda k: math.nan if broken and k > 2 else k / 10\n"
+        "rows = [{'step': 100 * k, 'validation/success': value(k)} for k in range(1, 9)]\n"
+        "(folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
+    )
+    grid = ["--grid", "x=2,4,8", "--seeds", "2", "--dir", str(tmp_path / "s"), "--", sys.executable, str(script)]
+    with pytest.raises(TooManyFailuresError, match="1 of 6 trials failed"):
+        main(["sweep", *grid])
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [len(row["values"]) for row in found["settings"]] == [2, 1, 2]
+    assert min(value for row in found["settings"] for value in row["values"]) > 0.5
+
+
+def test_a_cliff_between_two_settings_is_answered_with_values_to_try(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(trainer[-1]).write_text(
+        TRAINER.replace("(math.log2(batch) - 9) ** 2", "(20 * (batch > 600) - math.log2(batch))")
+    )
+    found = run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048,4096")
+    assert "The grid is too coarse; the best guess is" in capsys.readouterr().out
+    assert "try --grid train_batch_size=512,609,724,861,1024" in found["optimum"]["why"]  # type: ignore[index]
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
+
+
+def test_a_plateau_names_the_smallest_setting_and_the_fastest(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plateau = TRAINER.replace("- 0.03 * (math.log2(batch) - 9) ** 2", "- 0.1 * max(0, 8 - math.log2(batch))")
+    noise = "0.01 * random.Random(batch + seed).gauss()"
+    Path(trainer[-1]).write_text("import random\n" + plateau.replace("0.01 * math.sin(7 * seed + batch)", noise))
+    found = run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048")
+    said = capsys.readouterr().out
+    assert "A plateau: from 256 to 2048, the high end of the grid, train_batch_size makes no difference" in said
+    assert "the smallest that is as good, 256, costs at most 0.0" in said
+    assert "Fastest there: train_batch_size=2048 (success" in said
+    assert found["optimum"]["kind"] == "plateau"  # type: ignore[index]
+    for printed in (tmp_path / "s" / "trials").glob("*/stdout.txt"):  # as if throughput had not been measured
+        printed.write_text(printed.read_text().replace("steps_per_s", "unknown"))
+    run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048")
+    assert "Measured there: train_batch_size=256 (success" in capsys.readouterr().out
+
+
+def test_two_settings_that_trade_off_are_a_ridge(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ridge = '- 0.05 * math.log2(batch * float(flags["--speed"]) / 2**16) ** 2'
+    Path(trainer[-1]).write_text(TRAINER.replace("- 0.03 * (math.log2(batch) - 9) ** 2", ridge))
+    options = ("--grid", "speed=64,128,256,512,1024", "--seeds", "2", "--confirm", "1")
+    found = run_sweep(tmp_path / "s", trainer, "64,256,1024", *options)
+    said = capsys.readouterr().out
+    assert "A ridge, train_batch_size x speed about 6" in said
+    assert "where you raise one, lower the other to keep train_batch_size x speed" in said
+    optimum: dict[str, Any] = found["optimum"]  # type: ignore[assignment]
+    assert optimum["kind"] == "ridge"
+    assert optimum["ridge"]["low"] < 2**16 < optimum["ridge"]["high"]
+    named = re.search(r"Best measured along it: train_batch_size=(\d+), speed=(\d+)", said)
+    assert named is not None
+    assert int(named[1]) * int(named[2]) == 2**16
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
+
+
+def test_a_trial_that_times_out_is_killed_with_all_it_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
+    command = ["sweep", "--grid", "x=1", "--seeds", "1", "--timeout-min", "0.05", "--dir", str(tmp_path / "s")]
+    with pytest.raises(UsageError, match="no trial has a number"):
+        main([*command, "--", sys.executable, "-c", child])
+    assert "timed out" in capsys.readouterr().err
+    grandchild = (tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt").read_text().strip()
+    give_up_at = time.monotonic() + 10  # it has been killed, and dies when the system gets to it
+    while grandchild and is_running(Path(f"/proc/{grandchild}/stat")):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_a_sweep_that_is_killed_takes_its_trials_along(tmp_path: Path) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
+    command = [sys.executable, "-m", "query_mutator", "sweep", "--grid", "x=1", "--seeds", "1", "--out"]
+    sweep = subprocess.Popen([*command, str(tmp_path / "s"), "--", "{python}", "-c", child], stderr=subprocess.DEVNULL)
+    stdout = tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt"
+    give_up_at = time.monotonic() + 60
+    while not (stdout.exists() and stdout.read_text().strip()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    sweep.kill()
+    sweep.wait()
+    while is_running(Path(f"/proc/{stdout.read_text().strip()}/stat")):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def is_running(state: Path) -> bool:
+    """Return whether a process exists and is not a zombie (Z)."""
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grids = ["--grid", "train_batch_size=64,128", "--grid", "running-speed=160", "--seeds", "2"]
+    trainer = ["--", "python", "train_query_mutator.py", "--algo", "iqn"]
+    assert main(["sweep", *grids, "--dry-run", "--dir", str(tmp_path), *trainer]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "--algo iqn --train-batch-size 64 --running-speed 160 --seed 1 --save-dir" in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "sweep-settings.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("qm sweep ") and "train" in line]
+    assert len(lines) >= 5
+    for words in lines:
+        before = words.index("--")
+        assert main([*words[:before], "--dry-run", "--dir", str(tmp_path), *words[before:]]) == 0
+        trials = capsys.readouterr().out.splitlines()
+        for trial in (trials[0], trials[-1]):
+            parse_config(shlex.split(trial)[2:])  # behind `python train_query_mutator.py`
+
+
+def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[4])!r})\n"
+        "from query_mutator.files.metrics import MetricsWriter\n"
+        "folder = Path(sys.argv[1]) / 'a-run'; folder.mkdir(); writer = MetricsWriter(folder)\n"
+        "last = 1000 * int(sys.argv[3])\n"
+        "for step in range(100, last + 1, 100):\n"
+        "    numbers = {'validation/success': step / 10_000 * float(sys.argv[2]), 'charts/SPS': 5.0}\n"
+        "    writer.write(numbers, step=step, wall_s=1)\n"
+    )
+    grid = ["--grid", "x=1,2,4", "--seeds", "2", "--seed-step", "1", "--dir", str(tmp_path / "s"), "--jobs", "2"]
+    assert main(["sweep", *grid, "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]) == 0
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [row["throughput"] for row in found["settings"]] == [5, 5, 5]
+    values = [row["values"] for row in found["settings"]]  # all read up to step 1000, where the shortest ended
+    assert values == [pytest.approx([0.08 * x] * 2) for x in (1, 2, 4)]
+    capsys.readouterr()
+    again = ["sweep", *grid, "--reducer", "last", "--", sys.executable, "-c", code, "{dir}", "{x}", "{seed}"]
+    assert main(again) == 0
+    assert "success, last [95 %]" in capsys.readouterr().out
+    found = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert found["settings"][0]["values"] == pytest.approx([0.1] * 2)
+
+
+def test_validation_folds_are_repeats_and_no_axis(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Success is 0.01 higher in each later fold, which is not an optimum at the last one."""
+    script = Path(trainer[2])
+    script.write_text(TRAINER.replace("+ noise", '+ noise + 0.01 * int(flags["--validation-fold"])'))
+    folds = ("--grid", "validation_fold=0,1,2,3,4", "--seeds", "1")
+    found = run_sweep(tmp_path / "s", trainer, "64,512,4096", *folds)
+    settings: list[dict[str, Any]] = found["settings"]  # type: ignore[assignment]
+    assert [list(row["setting"]) for row in settings] == [["train_batch_size"]] * 3
+    assert [(row["folds"], len(row["values"])) for row in settings] == [(5, 5)] * 3
+    assert np.diff(settings[1]["values"]) == pytest.approx([0.01] * 4)
+    assert "train_batch_size=512 (success 0.7" in (said := capsys.readouterr().out)
+    assert "5 runs over 5 validation folds" in said
+    assert {row["trial"]["fold"] for row in found["trials"]} == {0, 1, 2, 3, 4}  # type: ignore[attr-defined]
+
+
+def test_the_folds_of_one_setting_are_a_sweep(tmp_path: Path, trainer: list[str]) -> None:
+    folds = ["--grid", "validation_fold=0,1,2", "--seeds", "2", "--jobs", "2", "--dir", str(tmp_path / "s")]
+    assert main(["sweep", *folds, *trainer, "--train-batch-size", "512"]) == 0
+    (row,) = json.loads((tmp_path / "s" / "results.json").read_text())["settings"]
+    assert (row["setting"], row["folds"], len(row["values"])) == ({}, 3, 6)
+    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 0
+
+
+def test_settings_of_grids_and_of_chance() -> None:
+    grid = parse_grid(["lr=1e-3,1e-2", "--train-batch-size=64"])
+    assert grid == {"lr": (1e-3, 1e-2), "train_batch_size": (64,)}
+    assert [trial.name for trial in trials_of(grid_settings(grid), [1, 2])][1:3] == [
+        "lr=0.01,train_batch_size=64,seed=1",
+        "lr=0.001,train_batch_size=64,seed=2",
+    ]
+    ranges = parse_ranges(["lr=1e-4:1e-2", "batch=8:512"])
+    drawn = random_settings(ranges, count=200)
+    assert drawn[:5] == random_settings(ranges, count=5)
+    assert all(1e-4 <= one["lr"] <= 1e-2 and one["batch"] in range(8, 513) for one in drawn)  # type: ignore[operator]
+    assert 80 < sum(one["lr"] < 1e-3 for one in drawn) < 120  # type: ignore[operator]
+    assert (extended((64, 512), "high"), extended((64, 512), "low"), extended(("a", "b"), "low")) == (4096, 8, None)
+    filled = command_of(Trial(setting={"x": 2}, seed=1), ["run", "--n={x}", "{dir}/{seed}"], Path("d"))
+    assert filled == ["run", "--n=2", "d/1"]
+    for words in (
+        ["python", "x/train_query_mutator.py"],
+        ["qm", "train"],
+        ["{python}", "-m", "query_mutator", "train"],
+    ):
+        assert command_of(Trial(setting={}, seed=1), words, Path("d"))[-4:] == ["--seed", "1", "--save-dir", "d"]
+    for words in (["qm", "train", "sft"], ["python", "train.py"], ["qm", "train", "--save-dir={dir}"]):
+        assert "--save-dir" not in command_of(Trial(setting={}, seed=1), words, Path("d"))
+    of_fold = Trial(setting={"x": 2}, seed=1, fold=3)
+    assert of_fold.name == "x=2,validation_fold=3,seed=1"
+    assert command_of(of_fold, ["run"], Path("d")) == ["run", "--x", "2", "--validation-fold", "3", "--seed", "1"]
+
+
+def test_optuna_finds_the_neighborhood_and_resumes(tmp_path: Path, trainer: list[str]) -> None:
+    search = ["sweep", "--random", "train_batch_size=8:65536", "--sampler", "optuna", "--seeds", "1", "--jobs", "2"]
+    place = ["--dir", str(tmp_path / "s")]
+    for trials, rows in ((4, 4), (10, 10)):
+        assert main([*search, *place, "--trials", str(trials), *trainer]) == 0
+        assert len((tmp_path / "s" / "trials.jsonl").read_text().splitlines()) == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--grid", "x=1"], "no command is given"),
+        (["--", "run"], "either --grid"),
+        (["--grid", "x", "--", "run"], "write NAME=VALUE,VALUE"),
+        (["--random", "x=2:1", "--", "run"], "write NAME=LOW:HIGH"),
+        (["--grid", "x=1", "--metric", "succes", "--", "run"], "did you mean 'success'"),
+        (["--grid", "x=1", "--jobs", "0", "--", "run"], "at least 1"),
+    ],
+)
+def test_invalid_input_is_one_line(arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        main(["sweep", *arguments])
+
+
+def test_a_key_in_the_command_reaches_the_trials_and_no_file(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "sk-PLANTED-0123456789"
+    checked = tmp_path / "checked.py"
+    takes_address = "import sys; assert '@' in sys.argv[1] and '***' not in sys.argv.pop(1)\n"
+    checked.write_text(takes_address + Path(trainer[-1]).read_text())
+    address = f"https://me:{key}@host/v1?api_key={key}"
+    for _ in range(2):  # the second one resumes
+        run_sweep(tmp_path / "s", [*trainer[:-1], str(checked), address], "32,64,128")
+    captured = capsys.readouterr()
+    assert key not in captured.out + captured.err
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert [path for path in files if key.encode() in path.read_bytes()] == []

@@ -1,0 +1,102 @@
+"""Slots and service time inferred from a probe, on real servers and from records with known times."""
+
+from __future__ import annotations
+
+import pytest
+
+from query_mutator.embedded.faults import FaultPlan
+from query_mutator.embedded.server import start_server
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.probe import infer_slots, measure_calls, slots_advice
+from query_mutator.types import Completion
+
+
+@pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
+@pytest.mark.parametrize("slots", [1, 3, 8, 16])
+def test_a_probe_finds_the_servers_slots_up_to_its_width(kind: type[OllamaBackend | OpenAIBackend], slots: int) -> None:
+    with start_server({}, num_parallel=slots, latency_ms=120) as server:
+        backend = kind(server.url, timeout_s=20.0)
+        probe = measure_calls(backend, [backend], "echo", width=8)
+        backend.close()
+        assert server.stats()["calls"] == 10
+    assert probe.slots == min(slots, 8)
+    assert probe.service_s is not None
+    assert 0.1 < probe.service_s < 1.0
+
+
+def answer(*, wait_s: float, service_s: float = 1.0) -> Completion:
+    return Completion(text="1", total_s=wait_s + service_s, eval_s=service_s, latency_s=wait_s + service_s)
+
+
+def test_calls_that_waited_less_than_half_a_call_had_a_slot() -> None:
+    waits_s = [0.0, 0.1, 0.9, 1.0, 1.1, 1.9, 2.0, 2.1]
+    together = [answer(wait_s=wait_s) for wait_s in waits_s]
+    assert infer_slots(together, alone=answer(wait_s=0.0)) == 2
+    assert infer_slots([answer(wait_s=9.0)] * 4, alone=answer(wait_s=0.0)) == 1  # somebody else's calls were before us
+
+
+def test_calls_that_are_over_at_once_tell_nothing() -> None:
+    short = answer(wait_s=0.0, service_s=0.0001)
+    assert infer_slots([short] * 8, alone=short) is None
+
+
+def test_a_server_that_fails_is_not_guessed_about() -> None:
+    with start_server({}, faults=FaultPlan(1.0, kinds=("500",))) as server:
+        backend = OllamaBackend(server.url)
+        probe = measure_calls(backend, [backend], "echo")
+        backend.close()
+    assert probe.slots is None
+    assert probe.error is not None
+    assert probe.error.kind == "server"
+
+
+def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
+    with start_server({}, latency_ms=50) as server:
+        backend = OllamaBackend(server.url)
+        probe = measure_calls(backend, [backend], "echo", budget_s=0.01)
+        backend.close()
+        assert server.stats()["calls"] == 2
+    assert (probe.slots, probe.error) == (None, None)
+
+
+class Reporting(OllamaBackend):
+    """A server that reports its slots."""
+
+    def __init__(self) -> None:
+        """Contact nothing."""
+
+    def slots(self, model: str) -> int:
+        return 3
+
+
+def test_slots_that_a_server_reports_are_not_probed() -> None:
+    with start_server({}, latency_ms=20) as server:
+        backend = OllamaBackend(server.url)
+        probe = measure_calls(backend, [Reporting()], "echo")
+        backend.close()
+        assert server.stats()["calls"] == 2
+    assert (probe.slots, probe.width, probe.error) == (3, None, None)
+    assert probe.service_s is not None
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch_size", "advice"),
+    [
+        (1, 8, "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"),
+        (4, 16, "server answers about 4 calls at a time: OLLAMA_NUM_PARALLEL=16 ollama serve"),
+        (8, 8, None),
+        (None, 8, None),
+    ],
+)
+def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_size: int, advice: str | None) -> None:
+    given = slots_advice(slots, batch_size, server=OllamaBackend)
+    assert given is None if advice is None else given is not None and given.startswith(advice)
+
+
+def test_one_slot_is_said_to_make_batching_useless() -> None:
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OllamaBackend))
+    assert "llama-server --parallel" in str(slots_advice(1, 8, server=OpenAIBackend))
+    assert "until then" not in str(slots_advice(1, 8, server=OpenAIBackend))  # a guess, from the time of calls alone
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OpenAIBackend, is_reported=True))
+    assert "more than 4 at once only wait" in str(slots_advice(4, 8, server=OpenAIBackend, is_reported=True))

@@ -1,0 +1,300 @@
+"""The transport against a small server that answers byte for byte what a test scripts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from query_mutator.llm.transport import Transport
+from tests.scripted_server import CLOSE, DRIBBLE, RESET, STALL, chunks, failure, http
+
+
+def test_a_reply_is_its_json_object_and_the_request_carries_ours(serve: Any) -> None:
+    server, transport = serve(http('{"text": "naïve"}'))
+    assert transport.post("/api/chat", {"question": "why?"}) == {"text": "naïve"}
+    head, body = server.requests[0].split(b"\r\n\r\n")
+    assert head.startswith(b"POST /api/chat HTTP/1.1\r\n")
+    assert f"Host: 127.0.0.1:{server.port}".encode() in head
+    assert json.loads(body) == {"question": "why?"}
+
+
+def test_a_chunked_reply_is_put_together(serve: Any) -> None:
+    chunked = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\n{"a": 1\r\n1\r\n}\r\n0\r\n\r\n'
+    assert serve(chunked)[1].get("/") == {"a": 1}
+
+
+OUT_OF_MEMORY = '{"error": "model requires more system memory (5.6 GiB) than is available (3.2 GiB)"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "status", "said"),
+    [
+        (http('{"error": "server busy"}', status="503 Service Unavailable"), "busy", 503, "server busy"),
+        (http('{"error": {"message": "slow down"}}', status="429 Too Many Requests"), "busy", 429, "slow down"),
+        (http('{"error": "it broke"}', status="500 Internal Server Error"), "server", 500, "it broke"),
+        (http("<h1>Bad\nGateway</h1>", status="502 Bad Gateway"), "server", 502, "<h1>Bad Gateway</h1>"),
+        (http(OUT_OF_MEMORY, status="500 Internal Server Error"), "memory", 500, "use a smaller model"),
+        (http('{"error": "CUDA error: out of memory"}', status="500 x"), "memory", 500, "out of memory"),
+        (http('{"error": "model \'qwen\' not found"}', status="404 Not Found"), "model_missing", 404, "qwen"),
+        (http("404 page not found", status="404 Not Found"), "request", 404, "page not found"),
+        (http('{"error": "invalid options"}', status="400 Bad Request"), "request", 400, "invalid options"),
+        (http("", status="401 Unauthorized"), "request", 401, "status 401"),
+        (http("", status="301 Moved", headers=["Location: https://a/"]), "request", 301, "redirected to https://a/"),
+        (http('{"a": 1'), "malformed", 200, "not a JSON object"),
+        (http('["a", "list"]'), "malformed", 200, "not a JSON object"),
+        (http('{"a": 1}\n{"a": 2}'), "malformed", 200, "not a JSON object"),
+        (http(b'{"a": "\xff"}'), "malformed", 200, "not a JSON object"),
+        ((http('{"a": 1}', length=900), CLOSE), "malformed", None, "truncated"),
+        ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", CLOSE), "malformed", None, "truncated"),
+        ((b"SSH-2.0-OpenSSH_9.6\r\n", CLOSE), "malformed", None, "did not answer in HTTP"),
+        ((CLOSE,), "connect", None, "without a reply"),
+        ((RESET,), "connect", None, "cannot reach"),
+    ],
+)
+def test_every_failure_has_its_kind(serve: Any, answer: Any, kind: str, status: int | None, said: str) -> None:
+    error = failure(serve(answer)[1].post("/api/chat", {}))
+    assert (error.kind, error.status) == (kind, status)
+    assert said in error.message
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", None)],
+)
+def test_retry_after_is_read_as_seconds_or_as_a_date(serve: Any, value: str, seconds: float | None) -> None:
+    reply = http("{}", status="503 Busy", headers=[f"Retry-After: {value}"])
+    assert failure(serve(reply)[1].get("/")).retry_after_s == seconds
+
+
+def test_a_port_where_nothing_listens_is_a_connect_error() -> None:
+    with socket.socket() as bound:  # bound, not listening
+        bound.bind(("127.0.0.1", 0))
+        transport = Transport(f"127.0.0.1:{bound.getsockname()[1]}")
+        error = failure(transport.get("/"))
+    assert error.kind == "connect"
+    assert "refused" in error.message
+
+
+def test_https_to_a_server_that_speaks_http_is_a_connect_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(Transport(f"https://127.0.0.1:{listener.getsockname()[1]}").get, "/")
+        sock, _ = listener.accept()
+        sock.sendall(http("plain text", status="400 Bad Request"))
+        error = failure(call.result(10))
+        sock.close()
+    assert error.kind == "connect"
+
+
+def test_one_connection_serves_calls_one_after_the_other(serve: Any) -> None:
+    server, transport = serve(http('{"a": 1}'), http('{"error": "x"}', status="400 Bad"), http('{"a": 3}'))
+    replies = [transport.get("/") for _ in range(3)]
+    assert (replies[0], replies[2]) == ({"a": 1}, {"a": 3})
+    assert server.accepted == 1
+
+
+def test_a_connection_the_server_closed_meanwhile_is_replaced(serve: Any) -> None:
+    server, transport = serve((http('{"a": 1}'), CLOSE), http('{"a": 2}'))
+    assert transport.get("/") == {"a": 1}
+    assert server.gone.acquire(timeout=10)
+    assert transport.get("/") == {"a": 2}
+    assert server.accepted == 2
+
+
+def test_a_reply_that_asks_to_close_is_obeyed(serve: Any) -> None:
+    server, transport = serve((http('{"a": 1}', headers=["Connection: close"]), STALL), http('{"a": 2}'))
+    assert [transport.get("/") for _ in range(2)] == [{"a": 1}, {"a": 2}]
+    assert server.accepted == 2
+
+
+def test_a_deadline_covers_the_whole_call_however_often_a_byte_comes(serve: Any) -> None:
+    _, transport = serve((b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", DRIBBLE), timeout_s=0.3)
+    assert failure(transport.get("/")).kind == "timeout"
+
+
+def test_a_deadline_covers_the_headers_too(serve: Any) -> None:
+    _, transport = serve((b"HTTP/1.1 200 OK\r\nServer:", DRIBBLE), timeout_s=0.3)
+    assert failure(transport.get("/")).kind == "timeout"
+
+
+def test_a_deadline_covers_a_stream_that_trickles(serve: Any) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    _, transport = serve((head + b'{"a": 1}\n', DRIBBLE), timeout_s=0.3)
+    lines: list[bytes] = []
+    assert failure(transport.stream("/", {}, lambda line: lines.append(line) is None)).kind == "timeout"
+    assert lines == [b'{"a": 1}']
+
+
+def test_a_stream_is_handed_on_line_by_line_however_it_is_cut_and_the_connection_kept(serve: Any) -> None:
+    server, transport = serve(chunks(b"on", b"e\n\ntw", b"o\nthree\nfo", b"ur") + b"0\r\n\r\n")
+    lines: list[bytes] = []
+    for _ in range(2):
+        assert transport.stream("/", {}, lambda line: lines.append(line) is None) is None
+    assert lines == [b"one", b"two", b"three", b"four"] * 2
+    assert server.accepted == 1
+
+
+def test_a_stream_left_early_closes_its_connection_and_the_next_call_opens_one(serve: Any) -> None:
+    server, transport = serve((chunks(b"one\n", b"two\n"), STALL), http('{"a": 1}'))
+    lines: list[bytes] = []
+
+    def take(line: bytes) -> bool:
+        lines.append(line)
+        return False
+
+    assert transport.stream("/", {}, take) is None
+    assert lines == [b"one"]
+    assert transport.get("/") == {"a": 1}
+    assert server.accepted == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (http('{"error": "server busy"}', status="503 Busy"), "busy"),
+        (http("", status="500 Broken"), "server"),
+        ((chunks(b"one\n"), CLOSE), "malformed"),
+        ((CLOSE,), "connect"),
+    ],
+)
+def test_a_stream_that_fails_has_its_kind(serve: Any, answer: Any, kind: str) -> None:
+    assert failure(serve(answer)[1].stream("/", {}, lambda line: True)).kind == kind
+
+
+def test_close_ends_a_stream(serve: Any) -> None:
+    server, transport = serve((chunks(b"one\n"), STALL), timeout_s=300.0)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(transport.stream, "/", {}, lambda line: True)
+        assert server.asked.acquire(timeout=10)
+        transport.close()
+        assert failure(call.result(10)).kind == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}', CLOSE),  # the end of the connection is the end of the reply
+        (b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}',),
+        (b'HTTP/1.1 200 OK\ncontent-LENGTH:8\n\n{"a": 1}',),
+        (chunks(b'{"a"', b": 1}") + b"0;last\r\nX-Trailer: 1\r\n\r\n",),
+    ],
+)
+def test_every_framing_of_http_is_read(serve: Any, answer: Any) -> None:
+    assert serve(answer)[1].get("/") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", CLOSE),
+        (b"HTTP/1.1 OK\r\n\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 300 + b"\r\n", CLOSE),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"1" * 100_000, CLOSE),
+    ],
+)
+def test_what_is_no_reply_is_malformed(serve: Any, answer: Any) -> None:
+    assert failure(serve(answer)[1].get("/")).kind == "malformed"
+
+
+def test_headers_of_ones_own_go_with_every_request(serve: Any) -> None:
+    server, transport = serve(http("{}"), headers={"Authorization": "Bearer x"})
+    transport.get("/")
+    transport.post("/", {})
+    assert all(b"\r\nAuthorization: Bearer x\r\n" in request for request in server.requests)
+
+
+def test_a_call_may_bring_its_own_deadline(serve: Any) -> None:
+    _, transport = serve((STALL,))
+    error = failure(transport.get("/", timeout_s=0.2))
+    assert (error.kind, error.message[-12:]) == ("timeout", "within 0.2 s")
+
+
+def test_close_ends_calls_that_stall(serve: Any) -> None:
+    server, transport = serve((b"HTTP/1.1 200 OK\r\n", STALL), timeout_s=300.0)
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(transport.get, "/") for _ in range(3)]
+        for _ in calls:
+            assert server.asked.acquire(timeout=10)
+        transport.close()
+        assert [failure(call.result(10)).kind for call in calls] == ["cancelled"] * 3
+    assert failure(transport.get("/")).kind == "cancelled"
+    transport.close()
+
+
+def test_close_ends_a_call_that_is_still_connecting() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        queue_fillers = [socket.socket() for _ in range(4)]  # nobody accepts: later ones wait for their handshake
+        for filler in queue_fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        transport = Transport(f"127.0.0.1:{address[1]}", timeout_s=300.0)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(transport.get, "/")
+            while not transport._in_flight:
+                pass
+            transport.close()
+            assert failure(call.result(5)).kind == "cancelled"
+        for filler in queue_fillers:
+            filler.close()
+
+
+def test_threads_have_connections_of_their_own_and_the_pool_keeps_its_size(serve: Any) -> None:
+    server, transport = serve(http("{}"), pool_size=2)
+    together = threading.Barrier(5)
+
+    def call() -> None:
+        together.wait(10)
+        for _ in range(20):
+            assert transport.get("/") == {}
+
+    with ThreadPoolExecutor(5) as pool:
+        for done in [pool.submit(call) for _ in range(5)]:
+            done.result()
+    assert len(server.requests) == 100
+    assert len(transport._idle) <= 2
+
+
+def test_another_host_is_reached_through_the_proxy_of_the_environment(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, direct = serve(http('{"map_needs": "proxy"}'))
+    monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{proxy.port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    transport = Transport("http://models.test:8080/ollama", timeout_s=10.0)
+    assert transport.get("/api/tags") == {"map_needs": "proxy"}
+    assert proxy.requests[0].startswith(b"GET http://models.test:8080/ollama/api/tags HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic bWU6cEBzcw==" in proxy.requests[0]
+    transport.close()
+
+    loopback = Transport(direct.url)
+    loopback.get("/api/tags")
+    assert proxy.requests[1].startswith(b"GET /api/tags HTTP/1.1\r\n")
+    loopback.close()
+
+
+def test_https_through_a_proxy_asks_for_a_tunnel(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, _ = serve(http("", status="403 Forbidden"))
+    monkeypatch.setenv("https_proxy", f"127.0.0.1:{proxy.port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    error = failure(Transport("https://models.test").get("/api/tags"))
+    assert error.kind == "connect"
+    assert "403" in error.message
+    assert proxy.requests[0].startswith(b"CONNECT models.test:443 HTTP/1.1\r\n")
+
+
+def test_a_pool_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="pool_size=0"):
+        Transport("127.0.0.1", pool_size=0)
+    with pytest.raises(ValueError, match="timeout_s=0"):
+        Transport("127.0.0.1", timeout_s=0)

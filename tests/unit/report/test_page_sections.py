@@ -1,0 +1,292 @@
+"""The sections of a page, by hand: choices and gains, verdict and warnings, figures of calls, the table of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.report.page.cost import Price, Tokens
+from query_mutator.report.page.figures import Figures, learning_of
+from query_mutator.report.page.messages import NO_TEXT, TextTable, plain
+from query_mutator.report.page.questions import Evaluation
+from query_mutator.report.page.results import results_of
+from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage, choices_of_policy
+from query_mutator.types import Question
+
+REFUSAL = "I'm sorry, but I can't help with that."
+
+
+def step(
+    operator: str, *, episode: int = 0, score: float = 0.0, answer: str = "", right: bool = False, **more: Any
+) -> dict[str, Any]:
+    """Return a row of transcripts.jsonl."""
+    row = {
+        "env": 0, "step": 0, "episode": episode, "question_id": "q", "question": "how?", "operator": operator,
+        "rewrite": "how", "answer": answer, "baseline_score": None, "score": score,
+        "parts": {"right": float(right)} if answer else {},
+        "reward": 0.0, "valid": True, "error": None, "calls": 1,
+    }  # fmt: skip
+    return row | more
+
+
+def usage_of(rows: Sequence[Mapping[str, Any]]) -> TrainingUsage:
+    usage = TrainingUsage()
+    for row in rows:
+        usage.add(row)
+    return usage
+
+
+# --- choices and gains -----------------------------------------------------------------------------------------------
+
+
+def test_a_gain_is_booked_to_the_operators_before_the_answer() -> None:
+    usage = usage_of(
+        [
+            step("spelling"),
+            step("expand"),
+            step("ask", score=0.6, answer="`len`"),
+            step("slang", score=0.6),
+            step("undo", score=0.6),  # its rewrite was given up: no gain
+            step("expand", score=0.6),
+            step("submit", score=0.6),
+            step("submit", episode=1),  # the next episode books the rest
+        ]
+    )
+    rows = {row["operator"]: row for row in usage.gains()["gains"]}
+    assert {name: (row["random_n"], row["random"]) for name, row in rows.items()} == {
+        "spelling": (1, 0.6), "slang": (1, 0.0), "expand": (2, pytest.approx(0.3)),
+    }  # fmt: skip
+
+
+def test_early_steps_are_apart_from_those_that_were_chosen() -> None:
+    early = [step("expand", episode=n, score=1.0, answer="`len`") for n in range(BLOCK_STEPS)]
+    later = [step("expand", episode=n, score=0.25, answer="`len`") for n in range(BLOCK_STEPS, 10 * BLOCK_STEPS)]
+    (row,) = usage_of(early + later).gains()["gains"]
+    assert (row["random_n"], row["random"], row["random_ci"]) == (BLOCK_STEPS, 1.0, [1.0, 1.0])
+    assert (row["chosen"], row["gain"]) == (9 * BLOCK_STEPS, 0.25)
+
+
+def test_a_failed_step_gains_nothing_and_is_still_a_choice() -> None:
+    usage = usage_of(
+        [step("expand", valid=False, error={"kind": "timeout", "message": ""}), step("ask", score=0.5, answer="x")]
+    )
+    assert usage.gains()["gains"] == []
+    assert usage.choices.by_step == {(0, "expand"): 1, (1, "ask"): 1}
+
+
+def test_the_verdict_is_that_of_the_last_answer_seen() -> None:
+    usage = usage_of(
+        [
+            step("ask", answer=REFUSAL),
+            step("neutral"),
+            step("ask", answer="`len`", right=True),
+            step("submit"),
+            step("ask", episode=1, answer="I'm not sure what you mean."),
+            step("expand", episode=1, answer="`sum`"),
+            step("submit", episode=1),
+        ]
+    )
+    assert usage.choices.by_verdict == {
+        ("none", "ask"): 2, ("refused", "neutral"): 1, ("refused", "ask"): 1, ("right", "submit"): 1,
+        ("not_sure", "expand"): 1, ("wrong", "submit"): 1,
+    }  # fmt: skip
+    data = usage.choices.data(["ask"])
+    assert (data["submit"], data["undo"], data["episodes"]) == (2, 0, 2)
+
+
+def test_where_the_original_was_asked_the_first_score_is_its_score() -> None:
+    (row,) = usage_of([step("expand", baseline_score=0.4, score=0.9, answer="`len`")]).gains()["gains"]
+    assert row["random"] == pytest.approx(0.5)
+
+
+def test_the_share_of_the_first_action_over_training() -> None:
+    rows = [step("expand" if n < BLOCK_STEPS else "ask", episode=n) for n in range(2 * BLOCK_STEPS)]
+    assert usage_of(rows).first_shares() == {
+        "step": [BLOCK_STEPS, 2 * BLOCK_STEPS], "shares": {"ask": [0.0, 1.0], "expand": [1.0, 0.0]},
+    }  # fmt: skip
+
+
+def evaluation_of(*rows: Mapping[str, Any]) -> Evaluation:
+    evaluation = Evaluation(TextTable(0, str))
+    for row in rows:
+        evaluation.add(row)
+    return evaluation
+
+
+def row_of(outcome: Outcome, question: Question, *, method: str = "policy") -> dict[str, Any]:
+    return {"method": method, "set": "test", **outcome.to_row(question)}
+
+
+@pytest.mark.parametrize(
+    ("asks_apart", "seen"), [(True, ["none", "refused", "refused", "right"]), (False, ["refused", "right", "refused"])]
+)
+def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: list[str]) -> None:
+    steps = ("ask", "expand", "ask", "submit") if asks_apart else ("expand", "undo", "submit")
+    wordings = ("how?", "how come?", "how come?", "how come?") if asks_apart else ("how come?", "how?", "how?")
+    outcome = Outcome(
+        question_id="q", success=1.0, score=1.0, actions=steps, rewrites=wordings, asked=("how?", "how come?"),
+        answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}), scores=(0.0, 1.0), fits=(0.1, 0.9),
+        submitted=1,
+    )  # fmt: skip
+    question = Question(id="q", text="how?", accept=("len",), tags=("wordy",))
+    found = choices_of_policy(evaluation_of(row_of(outcome, question)))
+    expected = {(verdict, name) for verdict, name in zip(seen, steps, strict=True)}
+    assert set(found.by_verdict) == expected
+    assert sum(found.by_tag.values()) == len(steps)
+    assert found.episodes == 1
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> dict[str, Any]:
+    """Return the sections of two methods that are right on so many of n questions."""
+    questions = [Question(id=str(i), text=f"question {i}", accept=(f"t{i}",)) for i in range(n)]
+    outcomes = {
+        name: [Outcome(question_id=q.id, success=float(i < right), score=0.5, calls=2) for i, q in enumerate(questions)]
+        for name, right in (("identity", 0), ("best_plan", best_plan), ("policy", policy))
+    }
+    refused = {name: [Outcome(question_id="g", refused=name != "policy" or guard > 5)] for name in outcomes}
+    results = Results(questions=questions, outcomes=outcomes, guard=[Question(id="g", text="g")], guarded=refused)
+    rows = results.rows()
+    return results_of(summarize(results), {}, evaluation_of(*rows)) | {"rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("policy", "plan", "sentence"),
+    [
+        (
+            100,
+            101,
+            "No better than best_plan: the policy is right on 50.0 % of 200 held-out questions, best_plan on 50.5 %; ",
+        ),
+        (
+            100,
+            20,
+            "Better than every other method: the policy is right on 50.0 % of 200 held-out questions; best_plan is ",
+        ),
+        (
+            20,
+            100,
+            "Worse than best_plan: the policy is right on 10.0 % of 200 held-out questions, best_plan on 50.0 %; ",
+        ),
+        (0, 0, "No better than identity and best_plan: the policy is right on 0.0 % "),
+    ],
+)
+def test_the_verdict_follows_the_interval_of_the_paired_difference(policy: int, plan: int, sentence: str) -> None:
+    assert sections(policy, plan)["answer"]["verdict"].startswith(sentence)
+
+
+def test_few_questions_and_a_weaker_guard_are_warned_of() -> None:
+    warnings = sections(4, 2, n=8, guard=0)["answer"]["warnings"]
+    assert warnings[0] == "8 held-out questions: differences under 40 points mean nothing."
+    assert warnings[1] == (
+        "policy refuses 0.0 % of the requests that should be refused, the original question 100.0 %."
+    )
+    assert not any("mean nothing" in line for line in sections(4, 2)["answer"]["warnings"])
+
+
+def test_the_paired_table_counts_questions() -> None:
+    (against_identity, against_plan) = sections(100, 20)["paired"]["rows"]
+    assert (against_plan["gained"], against_plan["lost"], against_plan["same_right"], against_plan["same_wrong"]) == (
+        80,
+        0,
+        20,
+        100,
+    )
+    assert against_plan["p"] == pytest.approx(2 * 0.5**80)
+    assert against_identity["difference"] == 0.5
+
+
+def test_without_an_evaluation_there_is_no_verdict() -> None:
+    found = results_of(None, {}, evaluation_of())
+    assert list(found) == ["answer"]
+    assert (found["answer"]["verdict"], found["answer"]["methods"]) == (None, [])
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_means_of_calls_are_weighted_by_calls() -> None:
+    figures = Figures()
+    row = {"wall_s": 1.0, "llm/limit": 8.0}
+    figures.metrics(
+        0,
+        [{**row, "step": 1, "llm/calls": 10, "llm/calls_per_s": 4.0, "llm/latency_s": 1.0, "llm/queue_wait_s": 0.5}],
+        reset=False,
+    )
+    figures.metrics(
+        0,
+        [{**row, "step": 2, "llm/calls": 40, "llm/calls_per_s": 8.0, "llm/latency_s": 0.2, "llm/queue_wait_s": 0.1}],
+        reset=False,
+    )
+    found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
+    assert found["llm/latency_s"] == pytest.approx((10 * 1.0 + 30 * 0.2) / 40)
+    assert found["service time"] == pytest.approx((10 * 0.5 + 30 * 0.1) / 40)
+    assert found["calls in flight"] == pytest.approx((10 * 4 + 30 * 1.6) / 40)
+    assert found["share of the limit"] == pytest.approx(found["calls in flight"] / 8)
+
+
+def test_counters_that_start_again_on_resume_are_added() -> None:
+    figures = Figures()
+    rows = [
+        {"step": n, "wall_s": 0.0, "llm/calls": 10 * n, "llm/retries": value} for n, value in enumerate((2, 5, 1, 3))
+    ]
+    figures.metrics(0, rows, reset=False)
+    found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
+    assert (found["llm/retries"], found["llm/calls"]) == (8, 30)
+
+
+def test_failures_are_counted_by_kind_and_operator_and_by_length() -> None:
+    figures = Figures()
+    failed = {"valid": False, "error": {"kind": "timeout", "message": "late"}}
+    for row in (
+        step("expand", **failed),
+        step("expand", **failed),
+        step("ask", question="x" * 60, **failed),
+        step("ask"),
+    ):
+        figures.add_step(row)
+    data = figures.calls(server="http://host", summary={})
+    assert data["failures"] == [
+        {"kind": "timeout", "operator": "expand", "server": "http://host", "count": 2},
+        {"kind": "timeout", "operator": "ask", "server": "http://host", "count": 1},
+    ]
+    assert data["invalid_by_length"] == [
+        {"from": 0, "to": 50, "steps": 3, "invalid": 2}, {"from": 51, "to": 100, "steps": 1, "invalid": 1},
+    ]  # fmt: skip
+
+
+def test_validation_success_has_wilsons_interval() -> None:
+    figures = Figures()
+    row = {"step": 0, "wall_s": 0.0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2}
+    columns = figures.metrics(0, [row], reset=False)["columns"]
+    assert columns["validation/success_low"] == [pytest.approx(0.2366, abs=1e-4)]
+    assert columns["validation/success_high"] == [pytest.approx(0.7634, abs=1e-4)]
+    assert [chart["title"] for chart in learning_of(figures, None)["charts"]] == ["Success on validation questions"]
+
+
+def test_costs_have_bounds_where_the_replies_are_unknown() -> None:
+    price = Price(prompt=1.0, reply=4.0)
+    assert price.of(Tokens(total=1e6, reply=0.25e6)) == pytest.approx(1.75)
+    assert str(price.of(Tokens(total=1e6, reply=None))).startswith("1 to 4; ")
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_text_is_sent_once() -> None:
+    table = TextTable(3, lambda text: text.replace("secret", "***"))
+    assert table.numbers(["a", "b", "a", "secret", None]) == [0, 1, 0, 2, NO_TEXT]
+    assert list(table.take()) == [{"kind": "texts", "run": 3, "start": 0, "items": ["a", "b", "***"]}]
+    assert table.numbers(["b", "\ud800"]) == [1, 3]
+    assert list(table.take()) == [{"kind": "texts", "run": 3, "start": 3, "items": ["\ufffd"]}]
+    assert list(table.take()) == []
+
+
+def test_data_of_sections_is_valid_json() -> None:
+    assert plain({"a\ud800": [float("nan"), ("x\udfff", 1)]}) == {"a\ufffd": [None, ["x\ufffd", 1]]}

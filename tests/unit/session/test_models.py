@@ -1,0 +1,44 @@
+"""Models are opened as a record, whose resolved settings open the same ones again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.errors import ModelMissingError, UsageError
+from query_mutator.session.models import EMBEDDED_MUTATOR, EMBEDDED_TARGETS, ResolvedModels, open_models
+from query_mutator.settings.models import ModelSettings
+
+EMBEDDED = ModelSettings(backend="embedded", encoder="hash", cache="off", batch_size=2)
+
+
+def test_the_record_has_the_choices_and_cannot_be_changed() -> None:
+    with open_models(EMBEDDED) as models:
+        assert (models.target_model, models.mutator_model) == (EMBEDDED_TARGETS[0], EMBEDDED_MUTATOR)
+        assert models.embedded
+        assert models.vocabulary
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            models.url = "http://elsewhere"  # type: ignore[misc]
+
+
+def test_resolved_settings_open_the_same_models() -> None:
+    with open_models(dataclasses.replace(EMBEDDED, use_batching=False)) as models:
+        resolved = models.resolved
+    assert (resolved.backend, resolved.target_model, resolved.batch_size) == ("embedded", EMBEDDED_TARGETS[0], 1)
+    with open_models(resolved) as models:
+        assert models.resolved == resolved
+
+
+def test_files_of_models_must_have_their_digests() -> None:
+    with pytest.raises(UsageError, match="changed since this policy was trained"):
+        open_models(ResolvedModels(backend="embedded", encoder="hash", cache="off", file_digests=("0" * 64,)))
+
+
+def test_what_was_started_is_closed_when_a_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, close = [], EmbeddedServer.close
+    monkeypatch.setattr(EmbeddedServer, "close", lambda server: (closed.append(server.url), close(server)))
+    with pytest.raises(ModelMissingError):
+        open_models(dataclasses.replace(EMBEDDED, target_model="no-such-model"))
+    assert len(closed) == 1

@@ -1,0 +1,198 @@
+"""The trainer's flags: names and aliases, files of flags, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from query_mutator.cli.flags import flags_of
+from query_mutator.errors import UsageError
+from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
+
+ROOT = Path(__file__).resolve().parents[3]
+
+#: The names the product was asked for with, those of the reference and of the field's libraries.
+PROMISED = [
+    "--num-env-steps", "--total-timesteps", "--num-processes", "--num-envs", "--num-steps", "--batch-size",
+    "--use-batching", "--no-batching", "--ppo-epoch", "--update-epochs", "--num-mini-batch", "--num-minibatches",
+    "--lr", "--learning-rate", "--gamma", "--gae-lambda", "--clip-param", "--clip-coef", "--entropy-coef",
+    "--ent-coef", "--value-loss-coef", "--vf-coef", "--max-grad-norm", "--target-kl", "--use-linear-lr-decay",
+    "--seed", "--backend", "--ollama-url", "--target-model", "--mutator-model", "--mutator-max-tokens",
+    "--target-max-tokens", "--temperature", "--timeout", "--dataset", "--encoder", "--save-dir", "--save-interval",
+    "--log-interval", "--eval-interval", "--resume", "--config", "--device", "--deterministic", "--dry-run",
+    "--operators", "--max-episode-steps", "--answer", "--running-speed", "--question-column", "--answer-column",
+    "--openai-url", "--allow-mixed", "--max-retries", "--deadline", "--adaptive", "--cache", "--cache-path",
+    "--early-stop", "--num-ctx", "--keep-alive", "--max-failure-rate", "--max-policy-lag",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_flag_exists(name: str) -> None:
+    assert name in {written for flag in flags_of(TrainConfig).values() for written in flag.spellings}
+
+
+def test_defaults_are_those_of_the_documents() -> None:
+    config = parse_config([])
+    assert (config.num_env_steps, config.num_processes, config.num_steps) == (10_000, 16, 32)
+    assert (config.batch_size, config.use_batching, config.ppo_epoch, config.num_mini_batch) == (8, True, 4, 4)
+    assert (config.backend, config.encoder, config.answer, config.max_episode_steps) == (
+        "auto",
+        "all-MiniLM-L6-v2",
+        "best",
+        5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--num-envs", "4"], "num_processes", 4),
+        (["--num_processes", "4"], "num_processes", 4),
+        (["--total-timesteps=64"], "num_env_steps", 64),
+        (["--clip-coef", "0.1"], "clip_param", 0.1),
+        (["--learning-rate", "1e-3"], "lr", 1e-3),
+        (["--no-batching"], "use_batching", False),
+        (["--no-batching", "--use-batching"], "use_batching", True),
+        (["--seed", "1", "--seed", "2"], "seed", 2),
+        (["--ollama-url", "a:1", "--batch-size", "4", "--ollama-url", "b:2"], "ollama_url", ("a:1", "b:2")),
+        (["--timeout", "3"], "timeout_s", 3.0),
+        (["--target-kl", "0.02"], "target_kl", 0.02),
+        (["--target-kl", "None"], "target_kl", None),
+        (["--hidden-sizes", "32", "16"], "hidden_sizes", (32, 16)),
+        (["--mutator-model", "qwen2.5:3b"], "mutator_model", "qwen2.5:3b"),
+        (["--operators="], "operators", ""),
+    ],
+)
+def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
+    assert getattr(parse_config(argv), field) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--batchsize", "8"], "unknown flag --batchsize; did you mean --batch-size?"),
+        (["--no-bathcing"], "unknown flag --no-bathcing; did you mean --no-batching?"),
+        (["--zzzzzz"], "unknown flag --zzzzzz; see --help"),
+        (["8"], "unexpected argument '8'; flags begin with --"),
+        (["--batch-size", "eight"], "--batch-size must be a whole number, not 'eight'"),
+        (["--lr", "fast"], "--lr must be a number, not 'fast'"),
+        (["--seed"], "--seed must be a whole number, not nothing"),
+        (
+            ["--backend", "olama"],
+            "unknown backend 'olama' (did you mean 'ollama'?); known: auto, embedded, ollama, openai",
+        ),
+        (["--use-batching=yes"], "--use-batching takes no value; write --use-batching alone"),
+        (["--batch-size", "0"], "batch_size=0 must be at least 1; the default is 8"),
+        (["--num-mini-batch", "5"], "num_mini_batch=5 must divide num_processes*num_steps=512; try 4 or 8"),
+        (["--temperature", "-1"], "temperature=-1.0 must be at least 0; the default is 0.0"),
+        (["--timeout", "0"], "timeout_s=0.0 must be above 0; the default is 120.0"),
+        (["--latency-ms", "5", "--running-speed", "2"], "latency_ms and running_speed both set the time of a call"),
+        (["--name", "../up"], "name='../up' must be usable in a folder's name"),
+        (
+            ["--config", "nowhere.json"],
+            "nowhere.json: No such file or directory; --config takes a JSON or TOML file of flags",
+        ),
+    ],
+)
+def test_mistake_says_what_to_do(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_config(argv)
+
+
+@pytest.fixture
+def flags_file(tmp_path: Path) -> Path:
+    path = tmp_path / "flags.json"
+    path.write_text(json.dumps({"num-processes": 4, "lr": 0.5, "use_batching": False, "hidden_sizes": [8, 8]}))
+    return path
+
+
+def test_command_line_wins_over_file_and_file_over_defaults(flags_file: Path) -> None:
+    config = parse_config(["--config", str(flags_file), "--lr", "0.25"])
+    assert (config.num_processes, config.lr, config.use_batching, config.hidden_sizes) == (4, 0.25, False, (8, 8))
+
+
+def test_base_loses_against_file(flags_file: Path) -> None:
+    config = parse_config(["--config", str(flags_file)], base={"lr": 0.1, "gamma": 0.5}, base_name="a checkpoint")
+    assert (config.lr, config.gamma) == (0.5, 0.5)
+
+
+def test_config_of_a_run_is_a_file_of_flags(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"flags": {"seed": 7, "target_model": None}, "commit": "abc"}))
+    config = parse_config(["--config", str(path)])
+    assert (config.seed, config.target_model) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"batch_sise": 8}', "unknown key 'batch_sise'; did you mean 'batch_size'?"),
+        ('{"batch_size": "many"}', "--batch-size must be a whole number, not 'many'"),
+        ("[1]", "a JSON list; --config takes a JSON object of flags"),
+        ("{", "not JSON"),
+    ],
+)
+def test_broken_file_of_flags_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "flags.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        parse_config(["--config", str(path)])
+    assert str(path) in str(caught.value)
+
+
+def test_steps_are_rounded_up_to_whole_rollouts_and_said_so() -> None:
+    config = parse_config(["--num-env-steps", "1", "--num-processes", "8"])
+    assert (config.num_updates, config.total_steps) == (1, 256)
+    assert "rounded up to 256" in remarks(config)[0]
+
+
+def test_whole_rollouts_need_no_remark() -> None:
+    assert remarks(parse_config(["--num-env-steps", "1024"])) == []
+
+
+def test_no_batching_says_that_batch_size_is_ignored() -> None:
+    config = parse_config(["--num-env-steps", "512", "--no-batching"])
+    assert remarks(config) == ["--no-batching: --batch-size is ignored, calls are made one at a time"]
+    assert config.calls_in_flight == 1
+
+
+@pytest.mark.parametrize(("processes", "batch", "advice"), [(4, 8, "--batch-size 4"), (17, 8, "--batch-size 9")])
+def test_rule_of_thumb_gives_advice(processes: int, batch: int, advice: str) -> None:
+    steps = str(32 * processes)
+    argv = ["--num-processes", str(processes), "--batch-size", str(batch), "--num-env-steps", steps]
+    (line,) = remarks(parse_config(argv))
+    assert line.endswith(advice)
+
+
+def test_looks_are_about_ten_a_run_unless_given() -> None:
+    assert parse_config([]).updates_between_evals == 2
+    assert parse_config(["--num-env-steps", "1"]).updates_between_evals == 1
+    assert parse_config(["--eval-interval", "0"]).updates_between_evals == 0
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_names_its_flags_and_loads_nothing_heavy(option: str) -> None:
+    code = (
+        "import sys, train_query_mutator\n"
+        f"try: train_query_mutator.main(['{option}'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'tensorboard', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    listed = set(re.findall(r"--[a-z-]+", " ".join(re.findall(r"^  --.*", done.stdout, re.MULTILINE))))
+    for flag in flags_of(TrainConfig).values():
+        assert (flag.names[0] in listed) == (option == "--help-all" or flag.field in TrainConfig.FIRST)
+    assert PROG in done.stdout
+
+
+def test_first_run_is_a_file_of_flags() -> None:
+    config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
+    assert (config.name, config.teacher) == ("first-run", "search")
+    assert remarks(config) == []

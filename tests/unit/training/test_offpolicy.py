@@ -1,0 +1,154 @@
+"""The off-policy loop: groups of environments, what reaches the learner, who waits for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import InvalidAction
+from numpy.typing import NDArray
+
+from query_mutator.env.steps import Steps
+from query_mutator.env.task import Task
+from query_mutator.learners.learner import BaseLearner
+from query_mutator.llm.client import Client
+from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.types import FloatArray
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+
+MakeEnvs = Callable[..., EnvGroups]
+NUM_STEPS = 6
+
+
+class Recorder(BaseLearner):
+    """Records its steps, takes the first allowed action, and has a gradient step pending for every `every` steps."""
+
+    def __init__(self, num_actions: int, *, every: int = 1) -> None:
+        self.num_actions, self.every = num_actions, every
+        self.version = self.updates_done = self.learned = self.most_pending = 0
+        self.seen: list[Steps] = []
+
+    @property
+    def count(self) -> int:
+        return sum(len(steps.env_ids) for steps in self.seen)
+
+    @property
+    def pending_updates(self) -> int:
+        pending = self.count // self.every - self.learned
+        self.most_pending = max(self.most_pending, pending)
+        return pending
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        return np.array([int(np.flatnonzero(row[-self.num_actions :] < 0.5)[0]) for row in obs])
+
+    def observe(self, steps: Steps) -> None:
+        self.seen.append(steps)
+
+    def learn(self) -> None:
+        self.learned += 1
+
+    def forget_pending(self) -> None:
+        self.seen.clear()
+
+    def update(self) -> dict[str, float]:
+        self.updates_done += 1
+        return {"rl/avg_value": 0.0}
+
+
+@pytest.fixture
+def make_envs(tiny_task: Callable[..., Task], tiny_client: Client) -> Iterator[MakeEnvs]:
+    made: list[EnvGroups] = []
+
+    def make(count: int, num_groups: int) -> EnvGroups:
+        task = tiny_task(max_episode_steps=4)
+        envs = [QueryMutationEnv(task, client=tiny_client, env_id=env) for env in range(count)]
+        shares = EnvGroups.split(envs, num_groups)
+        made.append(EnvGroups([BatchedQueryMutationEnv(share, min(8, len(share))) for share in shares]))
+        return made[-1]
+
+    yield make
+    for groups in made:
+        groups.close()
+
+
+def loop_of(groups: EnvGroups, recorder: Recorder, **settings: Any) -> OffPolicyLoop:
+    return OffPolicyLoop(
+        groups.groups, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings
+    )
+
+
+@pytest.mark.parametrize(("count", "num_groups"), [(16, 8), (7, 3), (5, 5), (4, 1)])
+def test_collectors_share_environments_evenly(count: int, num_groups: int, make_envs: MakeEnvs) -> None:
+    sizes = [group.num_envs for group in make_envs(count, num_groups).groups]
+    assert (len(sizes), sum(sizes)) == (num_groups, count)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: MakeEnvs) -> None:
+    groups = make_envs(5, 2)
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder)
+    for _ in range(2):
+        loop.collect()
+        loop.update()
+    loop.close()
+    assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
+        range(5), 2 * NUM_STEPS
+    )
+    for env in range(5):
+        rows = [
+            (steps.obs[row], steps.next_obs[row], steps.terminations[row] | steps.truncations[row])
+            for steps in recorder.seen
+            for row in np.flatnonzero(steps.env_ids == env)
+        ]
+        for (_, led_to, ended), (seen, _, _) in pairwise(rows):
+            assert ended or (led_to == seen).all()
+        assert sum(ended for *_, ended in rows) == 2 * NUM_STEPS // 4
+
+
+def test_no_update_is_pending_at_the_end_of_a_rollout(make_envs: MakeEnvs) -> None:
+    groups = make_envs(4, 2)
+    recorder = Recorder(groups.groups[0].single_action_space.n, every=3)
+    loop = loop_of(groups, recorder)
+    loop.collect()
+    shares = loop.update()
+    loop.close()
+    assert recorder.learned == 4 * NUM_STEPS // 3
+    assert (recorder.updates_done, shares["rl/avg_value"]) == (1, 0.0)
+    assert 0 <= shares["perf/learner_share_training"] + shares["perf/learner_share_waiting"] <= 1
+
+
+def test_pending_updates_come_before_more_steps(make_envs: MakeEnvs) -> None:
+    groups = make_envs(4, 4)
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder, max_pending_updates=0)
+    loop.collect()
+    loop.close()
+    assert recorder.most_pending <= max(len(steps.env_ids) for steps in recorder.seen)
+
+
+def test_errors_of_a_collector_are_raised(make_envs: MakeEnvs) -> None:
+    groups = make_envs(4, 2)
+    recorder = Recorder(groups.groups[0].single_action_space.n)
+    loop = loop_of(groups, recorder)
+    recorder.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
+    with pytest.raises(InvalidAction):
+        loop.collect()
+    loop.close()
+
+
+def test_states_go_round_by_environment_whatever_the_groups(make_envs: MakeEnvs) -> None:
+    first = make_envs(5, 2)
+    recorder = Recorder(first.groups[0].single_action_space.n)
+    loop = loop_of(first, recorder)
+    loop.collect()
+    loop.close()
+    second = make_envs(5, 3)
+    obs = second.load_state_dict(first.state_dict())
+    assert obs is not None
+    assert obs.shape == (5, len(recorder.seen[0].obs[0]))
+    assert [env["steps"] for env in second.state_dict()] == [NUM_STEPS] * 5
