@@ -84,7 +84,7 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_server_with_one_slot_gets_the_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    with start_server([Echo()], num_parallel=1, latency_ms=20) as server:
+    with start_server([Echo()], num_parallel=1, latency_ms=60) as server:
         assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)) == 0
     assert "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve" in capsys.readouterr().out
     report = json.loads(out.read_text())
