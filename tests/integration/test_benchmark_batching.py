@@ -19,6 +19,7 @@ from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
 from query_mutator.report.benchmark_plan import BenchmarkPlan, make_plan
 from query_mutator.report.speedup import Measurement, Mode, Row, recommend
+from tests.patience import measured
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--num-queries", "5", "--batch-sizes", "1,4", "--repeats", "1")
@@ -84,12 +85,19 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_server_with_one_slot_gets_the_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    with start_server([Echo()], num_parallel=1, latency_ms=60) as server:
-        assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)) == 0
-    assert "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve" in capsys.readouterr().out
-    report = json.loads(out.read_text())
+
+    def measure(latency_ms: float) -> dict[str, Any]:
+        with start_server([Echo()], num_parallel=1, latency_ms=latency_ms) as server:
+            flags = ["--num-queries", "1", "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)]
+            assert benchmark(*QUICK[2:], *flags) == 0
+        report: dict[str, Any] = json.loads(out.read_text())
+        return report
+
+    report = measured(measure, lambda report: report["inferred_slots"] == 1)
     assert report["inferred_slots"] == 1
     assert "the server answers about 1 call at a time" in report["recommended"]["why"]
+    printed = capsys.readouterr().out
+    assert "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve" in printed
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
@@ -211,7 +219,8 @@ def test_the_budget_ends_it_with_what_was_measured(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp_path: Path) -> None:
-    flags = ["--num-queries", "6", "--batch-sizes", "1,4", "--latency-ms", "100", "--json", str(tmp_path / "out.json")]
+    flags = ["--num-queries", "6", "--batch-sizes", "1,4,8,16", "--latency-ms", "40"]
+    flags += ["--json", str(tmp_path / "out.json")]
     with subprocess.Popen(
         [sys.executable, str(ROOT / "benchmark_batching.py"), *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -19,6 +19,7 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import ChatRequest
 from tests.conftest import OnUpper, Upper
 from tests.integration.embedded_http import TwoNumbers
+from tests.patience import measured
 from tests.scripted_server import ScriptedServer, http
 
 DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"
@@ -33,22 +34,38 @@ def lines_of(capsys: pytest.CaptureFixture[str], argv: Sequence[str], *, code: i
     return lines
 
 
+def slots_of(lines: dict[str, list[str]]) -> list[str]:
+    return [finding.split(";")[0] for finding in lines["slots"]]
+
+
+def measured_lines(
+    capsys: pytest.CaptureFixture[str], slots: Sequence[int], *flags: str, kind: str = "--ollama-url"
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the addresses of servers with these slots, and what doctor prints about them."""
+
+    def measure(latency_ms: float) -> tuple[list[str], dict[str, list[str]]]:
+        with ExitStack() as exits:
+            servers = [exits.enter_context(start_server({}, num_parallel=n, latency_ms=latency_ms)) for n in slots]
+            urls = [server.url for server in servers]
+            return urls, lines_of(capsys, [kind, *urls, "--target-model", "echo", *flags])
+
+    return measured(measure, lambda found: slots_of(found[1]) == [f"about {n}" for n in slots])
+
+
 def test_a_server_as_it_comes_is_told_to_take_more_slots(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, latency_ms=60) as server:
-        lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo"])
-    assert lines["server"] == [f"Ollama 0.1.0+embedded at {server.url}"]
+    (url,), lines = measured_lines(capsys, [1])
+    assert lines["server"] == [f"Ollama 0.1.0+embedded at {url}"]
     assert lines["model"][0].startswith("echo:latest: installed, ")
     assert lines["model"][0].endswith("completion")
     assert "loaded with num_ctx=4096" in lines["options"][0]
-    assert lines["slots"][0].startswith("about 1;")
+    assert slots_of(lines) == ["about 1"]
     assert lines["advice"][0].startswith(DEFAULT_ADVICE)
     assert "batching cannot help" in lines["advice"][0]
 
 
 def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=8, latency_ms=240) as server:
-        lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo", "--num-ctx", "2048"])
-    assert lines["slots"][0].startswith("about 8;")
+    _, lines = measured_lines(capsys, [8], "--num-ctx", "2048")
+    assert slots_of(lines) == ["about 8"]
     assert lines["advice"] == ["ready for --batch-size 8"]
     assert lines["set"][0].startswith("--batch-size 8 --num-processes 16: at most ")
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
@@ -78,9 +95,8 @@ def test_several_servers_are_looked_at_one_after_the_other(capsys: pytest.Captur
 
 
 def test_an_openai_compatible_server_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=2, latency_ms=100) as server:
-        lines = lines_of(capsys, ["--openai-url", server.url, "--target-model", "echo"])
-    assert lines["server"] == [f"an OpenAI-compatible server at {server.url}/v1"]
+    (url,), lines = measured_lines(capsys, [2], kind="--openai-url")
+    assert lines["server"] == [f"an OpenAI-compatible server at {url}/v1"]
     assert lines["advice"][0].startswith("server answers about 2 calls at a time: start it with 8 slots")
 
 
@@ -140,24 +156,27 @@ def test_a_mutator_without_a_rule_for_an_operator_is_a_finding(capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_doctor_size_calls_and_the_benchmark_agree_on_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=6, latency_ms=150) as server:
-        flags = ["--ollama-url", server.url, "--target-model", "echo"]
-        doctor = lines_of(capsys, flags)
-        assert main(["size", "calls", *flags]) == 0
-        size = capsys.readouterr().out
-        assert benchmark([*flags, "--num-queries", "36", "--repeats", "1", "--budget-s", "30"]) == 0
-        measured = capsys.readouterr().out
     settings = "--batch-size 6 --num-processes 12: "
-    assert settings + "at most " in doctor["set"][0]
+
+    def measure(latency_ms: float) -> tuple[str, str, str]:
+        with start_server({}, num_parallel=6, latency_ms=latency_ms) as server:
+            flags = ["--ollama-url", server.url, "--target-model", "echo"]
+            doctor = lines_of(capsys, flags)["set"][0]
+            assert main(["size", "calls", *flags]) == 0
+            size = capsys.readouterr().out
+            assert benchmark([*flags, "--num-queries", "12", "--batch-sizes", "4,6", "--repeats", "1"]) == 0
+            return doctor, size, capsys.readouterr().out
+
+    doctor, size, timed = measured(measure, lambda found: all(settings in text for text in found))
+    assert settings + "at most " in doctor
     assert settings + "at most " in size
-    assert "recommended: " + settings in measured
-    assert all(re.search(r": (at most )?[\d.]+ steps/s \(", text) for text in (doctor["set"][0], size, measured))
+    assert "recommended: " + settings in timed
+    assert all(re.search(r": (at most )?[\d.]+ steps/s \(", text) for text in (doctor, size, timed))
 
 
 def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}, num_parallel=4, latency_ms=60) as one, start_server({}, num_parallel=2, latency_ms=60) as two:
-        lines = lines_of(capsys, ["--ollama-url", one.url, two.url])
-    assert [finding.split(";")[0] for finding in lines["slots"]] == ["about 4", "about 2"]
+    _, lines = measured_lines(capsys, [4, 2])
+    assert slots_of(lines) == ["about 4", "about 2"]
     assert [finding.split(":")[0] for finding in lines["set"]] == ["--batch-size 6 --num-processes 12"]
 
 
