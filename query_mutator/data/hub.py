@@ -30,6 +30,7 @@ _NAME = re.compile(r"hf:(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@/]+))?(
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 _SPLIT = re.compile(r"(?:.*[-_])?(train|validation|valid|val|dev|test)(?:[-_.]|\Z)")
 _SHOWN = 20  # configurations in a message
+_TIMEOUT_S = 30.0  # of the first request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +114,10 @@ def _from_hub(wanted: HubName, text: str) -> _Found:
     try:
         for revision in (CONVERTED, MAIN):
             try:
-                tree = huggingface_hub.HfApi(endpoint=_endpoint()).list_repo_tree(
-                    wanted.name, recursive=True, repo_type="dataset", revision=revision
+                about = huggingface_hub.HfApi(endpoint=_endpoint()).dataset_info(  # which is not retried
+                    wanted.name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
                 )
-                sizes = {file.path: getattr(file, "size", 0) or 0 for file in tree}
+                sizes = {file.rfilename: file.size or 0 for file in about.siblings or ()}
             except RevisionNotFoundError:
                 continue
             config, split, names = wanted.choose(sizes)

@@ -85,7 +85,7 @@ class HubServer:
             {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
             for path, content in files.items()
         ]
-        siblings = [{"rfilename": path} for path in files]
+        siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
         about = {"id": name, "sha": self.commit(name, known), "private": False, "tags": [], "siblings": siblings}
         self._send(request, 200, json.dumps(rows if tree else about).encode(), {"Content-Type": "application/json"})
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ import json, sys
 from query_mutator.errors import DatasetError
 from query_mutator.session.dataset import read_dataset
 from query_mutator.settings.episode import TaskSettings
-try:
-    found = read_dataset(TaskSettings(dataset=sys.argv[1]))
-    print(json.dumps({"texts": [q.text for q in found.questions], "guard": len(found.guard), "source": found.source}))
-except DatasetError as error:
-    print(json.dumps({"error": str(error)}))
+for name in sys.argv[1:]:
+    try:
+        found = read_dataset(TaskSettings(dataset=name))
+        texts = [question.text for question in found.questions]
+        print(json.dumps({"texts": texts, "guard": len(found.guard), "source": found.source}))
+    except DatasetError as error:
+        print(json.dumps({"error": str(error)}))
 """
 
 
@@ -62,11 +65,18 @@ FILES = {
 }
 
 
-def load(name: str, cache: Path, *, endpoint: str = "http://127.0.0.1:9", offline: bool = False) -> dict[str, Any]:
+def load(name: str, cache: Path, **settings: Any) -> dict[str, Any]:
+    return load_all([name], cache, **settings)[0]
+
+
+def load_all(
+    names: Sequence[str], cache: Path, *, endpoint: str = "http://127.0.0.1:9", offline: bool = False
+) -> list[dict[str, Any]]:
+    """Load the sets one after the other in a process whose environment names the hub."""
     environ = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": str(int(offline))}
     environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, name],
+        [sys.executable, "-c", LOAD, *names],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -75,8 +85,7 @@ def load(name: str, cache: Path, *, endpoint: str = "http://127.0.0.1:9", offlin
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found | {"stderr": done.stderr}
+    return [json.loads(line) | {"stderr": done.stderr} for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
@@ -112,14 +121,13 @@ def test_a_set_without_converted_files_is_read_from_main(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path: Path) -> None:
+    names = (
+        "hf:openai/gsm8k", "hf:openai/gsm8k:man", "hf:openai/gsm8k:main@dev", "hf:no/such", "hf:closed/set",
+        "hf:some/pictures",
+    )  # fmt: skip
     with HubServer(FILES, gated=("closed/set",)) as hub:
-        said = {
-            name: load(name, tmp_path, endpoint=hub.url)["error"]
-            for name in (
-                "hf:openai/gsm8k", "hf:openai/gsm8k:man", "hf:openai/gsm8k:main@dev", "hf:no/such", "hf:closed/set",
-                "hf:some/pictures",
-            )
-        }  # fmt: skip
+        found = load_all(names, tmp_path, endpoint=hub.url)
+    said = {name: one["error"] for name, one in zip(names, found, strict=True)}
     offline = load("hf:openai/gsm8k:main", tmp_path, offline=True)["error"]
     assert said["hf:openai/gsm8k"].endswith("has several configurations: name one of main, socratic after ':'")
     assert "has no configuration 'man': name one of main, socratic" in said["hf:openai/gsm8k:man"]
