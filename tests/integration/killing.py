@@ -53,9 +53,9 @@ def start(argv: Sequence[str], folder: Path, entry: Main = main) -> BaseProcess:
     return process
 
 
-def train(argv: Sequence[str], folder: Path) -> None:
-    """Run a trainer to its end, which must be a good one."""
-    process = start(argv, folder)
+def train(argv: Sequence[str], folder: Path, entry: Main = main) -> None:
+    """Run a trainer, or another command, to its end, which must be a good one."""
+    process = start(argv, folder, entry)
     process.join()
     assert process.exitcode == 0, (folder / "output.txt").read_text(encoding="utf-8")
 

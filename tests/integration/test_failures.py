@@ -107,6 +107,7 @@ def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
     end = threading.Thread(target=lambda: (wait_for(lambda: server.stats()["calls"] > 100), server.close()))
     end.start()
     argv = [*flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
+    argv += ["--timeout", "60"]  # nothing stalls
     assert exit_code(main, [*argv, "--wait-for-server", wait_s], prog="train") == 3
     end.join()
     assert "connect" in capsys.readouterr().err
@@ -115,7 +116,8 @@ def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
 def test_embeddings_that_fail_for_good_make_a_step_invalid(flags: list[str], tmp_path: Path) -> None:
     with start_server([Librarian(), Softener()], encoder=FaultyEmbeddings(), num_parallel=64) as server:
         argv = [*flags, "--ollama-url", server.url, "--encoder", "ollama:all-minilm", "--max-retries", "0"]
-        assert exit_code(main, [*argv, "--max-failure-rate", "1"], prog="train") == 0
+        argv += ["--timeout", "60", "--max-failure-rate", "1"]  # nothing stalls
+        assert exit_code(main, argv, prog="train") == 0
     rows = transcript((tmp_path / "runs" / "latest").resolve())
     invalid = [row for row in rows if not row["valid"]]
     assert len(rows) == 256

@@ -38,6 +38,7 @@ class _Parrot(BaseHTTPRequestHandler):
     """Ollama's and OpenAI's routes; all that is said repeats the headers of the request. Some calls fail."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body that follows its head waits for no acknowledgment
     numbers = count()
     fails_always = False
 

@@ -24,10 +24,20 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
+from tests.integration.killing import train
 from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
+
+#: Runs two trainings and an evaluation in a process that sees the packages of another folder.
+IN_TURN = """
+import json, sys
+from query_mutator.commands.main import main as qm
+from train_query_mutator import main as train
+for main, argv in zip((train, train, qm), json.loads(sys.argv[1])):
+    assert main(argv) == 0, argv
+"""
 
 
 def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
@@ -35,14 +45,12 @@ def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
     argv, report = [*flags, "--save-dir", str(save_dir), "--no-evaluate"], save_dir / "report.json"
     assert main(argv) == 0
     run = (save_dir / "latest").resolve()
-    for more in (
-        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(run), "--json", str(report)],
-        [sys.executable, "-m", "query_mutator", "rewrite", "--checkpoint", str(run), "plz sort my list"],
-        [sys.executable, "train_query_mutator.py", "--resume", str(run), "--num-env-steps", "96",
-         "--no-use-linear-lr-decay", "--no-evaluate"],
-    ):  # fmt: skip
-        done = subprocess.run(more, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+    for entry, more in (
+        (qm_main, ["eval", "--checkpoint", str(run), "--json", str(report)]),
+        (qm_main, ["rewrite", "--checkpoint", str(run), "plz sort my list"]),
+        (main, ["--resume", str(run), "--num-env-steps", "96", "--no-use-linear-lr-decay", "--no-evaluate"]),
+    ):
+        train(more, save_dir, entry)
     assert json.loads(report.read_text())["methods"]["policy"]["calls_per_question"] >= 1
     return run
 
@@ -108,7 +116,7 @@ def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
+def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site, run_dir = tmp_path / "site", tmp_path / "runs"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     source = tmp_path / "source"
@@ -117,22 +125,17 @@ def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
     flags = [*tiny_flags, "--save-dir", str(run_dir), "--algo", "mean_reward", "--num-collectors", "2"]
     flags += ["--no-use-linear-lr-decay"]
-    for command in (
-        ["train_query_mutator.py", *flags, "--no-evaluate"],
-        ["train_query_mutator.py", "--resume", str(run_dir / "latest"), "--num-env-steps", "96", "--no-evaluate"],
-        ["-m", "query_mutator", "eval", "--checkpoint", str(run_dir / "latest")],
-    ):
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    more = ["--resume", str(run_dir / "latest"), "--num-env-steps", "96", "--no-evaluate"]
+    commands = [[*flags, "--no-evaluate"], more, ["eval", "--checkpoint", str(run_dir / "latest")]]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, json.dumps(commands)],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     weights = read_checkpoint(run_dir / "latest").learner["policy"]
     assert weights["count"].sum() == 96 + len(weights["count"])
-    done = subprocess.run(
-        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(run_dir / "latest")],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert (done.returncode, "unknown learner 'mean_reward'" in done.stderr) == (2, True)
+    assert exit_code(qm_main, ["eval", "--checkpoint", str(run_dir / "latest")], prog="qm") == 2
+    assert "unknown learner 'mean_reward'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

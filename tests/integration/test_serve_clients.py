@@ -95,32 +95,30 @@ def test_curl_gets_equal_lines_and_the_headers(gate: str, tiny_server: EmbeddedS
 _LITELLM = """
 import json, sys
 import litellm
-url, provider, model = sys.argv[1:]
-base = url + "/v1" if provider == "openai" else url
 messages = [{"role": "user", "content": %r}]
-settings = dict(model=provider + "/" + model, messages=messages, api_base=base, api_key="x")
-whole = litellm.completion(**settings)
-parts = litellm.completion(stream=True, **settings)
-text = "".join(part.choices[0].delta.content or "" for part in parts)
-headers = (whole._hidden_params or {}).get("additional_headers") or {}
-decision = [value for name, value in headers.items() if name.endswith("x-qm-decision")]
-print(json.dumps([whole.choices[0].message.content, text, whole.usage.completion_tokens, decision]))
+def asked(provider, url, model):
+    base = url + "/v1" if provider == "openai" else url
+    settings = dict(model=provider + "/" + model, messages=messages, api_base=base, api_key="x")
+    whole = litellm.completion(**settings)
+    parts = litellm.completion(stream=True, **settings)
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    headers = (whole._hidden_params or {}).get("additional_headers") or {}
+    decision = [value for name, value in headers.items() if name.endswith("x-qm-decision")]
+    return [whole.choices[0].message.content, text, whole.usage.completion_tokens, decision]
+print(json.dumps([asked(*one) for one in json.loads(sys.argv[1])]))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", ["openai", "ollama_chat"])
-def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer, provider: str) -> None:
-    def asked(url: str, model: str) -> list[Any]:
-        command = [sys.executable, "-c", _LITELLM % KILL, url, provider, model]
-        settings = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
-        done = subprocess.run(command, capture_output=True, timeout=120, env=settings)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
-        found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-    assert asked(gate, MODEL) == asked(tiny_server.url, MODEL)
-    whole, streamed, _, decision = asked(gate, VIRTUAL)
-    assert whole == streamed == STOPPED
-    if provider == "openai":  # the other provider of LiteLLM drops headers
-        assert decision == ["rewritten"]
+def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer) -> None:
+    places = ((gate, MODEL), (tiny_server.url, MODEL), (gate, VIRTUAL))
+    calls = [(provider, *place) for provider in ("openai", "ollama_chat") for place in places]
+    command = [sys.executable, "-c", _LITELLM % KILL, json.dumps(calls)]
+    settings = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
+    done = subprocess.run(command, capture_output=True, timeout=120, env=settings)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for through_gate, direct, rewritten in (found[:3], found[3:]):
+        assert through_gate == direct
+        assert rewritten[0] == rewritten[1] == STOPPED
+    assert found[2][3] == ["rewritten"]  # the other provider of LiteLLM drops headers
