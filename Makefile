@@ -1,5 +1,5 @@
 # make run   train on the embedded default, evaluate, show the table
-# make test  what a change must pass: format, lint, types, the tests that are not slow; five minutes on two quiet cores
+# make test  what a change must pass: make lint (format, lint, types) and make short (tests that are not slow)
 # make test-slow  the other tests: kills, Ray, a browser, other libraries and servers, random input
 # make check-wheel  the wheel alone in an empty environment and an empty folder
 # make docs  the pages of docs/ as a site in build/site, without a warning
@@ -17,7 +17,7 @@ MINUTES ?= 10
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: run test test-slow check-wheel docs attack flips soak install install-dev clean
+.PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -39,15 +39,19 @@ install-dev: $(VENV)/.installed-dev
 run: install
 	$(BIN)/python train_query_mutator.py --backend embedded --config examples/first_run.json
 
-test: install-dev
+test: lint short
+
+lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
-	$(PYTEST) -n 2 --dist worksteal -m "not slow"
+
+short: install-dev
+	$(PYTEST) -n 3 --dist worksteal -m "not slow"
 
 test-slow: install-dev
-	$(PYTEST) -n 3 --dist loadgroup -m slow  # many of them wait
+	$(PYTEST) -n 3 --dist loadscope -m slow $(shell grep -rl --include='test_*.py' 'mark[.]slow' tests)
 
 check-wheel: install-dev
 	$(BIN)/python scripts/check_wheel.py

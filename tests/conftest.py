@@ -106,6 +106,16 @@ class Softener:
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal the tests out as `SharedFixtures` does where `--dist loadscope` is given."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from tests.scheduling import SharedFixtures
+
+    return SharedFixtures(config, log)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def children_end_with_the_session() -> None:
     children.bind_to_this_process()

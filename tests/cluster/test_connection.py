@@ -19,7 +19,7 @@ from query_mutator.errors import UsageError
 from tests.cluster.conftest import RayCluster
 from tests.qm_command import qm
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 def test_a_command_runs_tasks_on_the_cluster_of_ray_address_and_keeps_its_signal_handler(

@@ -17,7 +17,7 @@ from tests.integration.conftest import ROWS, write_dataset
 from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 class Polite(Librarian):

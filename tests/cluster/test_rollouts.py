@@ -39,7 +39,7 @@ from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import kill_when, start, transcript, weights
 from train_query_mutator import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 IN_FLIGHT = 4
 
@@ -99,7 +99,7 @@ def local(flags: list[str], tmp_path: Path) -> Path:
 def test_any_number_of_workers_gives_the_local_engines_data(
     ray_cluster: RayCluster, flags: list[str], local: Path, tmp_path: Path
 ) -> None:
-    for num_workers in ("1", "2", "4"):
+    for num_workers in ("1", "3"):  # 3: unequal shares of the environments
         run = trained(flags, tmp_path / num_workers, "--engine", "ray", "--num-workers", num_workers)
         assert_same(run, local)
         shown = ("charts/episodic_return", "charts/success", "llm/invalid_steps", "losses/value_loss")

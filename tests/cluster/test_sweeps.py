@@ -24,7 +24,7 @@ from query_mutator.lab.sweep.plan import Trial
 from tests.cluster.conftest import RayCluster, processes_with, wait_until
 from tests.qm_command import qm
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 #: A trainer: it takes part of a second, and notes in its folder that it began.
 TRAINER = """
