@@ -1,4 +1,6 @@
-"""The folder of one run: `<save_dir>/<time>-<name>/`, always a new one; `<save_dir>/latest` links to it.
+"""The folder of one run: `<save_dir>/<time>-<name>/`, always a new one.
+
+`<save_dir>/latest` links to the newest run that holds something: a finished step, or a plan.
 
 config.json          flags, versions, commit, hardware, command line, who answered, which encoder, plugins
 metrics.jsonl        {"step", "wall_s", "<key>": number} a row
@@ -56,18 +58,24 @@ class RunDir:
         self.plan_path = path / "plan.json"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
+        self._is_latest = first_step > 0
         self.metrics = MetricsWriter(path, cut_at=metrics_bytes, first_step=first_step)
 
     @classmethod
     def create(cls, save_dir: str | Path, name: str) -> Self:
-        """Create a new folder and point `latest` to it; DiskError when it cannot be created."""
+        """Create a new folder; DiskError when it cannot be created."""
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
         with disk_errors(save_dir):
             Path(save_dir).mkdir(parents=True, exist_ok=True)
             path = _make_new(Path(save_dir), stem)
             (path / "checkpoints").mkdir()
-        _point_latest_to(path)
         return cls(path)
+
+    def take_latest(self) -> None:
+        """Point `latest` to this run; idempotent."""
+        if not self._is_latest:
+            self._is_latest = True
+            _point_latest_to(self.path)
 
     def checkpoint_path(self, env_steps: int) -> Path:
         """Return the path of the checkpoint after this many environment steps."""
@@ -78,9 +86,11 @@ class RunDir:
         self._records.append(record)
 
     def write_records(self) -> list[StepRecord]:
-        """Append the buffered steps to the transcript, flush them and return them."""
+        """Append the buffered steps to the transcript, flush them and return them; `latest` is this run then."""
         records, self._records = self._records, []
         self.transcripts.append(*(record.to_json() for record in records))
+        if records:
+            self.take_latest()
         return records
 
     def write_config(self, config: Mapping[str, Any], *, resumed_at: int = 0) -> None:

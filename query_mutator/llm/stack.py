@@ -244,9 +244,9 @@ def build_client(
 ) -> ClientStack:
     """Return the composed client for one server or several; `changes` are fields of `settings`.
 
-    `local` models answer the requests that name them. With `is_refusal`, target replies that start with a refusal are
-    cut. `show` is called with a line while no server answers (`wait_for_server_s`). A default `cache_path` that cannot
-    be used costs a warning and the cache, a named one is a UsageError.
+    `cache="auto"` is `all` here. `local` models answer the requests that name them. With `is_refusal`, target replies
+    that start with a refusal are cut. `show` is called with a line while no server answers (`wait_for_server_s`). A
+    default `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
     """
     settings = replace(settings, **changes) if changes else settings
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
@@ -288,7 +288,7 @@ def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Ident
         backend=backend,
         limit=limit,
         retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),
-        client=Cache(shared, store, identity=identity) if store is not None and settings.cache == "all" else shared,
+        client=shared if store is None or settings.cache == "eval" else Cache(shared, store, identity=identity),
         eval_client=Cache(eval_shared, store, identity=identity) if store is not None else eval_shared,
         counted=counted,
         eval_counted=eval_counted,

@@ -43,7 +43,10 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """Return the runs in a folder, the newest last, or the one run that it is; UsageError if it is not a folder."""
+    """Return the runs in a folder, the newest last, or the one run that it is; UsageError if it is not a folder.
+
+    A run that ended before its first step or plan is left out.
+    """
     try:
         names = set(os.listdir(folder))
     except OSError as error:
@@ -58,7 +61,16 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in _RUN_FILES)
+    """Return whether a folder is that of a run which holds something, or still may."""
+    is_run = any((path / name).exists() for name in _RUN_FILES)
+    return is_run and (not _is_empty(path) or run_state(path) == "running")
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a run folder has neither a row nor a result."""
+    rows = [path / name for name in ("transcripts.jsonl", METRICS_FILE)]
+    has_rows = any(row.exists() and row.stat().st_size for row in rows)
+    return (path / "checkpoints").is_dir() and not has_rows and not (path / SUMMARY).exists()
 
 
 def _listed(path: Path) -> ListedRun:

@@ -22,6 +22,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import Operator
 from query_mutator.rewards import is_refusal
+from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ModelSettings
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class OpenModels:
             **{**dict.fromkeys(ADDRESS_FLAGS), **self.choice.addresses},
             backend=self.choice.kind,
             batch_size=self.settings.calls_in_flight,
+            cache=_cache_mode(self.settings, self.choice),
             file_digests=self.calls.file_digests(),
             target_model=self.target_model,
             mutator_model=self.mutator_model,
@@ -160,7 +162,7 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
             url = choice.urls[0]
         calls = build_client(
             choice.urls or url,
-            settings,
+            group_of(Calls, settings, cache=_cache_mode(settings, choice)),
             backend=DEFAULT_BACKEND if starts_server else choice.kind,  # the embedded server has its routes
             is_refusal=is_refusal if settings.early_stop else None,
             local=local_models(settings.mutator_model, rewriter, deterministic=settings.deterministic),
@@ -187,6 +189,13 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
             vocabulary=frozenset(corpus.vocabulary() if corpus else ()),
             resources=stack.pop_all(),
         )
+
+
+def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
+    """Return which replies are cached on disk, with `auto` resolved."""
+    if settings.cache != "auto":
+        return settings.cache
+    return "eval" if choice.is_embedded else "all"
 
 
 def _names(settings: ModelSettings, choice: BackendChoice) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from query_mutator.bounds import Duration, Group, Megabytes, Parallel, Retries, 
 
 __all__ = ["DIRECT", "CacheMode", "Calls", "Connection", "Context"]
 
-CacheMode = Literal["off", "eval", "all"]
+CacheMode = Literal["auto", "off", "eval", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,9 @@ class Calls(Connection):
     """Retries after transient failures; a timeout is retried once."""
     wait_for_server_s: Annotated[Wait, arg(aliases=["--wait-for-server"])] = 600.0
     """Seconds to wait for a server that stopped answering, as in a restart, before calls fail; 0 for no wait."""
-    cache: CacheMode = "eval"
-    """Calls whose replies are cached on disk: none, those of evaluation, or all."""
+    cache: CacheMode = "auto"
+    """Calls whose replies are cached on disk: none (off), those of evaluation, or all. auto: all, but with the embedded
+    assistant, whose calls take milliseconds, those of evaluation."""
     cache_path: str | None = None
     """File of the cache; by default one in the user's cache folder."""
     early_stop: bool = False

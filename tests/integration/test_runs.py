@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from query_mutator.files.lock import locked
+from query_mutator.files.run_dir import RunDir
 from query_mutator.files.state import last_values
 from tests.qm_command import qm
+from tests.unit.files.test_rundir import RECORD
 from train_query_mutator import main as train
 
 FLAGS = {"num_env_steps": 100, "num_processes": 4, "num_steps": 8}
@@ -127,3 +129,19 @@ def test_a_terminal_shows_no_line_that_wraps(tmp_path: Path, columns: int) -> No
     assert max(map(len, lines)) <= columns
     names = [line.split()[0] for line in lines if line.startswith("20260")]
     assert [(name[-1], "…" in name) for name in names] == [("0", True), ("1", True), ("2", True)]  # the ends differ
+
+
+def test_a_run_that_ended_before_its_first_step_is_neither_listed_nor_latest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, killed = RunDir.create(tmp_path, "done"), RunDir.create(tmp_path, "killed")
+    for run in (done, killed):
+        run.write_config({"flags": FLAGS})
+        run.checkpoint_path(0).touch()
+    done.add_record(RECORD)
+    done.write_records()
+    killed.write_records()
+    assert [run["name"] for run in listed(capsys, tmp_path)] == [done.path.name]
+    assert (tmp_path / "latest").resolve() == done.path.resolve()
+    with locked(killed.path):
+        assert [run["state"] for run in listed(capsys, tmp_path)] == ["interrupted", "running"]

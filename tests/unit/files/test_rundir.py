@@ -46,9 +46,19 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def test_two_runs_within_a_second_have_two_folders(tmp_path: Path) -> None:
-    paths = [RunDir.create(tmp_path, "same").path for _ in range(3)]
-    assert len(set(paths)) == 3
-    assert (tmp_path / "latest").resolve() == paths[-1].resolve()
+    assert len({RunDir.create(tmp_path, "same").path for _ in range(3)}) == 3
+
+
+def test_latest_is_the_newest_run_with_a_step(tmp_path: Path) -> None:
+    runs = [RunDir.create(tmp_path, "same") for _ in range(3)]
+    assert not (tmp_path / "latest").exists()
+    for run in runs[:2]:
+        run.add_record(RECORD)
+        run.write_records()
+        assert (tmp_path / "latest").resolve() == run.path.resolve()
+    runs[0].write_records()
+    runs[2].write_records()  # no step yet
+    assert (tmp_path / "latest").resolve() == runs[1].path.resolve()
 
 
 def test_a_transcript_holds_texts_to_a_stated_length() -> None:
@@ -61,7 +71,7 @@ def test_a_transcript_holds_texts_to_a_stated_length() -> None:
 def test_something_else_called_latest_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "latest").mkdir()
     run = RunDir.create(tmp_path, "test")
-    assert run.path.is_dir()
+    run.take_latest()
     assert not (tmp_path / "latest").is_symlink()
     assert "does not point to" in caplog.text
 
@@ -153,6 +163,7 @@ def test_newest_checkpoint_of_a_run_is_by_number(run_dir: RunDir, checkpoint: Ch
         replace(checkpoint, progress=Progress(env_steps=steps)).save(run_dir.checkpoint_path(steps))
     assert [path.name for path in checkpoints_in(run_dir.path)] == ["step_1024.pt", "step_64.pt", "step_8.pt"]
     assert read_checkpoint(run_dir.path).progress.env_steps == 1024
+    run_dir.take_latest()
     assert read_checkpoint(run_dir.path.parent / "latest").progress.env_steps == 1024
 
 
