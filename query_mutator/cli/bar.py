@@ -49,7 +49,7 @@ def fitted(figures: Sequence[str], *, name: str, n: float, total: int, columns: 
     percent, steps = f"{int(100 * share):3d}%", f"{n:.0f}/{total}"
     room = 10**6 if columns is None else columns - len(percent)
     shown: list[str] = []
-    for figure in [*figures, steps]:
+    for figure in dict.fromkeys([*figures, steps]):  # figures may have the steps in another place
         if disp_len(figure) + 2 <= room or not shown:  # of the first at least its beginning
             shown.append(figure)
             room -= disp_len(figure) + 2

@@ -13,8 +13,10 @@ Plans are scored from remembered calls; only missing calls are made, those of al
 from __future__ import annotations
 
 import itertools
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from query_mutator.learners.plan import PLAN_ANSWERS, Plan
 from query_mutator.stats.intervals import wilson_interval
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["BUDGETS", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
+__all__ = ["BUDGETS", "CALLS_PER_QUESTION", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
 
 #: Plans known to do well, with the rule `round_trip`; those with an operator that the task lacks are left out.
 SEED_CHAINS = (
@@ -48,6 +50,7 @@ MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
 STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
 RACE_QUESTIONS = 48  # at least, where there are as many: fewer say nothing about a plan
+SHOWN_CHARACTERS = 32  # of a plan in the bar
 
 Rows = tuple[int, ...]  # indices of questions
 
@@ -123,9 +126,10 @@ def find_plan(
     """
     check_calls(max_calls)
     started = time.perf_counter()
-    scores = PlanScores(caller, task, progress=progress)
-    search = _Search(scores, max_calls=max_calls, seed=seed)
-    search.run()
+    with closing(_Bar(progress, max_calls)) as bar:
+        scores = PlanScores(caller, task, on_call=bar.update)
+        search = _Search(scores, max_calls=max_calls, seed=seed, on_best=bar.show)
+        search.run()
     points = sorted(map(search.point, search.tried[search.rows[-1]]), key=lambda point: len(point.plan.steps))
     points.sort(key=search.value_of, reverse=True)
     return PlanSearch(
@@ -143,11 +147,43 @@ def check_calls(max_calls: int, *, name: str = "max_calls") -> None:
         raise UsageError(f"{name}={max_calls} is too few to search for a plan; use {CALLS_PER_QUESTION} or more")
 
 
+class _Bar:
+    """One bar for a whole search: calls made of the bound, calls per second, the best plan so far."""
+
+    def __init__(self, progress: Callable[[str, int], Any] | None, max_calls: int) -> None:
+        self._best = ""
+        self._started = time.perf_counter()
+        self._bar = progress("plan search", max_calls) if progress else None
+        if self._bar is not None:
+            self._bar.figures = self._figures
+
+    def update(self) -> None:
+        """Count a call."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def show(self, best: PlanPoint) -> None:
+        """Show a plan as the best one so far."""
+        self._best = f"best {best.success:.0%} {textwrap.shorten(str(best.plan), SHOWN_CHARACTERS, placeholder=' …')}"
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _figures(self) -> list[str]:
+        assert self._bar is not None
+        rate = self._bar.n / max(1e-9, time.perf_counter() - self._started)
+        return [f"{self._bar.n}/{self._bar.total}", f"{rate:.3g} calls/s", *filter(None, [self._best])]
+
+
 class _Search:
     """The rounds of a search; `tried` are the plans that were scored on the questions of each stage."""
 
-    def __init__(self, scores: PlanScores, *, max_calls: int, seed: int) -> None:
+    def __init__(self, scores: PlanScores, *, max_calls: int, seed: int, on_best: Callable[[PlanPoint], None]) -> None:
         self.scores, self.max_calls = scores, max_calls
+        self.best: PlanPoint | None = None  # on all questions
+        self._on_best = on_best
         task = scores.task
         count = min(len(task.questions), max(1, max_calls // CALLS_PER_QUESTION))
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
@@ -204,9 +240,18 @@ class _Search:
                 fitting += 1
             if not fitting:
                 return
-            self.scores.gather(waiting[:fitting], rows, name="plan search")
+            self.scores.gather(waiting[:fitting], rows)
             self.tried[rows] |= dict.fromkeys(waiting[:fitting])
+            if rows == self.rows[-1]:
+                self._note_best(waiting[:fitting])
             waiting = waiting[fitting:]
+
+    def _note_best(self, plans: Iterable[Plan]) -> None:
+        """Call `on_best` if one of the plans, scored on all questions, is better than all before."""
+        for point in map(self.point, plans):
+            if self.best is None or self.value_of(point) > self.value_of(self.best):
+                self.best = point
+                self._on_best(point)
 
     def _ranked(self, plans: Iterable[Plan], rows: Rows, budget: int | None = None) -> list[list[Plan]]:
         """Return plans by value, the best first; with a budget by success, those above it left out.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Attempt
@@ -62,11 +62,12 @@ class PlanResult:
 class PlanScores:
     """Remembered calls on the questions of a task, and the results of plans that follow from them."""
 
-    def __init__(self, caller: Caller, task: Task, *, progress: Callable[[str, int], Any] | None = None) -> None:
+    def __init__(self, caller: Caller, task: Task, *, on_call: Callable[[], None] = lambda: None) -> None:
+        """Start without a call; `on_call` is called after each call that is made."""
         self.task = plan_task(Plan(), task)
         self.calls = 0
         self._caller = caller
-        self._progress = progress
+        self._on_call = on_call
         self._memories = [QuestionMemory() for _ in task.questions]
         self._replies: dict[str, Completion | None] = {}  # by request: questions may share texts; None: in flight
         self._results: dict[Plan, dict[int, PlanResult]] = {}
@@ -83,7 +84,7 @@ class PlanScores:
         """Return an upper bound on the calls that `gather` makes for a plan."""
         return sum(self._calls_left(plan, row) for row in rows)
 
-    def gather(self, plans: Iterable[Plan], rows: Rows, *, name: str = "plans") -> None:
+    def gather(self, plans: Iterable[Plan], rows: Rows) -> None:
         """Make the calls that plans still need on the questions `rows`, in one pool.
 
         TooManyFailuresError when the calls of too many questions fail for good.
@@ -96,7 +97,6 @@ class PlanScores:
             retry_policy=self._caller.retry_policy,
             batch_size=self._caller.batch_size,
         )
-        bar = self._progress(name, len(rows)) if self._progress else None
         try:
             for row in itertools.islice(waiting, 4 * self._caller.batch_size):
                 scheduler.start(row, self._complete(plans, row))
@@ -104,11 +104,7 @@ class PlanScores:
                 scheduler.finished()
                 for row in itertools.islice(waiting, 1):
                     scheduler.start(row, self._complete(plans, row))
-                if bar is not None:
-                    bar.update()
         finally:
-            if bar is not None:
-                bar.close()
             scheduler.close()
         self._check_failures(plans, rows)
 
@@ -147,10 +143,13 @@ class PlanScores:
         key = request_key(need.request)
         completion = self._replies.get(key)
         if completion is None:
-            self.calls += key not in self._replies  # the client makes equal calls in flight once
+            is_new = key not in self._replies  # the client makes equal calls in flight once
+            self.calls += is_new
             self._replies[key] = None
             completion = yield need
             self._replies[key] = completion
+            if is_new:
+                self._on_call()
         return completion
 
     def _calls_left(self, plan: Plan, row: int) -> int:

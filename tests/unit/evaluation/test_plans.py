@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from query_mutator.cli.bar import FittingBar
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.methods import Evaluator, by_policy
@@ -224,3 +226,19 @@ def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> Non
         assert search.best.questions == min(5, limit // 20)
     with pytest.raises(ValueError, match="max_calls=5 is too few"):
         find_plan(evaluator(tiny_client), tested, max_calls=5)
+
+
+def test_a_search_has_one_bar_with_its_calls_and_the_best_plan(tested: Task, tiny_client: Client) -> None:
+    bars: list[FittingBar] = []
+
+    def progress(name: str, total: int) -> FittingBar:
+        bars.append(FittingBar(desc=name, total=total, file=io.StringIO(), ncols=100, mininterval=0))
+        return bars[0]
+
+    search = find_plan(evaluator(tiny_client), tested, max_calls=2000, progress=progress)
+    assert len(bars) == 1
+    line = str(bars[0])
+    assert (bars[0].n, bars[0].total) == (search.calls, 2000)
+    assert f" left, {search.calls}/2000, " in line
+    assert f"calls/s, best {search.best.success:.0%} " in line
+    assert line.count("/2000") == 1
