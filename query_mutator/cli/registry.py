@@ -12,7 +12,7 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 
-__all__ = ["COMMANDS", "Command"]
+__all__ = ["COMMANDS", "GROUPS", "Command"]
 
 _TOOLKITS = ("pydantic", "websockets")  # packages that a plain install does without
 
@@ -47,22 +47,30 @@ class Command:
             raise UsageError(f"this command needs {error.name}: pip install 'query-mutator[toolkits]'") from None
 
 
-COMMANDS = {
+#: The commands of `qm --help`, in the order in which a project needs them.
+_FIRST = {
     "init": Command("write settings and example questions for a new project", "init:InitFlags:init"),
-    "train": Command("learn which rewrite makes a question get a better answer", "train:TrainConfig:train", True),
+    "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
     "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:PlanFlags:plan"),
+    "train": Command("learn which rewrite makes a question get a better answer", "train:TrainConfig:train", True),
     "eval": Command("compare a trained policy with the baselines", "policy:EvalFlags:evaluate_policy"),
-    "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
-    "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
     "rewrite": Command("rewrite a question and show the answer", "rewrite:RewriteFlags:rewrite"),
-    "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
-    "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
     "batch": Command("answer a file of questions; repeat the command to resume it", "batch:BatchFlags:answer"),
+    "serve": Command("answer rewritten questions behind a model server's address", "serve:ServeFlags:serve"),
+}
+_RUNS = {
+    "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
+    "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
+    "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
+    "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
+    "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
+    "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "export-policy": Command(
         "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
     ),
-    "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
-    "doctor": Command("check a model server, and how to make it faster", "doctor:DoctorConfig:doctor"),
+    "data export": Command("write a run's best rewrites as training rows", "export:ExportFlags:export"),
+}
+_BATCHING = {
     "data lengths build": Command(
         "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"
     ),
@@ -85,14 +93,13 @@ COMMANDS = {
     "data batch generate": Command(
         "write the batches of a plan to disk", "batch_generate:GenerateFlags:generate_batches"
     ),
-    "data export": Command("write a run's best rewrites as training rows", "export:ExportFlags:export"),
+    "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
+    "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
     "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
     "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),
     "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
-    "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
-    "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
-    "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
-    "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
+}
+_LAB = {
     "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),
     "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),
     "size": Command("estimate the memory of a training step", "size:SizeFlags:size"),
@@ -109,3 +116,11 @@ COMMANDS = {
         "probe a server for --batch-size and --num-processes", "size_calls:SizeCallsFlags:size_server"
     ),
 }
+#: The commands by title, for `qm help --all`; `qm --help` lists the first group.
+GROUPS = {
+    "policies": _FIRST,
+    "runs": _RUNS,
+    "toolkit: batching": _BATCHING,
+    "toolkit: lab": _LAB,
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

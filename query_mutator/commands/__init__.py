@@ -4,6 +4,6 @@ A module imports light rooms at its top; whatever loads torch, pydantic, scipy o
 function that needs it. `main` dispatches; `policy_flags` and `data_flags` have the flags that several commands share.
 """
 
-from query_mutator.cli.registry import COMMANDS, Command
+from query_mutator.cli.registry import COMMANDS, GROUPS, Command
 
-__all__ = ["COMMANDS", "Command"]
+__all__ = ["COMMANDS", "GROUPS", "Command"]

@@ -9,20 +9,20 @@
     qm analyze runs/a runs/b                              compare metrics of runs of any trainer
     qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best
 
-`qm --help` lists all commands, `qm COMMAND --help` shows the flags of one.
+`qm help --all` lists all commands, `qm COMMAND --help` shows the flags of one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from query_mutator.cli.console import run_cli
 from query_mutator.cli.flags import HELP, flags_of, parse_flags, written
 from query_mutator.cli.settings import read_base
-from query_mutator.commands import COMMANDS
+from query_mutator.commands import COMMANDS, GROUPS, Command
 from query_mutator.commands.completion import complete, completion_script
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import check_addresses
@@ -41,9 +41,8 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command that `argv` names; return the exit code."""
-    if not argv or argv[0] in HELP:
-        print(_usage())
-        return 0
+    if not argv or argv[0] in HELP | {"help"}:
+        return _help(argv)
     if argv[0] == "--version":
         print(__version__)
         return 0
@@ -55,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     name, words = _command(argv)
     if name is None:
-        print(_usage(words))
+        within = {key: one for key, one in COMMANDS.items() if key.split()[: len(words)] == [*words]}
+        print(_usage({"": within}))
         return 0
     command = COMMANDS[name]
     if command.takes_words:
@@ -81,7 +81,7 @@ def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
         raise UsageError(f"{' '.join(group)} needs a command: {', '.join(_within(group))}")
     typed = " ".join(words[: len(group) + 2]) or argv[0]
     near = nearest(typed, COMMANDS)
-    raise UsageError(f"unknown command {typed!r}; " + (f"did you mean {near}?" if near else "see qm --help"))
+    raise UsageError(f"unknown command {typed!r}; " + (f"did you mean {near}?" if near else "see qm help --all"))
 
 
 def _within(group: Sequence[str]) -> list[str]:
@@ -104,17 +104,27 @@ def _resumed(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any
     return read_base(path), str(path)
 
 
-def _usage(group: Sequence[str] = ()) -> str:
-    """Return the commands that begin with the words of `group`, each with what it does."""
-    shown = {name: command for name, command in COMMANDS.items() if name.split()[: len(group)] == list(group)}
-    width = max(map(len, shown))
-    commands = [f"  {name.ljust(width)}  {command.summary}" for name, command in shown.items()]
+def _help(argv: Sequence[str]) -> int:
+    """Print the first commands, with --all all of them, or the help of the command that follows `help`."""
+    words = [word for word in argv[1:] if not word.startswith("-")]
+    if argv and argv[0] == "help" and words:
+        return main([*words, "--help"])
+    if {"--all", "--help-all"} & set(argv):
+        print(_usage(GROUPS))
+        return 0
+    first = next(iter(GROUPS.values()))
+    print(_usage({"": first}, f"qm help --all lists all {len(COMMANDS)} commands"))
+    return 0
+
+
+def _usage(groups: Mapping[str, Mapping[str, Command]], more: str = "") -> str:
+    """Return the commands of groups under their titles, each with what it does."""
+    width = max(len(name) for group in groups.values() for name in group)
+    lines = ["usage: qm COMMAND [flags]"]
+    for title, group in groups.items():
+        lines += ["", *([title] if title else [])]
+        lines += [f"  {name.ljust(width)}  {command.summary}" for name, command in group.items()]
+    lines += ["", *([more] if more else [])]
     return "\n".join(
-        [
-            "usage: qm COMMAND [flags]",
-            "",
-            *commands,
-            "",
-            "qm COMMAND --help shows its flags; qm --completion bash|zsh|fish writes shell completion",
-        ]
+        [*lines, "qm COMMAND --help shows its flags; qm --completion bash|zsh|fish writes shell completion"]
     )

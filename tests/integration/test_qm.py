@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
+from query_mutator.commands import COMMANDS, GROUPS
 from query_mutator.commands.main import main as qm_main
 
 
@@ -125,8 +126,22 @@ def test_unwritable_report_is_one_line(run: str, tmp_path: Path, capsys: pytest.
     assert "choose another place to write to" in capsys.readouterr().err
 
 
-def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("--help") == 0
-    out = capsys.readouterr().out
-    assert "eval" in out
-    assert "rewrite" in out
+def commands_in(text: str) -> list[str]:
+    return [line.split("  ")[1] for line in text.splitlines() if line.startswith("  ")]
+
+
+def test_help_has_eight_commands_and_help_all_the_others_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["help"], []):
+        assert qm(*words) == 0
+        out = capsys.readouterr().out
+        assert commands_in(out) == ["init", "doctor", "plan", "train", "eval", "rewrite", "batch", "serve"]
+        assert f"qm help --all lists all {len(COMMANDS)} commands" in out
+    for words in (["help", "--all"], ["--help-all"]):
+        assert qm(*words) == 0
+        out = capsys.readouterr().out
+        assert sorted(commands_in(out)) == sorted(COMMANDS)
+        assert [line for line in out.splitlines() if line in GROUPS] == list(GROUPS)
+    assert qm("help", "evla") == 2
+    with pytest.raises(SystemExit):
+        qm("help", "eval")
+    assert capsys.readouterr().out.startswith("usage: qm eval")

@@ -135,7 +135,8 @@ def _places(logdir: str | None) -> list[Path]:
 def _matches(place: Path, name: str) -> list[Path]:
     if glob.has_magic(name):
         found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
-        return [path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path))]
+        logged = (path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path)))
+        return [path for path in logged if not _is_plan(path)]
     return [place / name] if (place / name).exists() else []
 
 
@@ -148,7 +149,15 @@ def _not_there(name: str, logdir: str | None) -> str:
     return f"run {name!r} does not exist (searched in {tried}); give a path, or the folder of runs with --logdir"
 
 
+def _is_plan(path: Path) -> bool:
+    """Return whether a folder is that of a plan search, which logs no series."""
+    config = path / _CONFIGS[0]
+    return config.exists() and dict(flat(read_mapping(config), ".")).get("flags.algo") == "plan"
+
+
 def _nothing_in(path: Path) -> str:
+    if _is_plan(path):
+        return f"{path}: a run of qm plan, which logs no metrics; see qm show {path}, or compare it with qm eval"
     inside = sorted({file.parent.name for file in path.rglob(EVENTS)})[:4] if path.is_dir() else []
     if inside:
         return f"{path}: a folder of runs, not a run; name the runs, or write '{path}/*' (it holds {', '.join(inside)})"

@@ -136,3 +136,16 @@ def test_times_that_are_not_finite_are_not_known(wall: str, tmp_path: Path, caps
         rows.append(f'{{"step": 7, "wall_s": {times[-1]}, "validation/success": 0.5}}\n')
         (tmp_path / run / "metrics.jsonl").write_text("".join(rows))
     assert qm("analyze", *sorted(tmp_path.iterdir())) == 0
+
+
+def test_a_plan_run_is_left_out_of_a_pattern_and_said_to_log_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "ppo", {"rollout/ep_rew_mean": [1.0, 2.0]})
+    plan = tmp_path / "plan"
+    plan.mkdir()
+    (plan / "config.json").write_text(json.dumps({"flags": {"algo": "plan"}}), encoding="utf-8")
+    (plan / "metrics.jsonl").touch()
+    assert find_runs([str(tmp_path / "p*")]) == [tmp_path / "ppo"]
+    assert qm("analyze", plan) == 2
+    assert f"{plan}: a run of qm plan, which logs no metrics; see qm show {plan}" in capsys.readouterr().err
