@@ -19,9 +19,11 @@ from query_mutator.embedded.access import Access
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.lock import locked_file
+from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import is_loopback
 from query_mutator.llm.client import ModelServer
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
+from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.listening import Listening
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
     from query_mutator.apply.proxy.status import Status
 
-__all__ = ["ServeFlags", "serve", "serving"]
+__all__ = ["ServeFlags", "mode_line", "serve", "serving"]
 
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
@@ -106,8 +108,26 @@ def serve(flags: ServeFlags) -> None:
     ):
         host, port = listening.getsockname()[:2]
         note(f"{policy.models.url} is served on http://{host}:{port}; {policy.models.target_model}+qm is rewritten")
+        note(mode_line(flags, policy.checkpoint, blind="blind" in rewriter.modes))
         print(f"listening on http://{host}:{port}", flush=True)
         run_frozen(app, listening)
+
+
+def mode_line(flags: ServeFlags, checkpoint: Checkpoint, *, blind: bool) -> str:
+    """Return what the mode does with a policy; `blind` says whether that rewrites without an answer."""
+    plan, calls = checkpoint.flags.get("plan"), flags.max_calls or MAX_CALLS[flags.mode]
+    if plan == str(Plan()):
+        return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
+    who = f"the plan {plan}" if plan else f"the {checkpoint.algo} policy"
+    if flags.mode == "gate":
+        answers = "refuses or is not sure" if flags.gate_not_sure else "refuses"
+        return (
+            f"mode gate: a question is asked as it is, and only if the answer {answers}, {who} rewrites it, with at "
+            f"most {calls} calls; a model that never does so gets no rewrite. Every question is rewritten with --mode "
+            f"{'blind' if blind else 'full'}"
+        )
+    how = "then asked once" if flags.mode == "blind" else "asked whenever it decides to"
+    return f"mode {flags.mode}: every question is rewritten by {who} and {how}, with at most {calls} calls"
 
 
 @contextmanager
@@ -115,12 +135,12 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     """Yield the application of a policy in front of the model server of its target."""
     from query_mutator.apply.proxy.answers import PolicyAnswerer, Rules
     from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.both_apis import BothApis
     from query_mutator.apply.proxy.contract import ClientLimits
     from query_mutator.apply.proxy.episodes import Episodes
     from query_mutator.apply.proxy.queue import Queue
     from query_mutator.apply.proxy.shadow import Counterfactual
     from query_mutator.apply.proxy.status import Status
-    from query_mutator.apply.proxy.upstream import Upstream
     from query_mutator.apply.proxy.upstreams import Upstreams
 
     if flags.mode not in ("gate", *rewriter.modes):
@@ -139,7 +159,7 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     model = rewriter.target_model
     upstream = Upstreams(
         [
-            Upstream(
+            BothApis(
                 server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
                 timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
                 headers=_key_of(server),

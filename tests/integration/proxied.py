@@ -72,6 +72,7 @@ def proxy(
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
+    upstream_class: type[Upstream] = Upstream,
     shadow: Path | None = None,
     judge: str | None = None,
 ) -> Iterator[str]:
@@ -81,7 +82,7 @@ def proxy(
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     urls = (upstream_url, *others)
-    upstream = Upstreams([Upstream(each, timeout_s=30, headers=upstream_headers) for each in urls])
+    upstream = Upstreams([upstream_class(each, timeout_s=30, headers=upstream_headers) for each in urls])
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
     kept = None
     if shadow is not None:
