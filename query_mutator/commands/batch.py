@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 from query_mutator.apply.files.journal import FileJournal
 from query_mutator.apply.files.lines import Ask, InputFile, parse_line, read_lines, scan_input
 from query_mutator.apply.files.run import answer_file, ask_once, metered, request_of
-from query_mutator.bounds import Sigma, Tokens
+from query_mutator.bounds import defaults
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
@@ -30,6 +30,7 @@ from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
 from query_mutator.llm.stack import Counted
 from query_mutator.session.failure_rate import FailureWindow
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
+from query_mutator.settings.models import Sampling
 from query_mutator.types import Completion, Question
 
 if TYPE_CHECKING:
@@ -41,15 +42,17 @@ SHOWN_BAD_LINES = 5  # all are in the file of errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchFlags(PolicyFlags, OutputFlags):
+@defaults(target_max_tokens=1024)
+class BatchFlags(PolicyFlags, Sampling, OutputFlags):
     """Answer a file of questions: OpenAI's batch format, or one {"id", "prompt"} per line.
 
-    Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice.
+    Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice. Without
+    --checkpoint an answer has at most 1024 tokens and temperature 0, unless a flag or its line says.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "questions", "out", "checkpoint", "ollama_url", "openai_url", "gguf", "backend", "target_model", "batch_size",
-        "max_tokens", "temperature", "force",
+        "target_max_tokens", "temperature", "force",
     )  # fmt: skip
     questions: Positional[str]
     """The file of questions, one JSON object per line."""
@@ -57,10 +60,6 @@ class BatchFlags(PolicyFlags, OutputFlags):
     """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
     """A run folder or a .pt file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
-    max_tokens: Tokens = 1024
-    """Most tokens of an answer, unless the line says; with --checkpoint as in the training."""
-    temperature: Sigma = 0.0
-    """Sampling temperature, unless the line says; with --checkpoint as in the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +203,10 @@ def _plain_work(flags: BatchFlags) -> Iterator[Work]:
         def start(ask: Ask) -> Flow:
             model = flags.target_model or ask.model or models.target_model
             return ask_once(
-                ask, request_of(ask, model=model, max_tokens=flags.max_tokens, temperature=flags.temperature)
+                ask, request_of(ask, model=model, max_tokens=flags.target_max_tokens, temperature=flags.temperature)
             )
 
-        about = {"target_model": first, "max_tokens": flags.max_tokens, "temperature": flags.temperature}
+        about = {"target_model": first, "max_tokens": flags.target_max_tokens, "temperature": flags.temperature}
         yield Work(models=models, start=start, about={"checkpoint": None, **about})
 
 
@@ -224,7 +223,10 @@ def _first_model(path: str) -> str | None:
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
     with open_policy(flags) as policy:
-        task, make_player = policy.task, by_policy(policy.frozen)
+        names = {one.name for one in fields(Sampling)} & flags.given
+        given: dict[str, Any] = {name: getattr(flags, name) for name in sorted(names)}
+        task = replace(policy.task, calls=replace(policy.task.calls, **given))
+        make_player = by_policy(policy.frozen)
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
@@ -239,8 +241,12 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             )
 
         assert policy.checkpoint.path is not None
-        about = {"checkpoint": file_sha256(policy.checkpoint.path), "target_model": task.calls.target_model}
-        yield Work(models=policy.models, start=start, about={**about, "mutator_model": task.calls.mutator_model})
+        about: dict[str, Any] = {
+            "checkpoint": file_sha256(policy.checkpoint.path),
+            "target_model": task.calls.target_model,
+        }
+        about |= {"mutator_model": task.calls.mutator_model, **given}
+        yield Work(models=policy.models, start=start, about=about)
 
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:

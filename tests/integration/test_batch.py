@@ -6,7 +6,7 @@ import json
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +240,14 @@ def test_ctrl_c_says_how_to_resume_and_what_is_done(server: ServerProcess, tmp_p
     assert qm(*argv) == 0
     assert [row["id"] for row in read(out)] == list(range(60))
     assert server.answered <= 60 + 8  # the calls that were in flight
+
+
+@pytest.mark.parametrize("flag", ["--target-max-tokens", "--max-tokens"])
+def test_the_token_limit_has_two_names_and_replaces_that_of_the_training(
+    flag: str, tiny_server: EmbeddedServer, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    questions = write(tmp_path / "in.jsonl", [{"id": "a", "prompt": "join path parts"}])
+    for name, more in (("plain", ["--target-model", "librarian"]), ("policy", ["--checkpoint", str(trained())])):
+        out = tmp_path / f"{name}.jsonl"
+        assert batch(questions, out, tiny_server, *more, flag, "1") == 0
+        assert len(read(out)[0]["answer"].split()) == 1

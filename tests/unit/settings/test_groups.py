@@ -82,7 +82,6 @@ def test_given_are_the_fields_of_flags_and_files(tmp_path: Path, monkeypatch: py
 #: Fields of commands that have the name of a setting and are another thing, or hold for fewer values.
 OTHER_MEANING: dict[str, set[str]] = {
     # questions, servers and models that a command takes from elsewhere unless they are named
-    "BatchFlags": {"temperature"},
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
     "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
