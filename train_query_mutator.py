@@ -72,7 +72,9 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
     with ExitStack() as stack:
         config, checkpoint = parse(argv, stack, prog=prog)
         if config.dry_run:
-            print(estimate(config, checkpoint))
+            found = str(estimate(config, checkpoint))
+            note(*remarks(config))
+            print(found)
             return 0
         trainer = stack.enter_context(build(config, checkpoint, stack))
         gc.freeze()  # loaded objects stay: collecting them again would stop the run for a tenth of a second

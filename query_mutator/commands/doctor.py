@@ -8,7 +8,7 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -16,7 +16,8 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from query_mutator import operators
-from query_mutator.bounds import Seconds
+from query_mutator.bounds import Seconds, group_of
+from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
 from query_mutator.lab.sizing.collecting import size_calls
 from query_mutator.llm.backends import (
@@ -30,18 +31,28 @@ from query_mutator.llm.backends import (
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
-from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
+from query_mutator.llm.probe import PROBE_TEXT, PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
+from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import default_mutator, missing_operators, open_models
-from query_mutator.settings.models import ModelSettings
+from query_mutator.session.pace import Pace, combined_pace, keep_pace, measure_pace
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.models import ModelSettings, Sampling
+from query_mutator.settings.questions import Questions
+from query_mutator.types import ErrorInfo, Question
 
 __all__ = ["DoctorConfig", "doctor", "examine"]
 
+FEWEST_TOKENS = 32  # of an answer
+CHARS_PER_TOKEN = 3  # at least, in English
+
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig(ServerAddressFlags):
+class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     """Inspect a model server: version, models, context, slots, and the flags to set for a run.
 
-    Slots, JSON replies and reloads take a few short calls. Exit code 2 when the server or a model is missing.
+    Slots, JSON replies and reloads take a few short calls; then as many questions of the run as slots are rewritten and
+    answered at once, and `--dry-run` of qm train and qm plan uses the time. Exit code 2 when the server or a model is
+    missing.
     """
 
     target_model: str | None = None
@@ -52,8 +63,8 @@ class DoctorConfig(ServerAddressFlags):
     """Calls in flight at once in the planned runs."""
     probe: bool = True
     """Make the short calls that show how many the server answers at once, and what it does with such calls."""
-    probe_s: Seconds = 30.0
-    """Seconds after which the probe starts no more calls."""
+    probe_s: Seconds = 60.0
+    """Seconds after which the probe starts no more calls, and that one call may take."""
 
     @property
     def probe_width(self) -> int:
@@ -63,12 +74,13 @@ class DoctorConfig(ServerAddressFlags):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report, and whether a run could start with it; `probe` is that of the slots."""
+    """One line of the report, and whether a run could start with it; with what was measured for it."""
 
     name: str
     text: str
     is_fine: bool = field(default=True, kw_only=True)
-    probe: Probe | None = field(default=None, kw_only=True)
+    probe: Probe | None = field(default=None, kw_only=True)  # of the slots
+    pace: Pace | None = field(default=None, kw_only=True)
 
 
 def doctor(config: DoctorConfig) -> int:
@@ -86,8 +98,11 @@ def doctor(config: DoctorConfig) -> int:
                 for finding in examine(server, config):
                     print(_line(finding), flush=True)
                     found.append(finding)
-    for finding in _settings([finding.probe for finding in found if finding.probe]):
+    paces = [finding.pace for finding in found if finding.pace]
+    for finding in _settings([finding.probe for finding in found if finding.probe], paces):
         print(_line(finding))
+    if paces and len(paces) == sum(finding.name == "server" for finding in found):
+        keep_pace(combined_pace(paces), config, config, mutator=config.mutator_model)
     return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE
 
 
@@ -109,32 +124,67 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
         except ModelMissingError as error:
             yield Finding("model", str(error), is_fine=False)
     if present:
-        asked = [operator.name for operator in operators.select("") if operators.local_rewrite(operator) is None]
+        asked = [operator.name for operator in _calling(operators.select(""))]
         reason = missing_operators(server, present[-1], asked)
         if reason is not None:
             yield Finding("model", reason, is_fine=False)
-        yield from _calls(server, present, config)
+        slots = yield from _calls(server, present, config)
+        if slots and len(present) == len({target, mutator}):
+            yield from _pace(server, present, config, at_once=slots)
 
 
-def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Iterator[Finding]:
-    """Yield what calls find out; without a probe what the server reports."""
-    if not config.probe:
-        yield Finding("options", server.describe_options(models[0]))
-        yield Finding("context", context_sentence(server, models[0]))
-        return
+def _calling(chosen: Sequence[operators.Operator]) -> list[operators.Operator]:
+    """Return the operators that call a model."""
+    return [operator for operator in chosen if operators.local_rewrite(operator) is None]
+
+
+def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Generator[Finding, None, int]:
+    """Yield what calls find out, without a probe what the server reports; return the calls to make at once, or 0."""
     before = {model: server.loaded_context(model) for model in models}
-    probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
+    probe = None
+    if config.probe:
+        probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
     yield Finding("options", server.describe_options(models[0]))
-    yield Finding("context", context_sentence(server, models[0]))
+    yield Finding("context", context_sentence(server, models[0], reply_tokens=config.target_max_tokens))
+    if probe is None:
+        return 0
     if probe.error is not None:
         yield Finding("slots", f"unknown, the probe failed ({probe.error})", is_fine=False)
-        return
+        return 0
     for model in models:
         yield Finding("schema", f"{model}: {schema_sentence(server, model)}")
     yield Finding("reload", reload_sentence(server, models, before=before))
     yield Finding("slots", _slots(probe), probe=probe)
     advice = slots_advice(probe.slots, config.batch_size, server=server, is_reported=probe.width is None)
     yield Finding("advice", advice or _no_advice(probe, config.batch_size))
+    return min(probe.slots or config.batch_size, config.probe_width)
+
+
+def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, at_once: int) -> Iterator[Finding]:
+    """Yield how long the calls of a run take with as many at once as slots, and whether answers are cut."""
+    questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
+        Question(id="probe", text=PROBE_TEXT)
+    ]
+    calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
+    pace = measure_pace(server, calls, questions, _calling(operators.select("")), at_once=at_once)
+    limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
+    if isinstance(pace, ErrorInfo):
+        advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
+        yield Finding("pace", f"unknown, with {together} a call fails ({pace}): {advice}", is_fine=False)
+        return
+    took = f"a rewrite takes {pace.rewrite_s:.3g} s, an answer of at most {limit} tokens {pace.answer_s:.3g} s"
+    yield Finding("pace", f"{together}: {took}", pace=pace)
+    if 2 * pace.cut_answers > at_once:
+        shorter = _shorter_limit(questions, limit)
+        cut = f"{pace.cut_answers} of {at_once} answers ran to the limit of {limit} tokens"
+        yield Finding("advice", f"{cut}: a model that does not end by itself needs less, try {shorter}")
+
+
+def _shorter_limit(questions: Sequence[Question], limit: int) -> str:
+    """Return the flag for a limit that is enough for the references, and at most half of the present one."""
+    longest = max((len(question.reference or "") for question in questions), default=0)
+    tokens = max(FEWEST_TOKENS, -(-longest // CHARS_PER_TOKEN // 16) * 16)
+    return f"--target-max-tokens {max(1, min(limit // 2, tokens))}"
 
 
 def _slots(probe: Probe) -> str:
@@ -152,13 +202,15 @@ def _no_advice(probe: Probe, batch_size: int) -> str:
     return f"ready for --batch-size {batch_size}"
 
 
-def _settings(probes: Sequence[Probe]) -> list[Finding]:
+def _settings(probes: Sequence[Probe], paces: Sequence[Pace]) -> list[Finding]:
     """Return the line about what to set for a run on all the servers, if their slots are known."""
     known = [probe for probe in probes if probe.slots and probe.service_s]
     if not known or len(known) < len(probes):
         return []
     slots = sum(probe.slots or 0 for probe in known)
     rate = sum((probe.slots or 0) / (probe.service_s or 1) for probe in known)  # calls per second
+    if len(paces) == len(known):
+        rate = sum(pace.at_once / pace.call_s for pace in paces)
     is_open = any(probe.slots == probe.width for probe in known)
     return [Finding("set", str(size_calls(slots, width=slots if is_open else None, service_s=slots / rate)))]
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
+from query_mutator import operators
 from query_mutator.bounds import Count, defaults, group_of
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import note, progress
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plan_search import MAX_CALLS, PlanPoint, PlanSearch, check_calls, find_plan
+from query_mutator.evaluation.plan_search import (
+    CALLS_PER_QUESTION,
+    MAX_CALLS,
+    PlanPoint,
+    PlanSearch,
+    check_calls,
+    find_plan,
+)
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, check_name
@@ -32,9 +42,11 @@ from query_mutator.session.task import make_task
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
-from query_mutator.settings.output import NamedRun
+from query_mutator.settings.output import DryRun, NamedRun
 from query_mutator.settings.questions import Questions, Reward
+from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described
+from query_mutator.training.timing import call_time, encoding_time
 
 if TYPE_CHECKING:
     from query_mutator.data.split import Split
@@ -49,6 +61,7 @@ ALGO = "plan"
 @defaults(name=ALGO)
 class PlanFlags(
     NamedRun,
+    DryRun,
     Questions,
     Operators,
     CallRules,
@@ -63,6 +76,11 @@ class PlanFlags(
 
     Reads training questions only; `qm eval` compares the saved plan with the baselines on held-out questions.
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
+        "target_max_tokens", "batch_size", "seed", "save_dir", "dry_run", "json",
+    )  # fmt: skip
 
     max_calls: Count = MAX_CALLS
     """Maximum model calls of the search; fewer than 20 for each question score a random sample of the questions."""
@@ -91,6 +109,9 @@ def plan(flags: PlanFlags) -> None:
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
+    if flags.dry_run:
+        print(_estimate(flags, len(train)))
+        return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags))
         embed_questions(models.encoder, train)
@@ -98,23 +119,57 @@ def plan(flags: PlanFlags) -> None:
         run_dir = _open_run_dir(flags, models, split, stack)  # a folder that cannot be written costs no calls
         note(models.choice.reason)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        search = find_plan(evaluator, task, max_calls=flags.max_calls, seed=flags.seed, progress=progress)
+        with _noting_cached_calls(models):
+            search = find_plan(evaluator, task, max_calls=flags.max_calls, seed=flags.seed, progress=progress)
         found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
         _save(flags, run_dir, models, task, settings, split, found.plan)
         write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
+        run_dir.take_latest()
         write_report(run_dir.path)
     path = str(run_dir.path)
     report = {"plan": found.to_json(), **search.to_json(), "questions_in_training": len(train), "run_folder": path}
     show(flags, report, _in_words(search, found, path, num_train=len(train)))
 
 
+def _estimate(flags: PlanFlags, num_train: int) -> str:
+    """Return the size of the search, without asking a server."""
+    text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags)
+    searched = min(num_train, flags.max_calls // CALLS_PER_QUESTION)
+    facts = {
+        "questions to search on": f"{searched} of {num_train}",
+        "operators": len(operators.select(flags.operators)),
+        "model calls, at most": f"{flags.max_calls:,}",
+        "calls in flight": flags.calls_in_flight,
+        "time, at most about": duration(flags.max_calls * (text_s + call_s)),
+    }
+    source = f"by {1000 * text_s:.3g} ms to embed a text, timed just now{known}"
+    return "\n".join(["estimate (nothing was started)", rows_of(facts), source])
+
+
 def _open_run_dir(flags: PlanFlags, models: OpenModels, split: Split, stack: ExitStack) -> RunDir:
-    """Return a new run folder with its config.json, locked."""
+    """Return a new run folder with its config.json, locked; it is removed again unless a plan is found."""
     run_dir = RunDir.create(flags.save_dir, flags.name or ALGO)
+    stack.callback(_remove_without_plan, run_dir)
     stack.callback(run_dir.close)
     stack.enter_context(locked(run_dir.path))
     run_dir.write_config(describe_run(_kept(flags), **described(models, split, flags.plugin)))
     return run_dir
+
+
+def _remove_without_plan(run_dir: RunDir) -> None:
+    if not run_dir.summary_path.exists():
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+
+
+@contextmanager
+def _noting_cached_calls(models: OpenModels) -> Iterator[None]:
+    """Say where the replies are if the search ends early."""
+    try:
+        yield
+    except (KeyboardInterrupt, TooManyFailuresError):
+        if models.calls.store is not None:
+            note(f"the replies so far are in {models.calls.store.path}; the same command starts from them")
+        raise
 
 
 def _save(
@@ -145,7 +200,9 @@ def _save(
 
 def _kept(flags: PlanFlags) -> dict[str, Any]:
     """Return the flags without those of the command's output, and the name of the learner."""
-    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force")} | {"algo": ALGO}
+    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force", "dry_run")} | {
+        "algo": ALGO
+    }
 
 
 def _in_words(search: PlanSearch, found: PlanPoint, path: str, *, num_train: int) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from query_mutator.files import decode_object
 from query_mutator.llm.client import ModelServer
+from query_mutator.settings.models import Sampling
 from query_mutator.types import ChatRequest, Completion, Message
 
 __all__ = ["JudgeForm", "context_sentence", "judge_form", "reload_sentence", "schema_sentence"]
@@ -31,7 +32,6 @@ _SCHEMA = {
 }
 _REPLY_TOKENS, _THOUGHT_TOKENS = 128, 1024
 _LOAD_S = 0.3  # a call to a loaded model reports some milliseconds
-_LONGEST_REPLY = 256  # --target-max-tokens of a run
 
 
 def schema_sentence(server: ModelServer, model: str) -> str:
@@ -99,14 +99,14 @@ def reload_sentence(server: ModelServer, models: Sequence[str], *, before: Mappi
     return "none now; a call of any client with another num_ctx, num_batch or num_gpu loads the model again"
 
 
-def context_sentence(server: ModelServer, model: str) -> str:
-    """Return how many tokens a call has, and how many the model could have."""
+def context_sentence(server: ModelServer, model: str, *, reply_tokens: int = Sampling.target_max_tokens) -> str:
+    """Return how many tokens a call has, how many the model could have, and what the longest reply leaves of them."""
     context = server.context(model)
     if context is None:
         return "unknown, so prompts that lose their beginning cannot be told; give --num-ctx"
     info = server.model_info(model).items()
     limit = max((value for key, value in info if key.endswith(".context_length") and isinstance(value, int)), default=0)
     more = f" of the model's {limit}" if limit > context else ""
-    if context <= _LONGEST_REPLY:
-        return f"{context} tokens{more}: too few for a reply of {_LONGEST_REPLY}; {server.more_context}"
-    return f"{context} tokens{more}: a reply of {_LONGEST_REPLY} leaves {context - _LONGEST_REPLY} for a prompt"
+    if context <= reply_tokens:
+        return f"{context} tokens{more}: too few for a reply of {reply_tokens}; {server.more_context}"
+    return f"{context} tokens{more}: a reply of {reply_tokens} leaves {context - reply_tokens} for a prompt"

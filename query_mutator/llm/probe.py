@@ -1,9 +1,9 @@
 """How many calls a server works on at once, and how long one takes: what it reports, else inferred from a short probe.
 
-One call warms the model up, one is measured alone, then `width` more go out together, all with the same words so that
-they take the same time; where one slot would need more than the budget for them, they are shortened. Calls that got a
-slot at once did not wait; the others waited for a whole call or more. The server's own durations separate the two;
-without them, the time beyond that of the call alone does.
+One call warms the model up, one is measured alone, then `width` more go out together (as many as slots where the server
+reports them), all with the same words so that they take the same time; where one slot would need more than the budget
+for them, they are shortened. Calls that got a slot at once did not wait; the others waited for a whole call or more.
+The server's own durations separate the two; without them, the time beyond that of the call alone does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = [
     "PROBE_TOKENS", "PROBE_WIDTH", "Probe", "infer_slots", "measure_calls", "reported_slots",
-    "slots_advice", "slots_under_load",
+    "slots_advice", "slots_under_load", "together",
 ]  # fmt: skip
 
 PROBE_WIDTH = 16
@@ -59,8 +59,8 @@ def measure_calls(
     """Return slots and service time of servers: what they report, else what `width` calls at once show.
 
     `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
-    bounds the last calls, and none starts once `budget_s` is spent. Where the servers report their slots, only the time
-    of a call is measured. `qm doctor`, `qm size calls` and `benchmark_batching.py` all measure with it.
+    bounds the last calls, and none starts once `budget_s` is spent. The time of a call is that next to the others. `qm
+    doctor`, `qm size calls` and `benchmark_batching.py` all measure with it.
     """
     reported = reported_slots(servers, model)
     started = time.monotonic()
@@ -71,34 +71,36 @@ def measure_calls(
         if alone.error is not None:
             return Probe(slots=None, width=width, service_s=None, error=alone.error)
         loading_s += alone.load_s
-    if reported is not None:
-        return Probe(slots=reported, width=None, service_s=_service_s(alone))
+    at_once, seen = (width, width) if reported is None else (min(reported, width), None)
     left_s = budget_s - (time.monotonic() - started - loading_s)
     if left_s < budget_s / 2:
-        return Probe(slots=None, width=width, service_s=_service_s(alone))
+        return Probe(slots=reported, width=seen, service_s=_service_s(alone))
     # Calls that would take longer than the budget on one slot are shortened.
-    share = min(1.0, left_s / max(1e-9, width * alone.latency_s))
+    share = min(1.0, left_s / max(1e-9, at_once * alone.latency_s))
     shorter = replace(request, max_tokens=max(min(FEWEST_TOKENS, max_tokens), int(share * max_tokens)))
     basis = alone if share == 1 else client.complete(shorter)
-    together = _together(client, shorter, width) if basis.ok else [basis]
-    failed = next((completion.error for completion in together if completion.error is not None), None)
+    replies = together(client, [shorter] * at_once) if basis.ok else [basis]
+    failed = next((completion.error for completion in replies if completion.error is not None), None)
     if failed is not None:
         return Probe(slots=None, width=width, service_s=_service_s(alone), error=failed)
-    busy = median(map(_service_s, together)) / max(1e-9, _service_s(basis)) if _has_times(basis) else 1.0
-    return Probe(slots=infer_slots(together, alone=basis), width=width, service_s=busy * _service_s(alone))
+    busy = 1.0  # how much longer a call takes next to the others
+    if reported is not None or _has_times(basis):
+        busy = median(map(_service_s, replies)) / max(1e-9, _service_s(basis))
+    slots = infer_slots(replies, alone=basis) if reported is None else reported
+    return Probe(slots=slots, width=seen, service_s=busy * _service_s(alone))
 
 
-def infer_slots(together: Sequence[Completion], *, alone: Completion) -> int | None:
-    """Return how many of the calls sent together the server worked on at once; None when calls are too short.
+def infer_slots(replies: Sequence[Completion], *, alone: Completion) -> int | None:
+    """Return how many of the calls sent at once the server worked on at once; None when calls are too short.
 
     A call counts as queued when it waited for more than half of the time that a call takes.
     """
-    service_s = median(map(_service_s, together)) if _has_times(alone) else alone.latency_s
+    service_s = median(map(_service_s, replies)) if _has_times(alone) else alone.latency_s
     if service_s < MIN_SERVICE_S:
         return None
     waits_s = [
         completion.queue_wait_s if _has_times(completion) else completion.latency_s - service_s
-        for completion in together
+        for completion in replies
     ]
     return max(1, sum(wait_s < service_s / 2 for wait_s in waits_s))
 
@@ -130,15 +132,16 @@ def slots_under_load(totals: CallTotals, *, in_flight: int) -> int | None:
     return max(1, round(in_flight / (1 + totals.queue_wait_s / totals.service_s)))
 
 
-def _together(client: Client, request: ChatRequest, width: int) -> list[Completion]:
-    start = threading.Barrier(width)
+def together(client: Client, requests: Sequence[ChatRequest]) -> list[Completion]:
+    """Return the replies to requests that are sent at the same moment."""
+    start = threading.Barrier(len(requests))
 
-    def call(_: int) -> Completion:
+    def call(request: ChatRequest) -> Completion:
         start.wait()
         return client.complete(request)
 
-    with ThreadPoolExecutor(width, thread_name_prefix="qm-probe") as pool:
-        return list(pool.map(call, range(width)))
+    with ThreadPoolExecutor(len(requests), thread_name_prefix="qm-probe") as pool:
+        return list(pool.map(call, requests))
 
 
 def _has_times(completion: Completion) -> bool:

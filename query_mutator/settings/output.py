@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Count, Group
 
-__all__ = ["Lock", "NamedRun", "Plugins", "Run", "RunFolder"]
+__all__ = ["DryRun", "Lock", "NamedRun", "Plugins", "Run", "RunFolder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,15 @@ class Lock(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(NamedRun, Lock):
+class DryRun(Group):
+    """Only an estimate."""
+
+    dry_run: bool = False
+    """Print an estimate (questions, steps, model calls, time) and stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(NamedRun, Lock, DryRun):
     """The run: its folder, its log, its checkpoints."""
 
     save_interval: Count = 5
@@ -56,5 +64,3 @@ class Run(NamedRun, Lock):
     """Resume in a run folder, repeating only calls that were in flight; or start a new folder from a .pt file."""
     config: str | None = None
     """JSON or TOML file of flags; the command line takes precedence."""
-    dry_run: bool = False
-    """Print an estimate (updates, steps, model calls, time) and stop."""

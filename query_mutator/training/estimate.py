@@ -15,7 +15,7 @@ from query_mutator.training.checks import check_run, comparison_cost
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "duration", "estimate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,9 @@ class Estimate:
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
             ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),
-            ("time for training, about", _duration(steps * timing.step_s)),
+            ("time for training, about", duration(steps * timing.step_s)),
             ("model calls of the final comparison, at most", str(self.comparison_calls)),
-            ("time for it, at most about", _duration(comparison_steps * timing.step_s)),
+            ("time for it, at most about", duration(comparison_steps * timing.step_s)),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
@@ -123,7 +123,8 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in words."""
     minutes = seconds / 60
     if minutes < 1:
         return f"{seconds:.0f} s"

@@ -14,12 +14,14 @@ import numpy as np
 
 from query_mutator.embedded.latency import Latency
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
+from query_mutator.llm.backends import AUTO, EMBEDDED
 from query_mutator.session.models import encoder_of
+from query_mutator.session.pace import kept_pace
+from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "time_of"]
+__all__ = ["Timing", "call_time", "encoding_time", "time_of"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
@@ -43,11 +45,18 @@ class Timing:
 
 
 def time_of(config: TrainConfig, *, calls_per_step: float) -> Timing:
-    """Return the time of a step; that of the last run with these settings, else the encoder is timed now."""
-    return next(_measured(config), None) or _probed(config, calls_per_step=calls_per_step)
+    """Return the time of a step; that of the last run with these settings, else the encoder is timed now.
+
+    A run whose replies came from the cache, so that it made few calls, says nothing if another one made them.
+    """
+    found = list(_measured(config))
+    most = max((calls for calls, _ in found), default=0.0)
+    measured = next((timing for calls, timing in found if calls >= most / 2), None)
+    return measured or _probed(config, calls_per_step=calls_per_step)
 
 
-def _measured(config: TrainConfig) -> Iterator[Timing]:
+def _measured(config: TrainConfig) -> Iterator[tuple[float, Timing]]:
+    """Yield calls per step and time of earlier runs with these settings, the newest first."""
     wanted = json.loads(json.dumps({name: asdict(config)[name] for name in DECISIVE}))
     folders = Path(config.save_dir).glob("*/config.json")
     for path in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -61,7 +70,7 @@ def _measured(config: TrainConfig) -> Iterator[Timing]:
             steps, seconds = int(last["counters/env_steps"]), float(last["counters/training_s"])
             if steps > 0 and seconds > 0:
                 source = f"{1000 * seconds / steps:.3g} ms a step, as in {path.parent} ({steps} steps)"
-                yield Timing(step_s=seconds / steps, source=source, is_measured=True)
+                yield last["llm/calls"] / steps, Timing(step_s=seconds / steps, source=source, is_measured=True)
 
 
 def _last_row(path: Path) -> Mapping[str, Any]:
@@ -70,14 +79,14 @@ def _last_row(path: Path) -> Mapping[str, Any]:
 
 
 def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
-    text_s = _encoding_s(config)
-    call_s, assumed = _call_s(config)
-    step_s = calls_per_step * call_s / config.calls_in_flight + TEXTS_PER_STEP * text_s + STEP_S
-    source = f"{1000 * text_s:.3g} ms to embed a text, timed just now{assumed}; a first run makes this exact"
+    text_s = encoding_time(config)
+    call_s, known = call_time(config, config)
+    step_s = calls_per_step * call_s + TEXTS_PER_STEP * text_s + STEP_S
+    source = f"{1000 * text_s:.3g} ms to embed a text, timed just now{known}; a first run makes this exact"
     return Timing(step_s=step_s, source=source, is_measured=False)
 
 
-def _encoding_s(config: TrainConfig) -> float:
+def encoding_time(config: ModelSettings) -> float:
     """Return the seconds to embed one text on this machine as it is now; next to none for an encoder on a server."""
     with contextlib.closing(encoder_of(config, _no_server)) as encoder:
         texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
@@ -92,12 +101,19 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
     return np.ones((len(texts), 1), dtype=np.float32)
 
 
-def _call_s(config: TrainConfig) -> tuple[float, str]:
-    """Return the seconds of a call and the words for it: the embedded server's time is that of the encoder."""
-    named = [getattr(config, flag) for flag in (*ADDRESS_FLAGS, "target_model")]
-    if config.backend not in (AUTO, EMBEDDED) or any(named):
-        return MODEL_CALL_S, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
-    latency = Latency.from_settings(
-        latency_ms=config.latency_ms, sigma=config.latency_sigma, running_speed=config.running_speed, seed=0
-    )
-    return latency.mean_s, ""
+def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
+    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from.
+
+    Those of the embedded server are the simulated ones: its own are those of the encoder.
+    """
+    in_flight = settings.calls_in_flight
+    if settings.backend in (AUTO, EMBEDDED) and not any(settings.urls.values()) and not settings.target_model:
+        latency = Latency.from_settings(
+            latency_ms=settings.latency_ms, sigma=settings.latency_sigma, running_speed=settings.running_speed, seed=0
+        )
+        return latency.mean_s / in_flight, ""
+    pace = kept_pace(settings, limits, mutator=settings.mutator_model)
+    if pace is None:
+        return MODEL_CALL_S / in_flight, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
+    at_once = min(pace.at_once, in_flight)
+    return pace.call_s / at_once, f", and {pace.call_s:.3g} s a call with {at_once} in flight, as qm doctor measured"

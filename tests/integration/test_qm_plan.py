@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +138,36 @@ def test_a_broken_server_ends_the_search_with_code_3(
     with start_server([Librarian(), Softener()], faults=FaultPlan(1.0, kinds=("empty",))) as server:
         assert qm("plan", *flags_for(server, dataset, tmp_path), "--max-retries", "0") == 3
     assert "check the server" in capsys.readouterr().err
-    assert not list((tmp_path / "runs" / "latest" / "checkpoints").iterdir())
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+class Interrupting(Librarian):
+    """A librarian that has its process interrupted at the 10th question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def reply(self, prompt: str) -> str:
+        self.asked += 1
+        if self.asked == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().reply(prompt)
+
+
+def test_an_interrupted_search_leaves_its_calls_and_no_run(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Interrupting(), Softener()], num_parallel=4) as server:
+        flags = [*flags_for(server, dataset, tmp_path)[2:], "--cache", "auto"]
+        flags += ["--openai-url", server.url]  # a server that is not known to be the embedded one
+        assert qm("plan", *flags) == 130
+        assert "the same command starts from them" in capsys.readouterr().err
+        assert list((tmp_path / "runs").iterdir()) == []
+        made = server.stats()["calls"]
+        assert qm("plan", *flags, "--json", "-") == 0
+        assert server.stats()["calls"] - made < json.loads(capsys.readouterr().out)["calls"]
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
+    assert (tmp_path / "runs" / "latest").resolve() == run.resolve()
 
 
 def test_a_folder_that_cannot_be_written_costs_no_call(
@@ -154,3 +185,25 @@ def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[s
     run = json.loads(capsys.readouterr().out)["run_folder"]
     assert exit_code(train_main, ["--resume", run], prog="train") == 2
     assert "is not trained, there is nothing to resume; run `qm plan` again" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_nothing_and_writes_nothing(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()]) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path), "--dry-run") == 0
+        assert server.stats()["calls"] == 0
+    out = capsys.readouterr().out
+    assert "model calls, at most    500" in out
+    assert "2 s a call, assumed (qm doctor measures it)" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_help_of_plan_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm_main_help("--help", capsys) < 400 < qm_main_help("--help-all", capsys)
+
+
+def qm_main_help(flag: str, capsys: pytest.CaptureFixture[str]) -> int:
+    with pytest.raises(SystemExit):
+        qm_main(["plan", flag])
+    return len(capsys.readouterr().out.split())

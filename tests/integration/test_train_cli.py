@@ -163,7 +163,9 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*tiny_flags, "--dry-run", "--num-env-steps", "1000") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "--num-env-steps 1000 is not a whole number of rollouts" in err
+    assert "rounded up to 1024" in err
     assert out.startswith("estimate (nothing was started)")
     assert "1024 = 32 x 4 processes x 8 steps" in out
     assert "model calls" in out

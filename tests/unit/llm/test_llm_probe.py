@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
 import pytest
 
 from query_mutator.embedded.faults import FaultPlan
@@ -27,6 +31,30 @@ def test_a_probe_finds_the_servers_slots_up_to_its_width(kind: type[OllamaBacken
         return found
 
     assert measured(probe, lambda found: found.slots == min(slots, 8)).slots == min(slots, 8)
+
+
+class OneProcessor:
+    """A model whose replies take as long as those next to them together."""
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        time.sleep(0.03 * len(prompts))
+        return ["word " * 400] * len(prompts)
+
+
+class Reporting(OllamaBackend):
+    """A server that reports its slots."""
+
+    def slots(self, model: str) -> int:
+        return 4
+
+
+def test_slots_that_a_server_reports_are_filled_to_time_a_call() -> None:
+    with start_server({"slow": OneProcessor()}, num_parallel=4) as server, closing(Reporting(server.url)) as backend:
+        probe = measure_calls(backend, [backend], "slow", width=8)
+        assert server.stats()["calls"] == 2 + 4
+    assert (probe.slots, probe.width) == (4, None)
+    assert probe.service_s is not None
+    assert probe.service_s > 0.06  # alone 0.03 s
 
 
 def answer(*, wait_s: float, service_s: float = 1.0) -> Completion:
@@ -62,26 +90,6 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
         backend.close()
         assert server.stats()["calls"] == 2
     assert (probe.slots, probe.error) == (None, None)
-
-
-class Reporting(OllamaBackend):
-    """A server that reports its slots."""
-
-    def __init__(self) -> None:
-        """Contact nothing."""
-
-    def slots(self, model: str) -> int:
-        return 3
-
-
-def test_slots_that_a_server_reports_are_not_probed() -> None:
-    with start_server({}, latency_ms=20) as server:
-        backend = OllamaBackend(server.url)
-        probe = measure_calls(backend, [Reporting()], "echo")
-        backend.close()
-        assert server.stats()["calls"] == 2
-    assert (probe.slots, probe.width, probe.error) == (3, None, None)
-    assert probe.service_s is not None
 
 
 @pytest.mark.parametrize(
