@@ -160,8 +160,8 @@ def _all_rows_are_counted(folder: Path, ended: Finished) -> str:
 
 
 def _rows_in(path: Path) -> int:
-    """Return the number of lines with something in them, without the last one of `save_samples`."""
-    return sum(bool(line.strip()) and not line.startswith(b'{"end":') for line in path.read_bytes().split(b"\n"))
+    """Return the number of lines with something in them."""
+    return sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
 
 
 def _all_questions_are_there(folder: Path, ended: Finished) -> str:

@@ -104,10 +104,10 @@ def metrics() -> None:
     """Keep an account by hand."""
     account = StreamMetrics()
     for number in range(10):
-        account.record_sample(make_sample(number))
-    account.record_filtered()
+        account = account.record_sample(make_sample(number))
+    account = account.record_filtered()
     for success in (True, True, False):
-        account.record_episode(success)
+        account = account.record_episode(success)
     print(f"account: filter rate {account.filter_rate:.1%}, mean reward {account.mean_reward:.2f}, "
           f"mean difficulty {account.mean_difficulty:.2f}, success rate {account.success_rate:.1%}")  # fmt: skip
 

@@ -128,16 +128,20 @@ class TokenRecord(Record):
         return self.model_copy(update={name: column[part] for name, column in columns.items()})
 
 
+class SampleValidationError(ValueError):
+    """Tokens, mask or segments of a sample that do not fit each other; as a record is made, pydantic wraps it."""
+
+
 def check_row(ids: NDArray[Any], mask: NDArray[Any], what: str, segments: NDArray[Any] | None = None) -> None:
-    """Raise ValueError for a row without tokens, or with a mask or segments that do not fit them."""
+    """Raise SampleValidationError for a row without tokens, or with a mask or segments that do not fit them."""
     if len(ids) == 0:
-        raise ValueError(f"{what} has no tokens")
+        raise SampleValidationError(f"{what} has no tokens")
     if len(ids) != len(mask):
-        raise ValueError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
+        raise SampleValidationError(f"{what}: {len(ids)} input_ids but {len(mask)} loss_mask values")
     if mask.max() > 1:
-        raise ValueError(f"{what}: loss_mask must contain only 0 and 1")
+        raise SampleValidationError(f"{what}: loss_mask must contain only 0 and 1")
     if segments is not None and len(segments) != len(ids):
-        raise ValueError(f"{what}: {len(segments)} segment_ids for {len(ids)} tokens")
+        raise SampleValidationError(f"{what}: {len(segments)} segment_ids for {len(ids)} tokens")
 
 
 class Fingerprint(Record):

@@ -22,7 +22,7 @@ class OptimizationGoal(StrEnum):
 
 
 class BucketSuggestion(Record):
-    """Edges up to the longest length covered; `num_left_out` samples are longer than `max_length`."""
+    """Edges up to the longest length covered, and `max_length` as `overflow_max`; `num_left_out` samples are longer."""
 
     edges: tuple[int, ...]
     overflow_max: int
@@ -60,7 +60,7 @@ def suggest_bucket_edges(
     padded = int(np.diff(np.cumsum(shares)[chosen], prepend=0) @ edges)
     return BucketSuggestion(
         edges=tuple(edges.tolist()),
-        overflow_max=int(edges[-1]),
+        overflow_max=max(int(edges[-1]), max_length or 0),
         rationale=_RATIONALES[goal].format(edges=len(edges), lengths=len(sizes)),
         estimated_efficiency=int(covered @ np.arange(len(covered))) / padded,
         optimization_goal=goal,

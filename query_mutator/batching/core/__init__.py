@@ -1,7 +1,17 @@
 """Buckets, settings, metrics, and how batches are filled.
 
-Offers BucketSpec, BatchSpec, BatchingConfig, BatchMetrics and OverlongPolicy, and to the other folders `filling`:
-shuffle, sort within windows, cut at the budget. Imports only the modules directly under `batching`.
+Offers BucketSpec, BatchSpec, BatchingConfig, BatchMetrics, OverlongPolicy and the sampler made of them, and to the
+other folders `filling`: shuffle, sort within windows, cut at the budget. Its modules import only those directly under
+`batching`.
 """
 
-__all__ = ["buckets", "config", "filling", "metrics", "overlong"]
+from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketSpec, BucketStats
+from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
+from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
+from query_mutator.batching.core.overlong import OverlongPolicy
+from query_mutator.batching.planning.sampler import TokenBudgetBatchSampler
+
+__all__ = [
+    "BatchMetrics", "BatchShapeHistogram", "BatchSpec", "BatchingConfig", "BatchingMode", "BucketId", "BucketSpec",
+    "BucketStats", "OverlongPolicy", "PadPolicy", "TokenBudgetBatchSampler",
+]  # fmt: skip

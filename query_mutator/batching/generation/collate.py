@@ -166,8 +166,9 @@ def pad_sequences(
 
 
 def default_collate(samples: Sequence[Any], max_len: int, pad_id: int = 0) -> Batch:
-    """Return `input_ids`, `loss_mask`, `attention_mask` and `position_ids` [R, max_len] of samples."""
+    """Return `input_ids`, `loss_mask`, `attention_mask` and `position_ids` [R, max_len]; longer samples are cut."""
     rows = [as_token_row(sample) for sample in samples]
+    rows = [TokenRow(row.input_ids[:max_len], row.loss_mask[:max_len]) for row in rows]
     lengths = np.array([row.length for row in rows])
     columns = np.arange(max_len)
     inside = columns < lengths[:, None]
@@ -193,6 +194,12 @@ def collate_microbatch(
     no loss, because nothing predicts it: the masks add up to `spec.loss_tokens`.
     """
     pieces = [_piece(spec, place, row) for place, row in enumerate(rows)]
+    longest = max((piece.length for piece in pieces), default=0)
+    if longest > spec.max_len:
+        raise UsageError(
+            f"microbatch {spec.index} has a sample of {longest} tokens, the plan was made for {spec.max_len}; "
+            "give the samples that the plan was made for"
+        )
     if spec.packs is None:
         arrays = default_collate(pieces, spec.max_len, pad_id)
         arrays["loss_mask"][:, 0] = 0

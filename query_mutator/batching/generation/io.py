@@ -303,7 +303,7 @@ class BatchReader:
 
     def _epoch(self, epoch: int) -> EpochPlan:
         if epoch not in self.epochs:
-            raise KeyError(f"epoch {epoch} is not in {self.batch_dir}, which has {self.epochs}")
+            raise FileNotFoundError(f"epoch {epoch} is not in {self.batch_dir}, which has {self.epochs}")
         return self.plan.get_epoch(epoch)
 
     def _batch(self, epoch: int, place: int, spec: MicrobatchSpec) -> CollatedBatch:

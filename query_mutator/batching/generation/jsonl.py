@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,43 +12,44 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from query_mutator.batching.files import BatchFileError, reading, sha256_of
+from query_mutator.batching.files import BatchFileError, reading
 from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer, TokenRow
 from query_mutator.errors import DatasetError
 from query_mutator.files import parse_json_object
 
-END_MARK = b'{"end":'  # how the end line of `save_samples` begins
-_CHUNK = 1 << 20
-
 
 class JsonlIndex:
     """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory.
 
-    The end line of `save_samples` is not a row; BatchFileError if the rows do not match it.
+    BatchFileError if the file does not match the checksum next to it, which `save_samples` writes.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        begins, lines, position, line = [], [], 0, b""
+        begins, lines, position = [], [], 0
         with reading(path), self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     begins.append(position)
                     lines.append(number)
                 position += len(line)
-        if line.startswith(END_MARK) and begins:
-            self._check_end(begins.pop(), lines.pop())
+        self._check_sum()
         self.begins = np.array(begins, dtype=np.int64)  # [rows]
         self.lines = np.array(lines, dtype=np.int64)  # [rows], from 1
 
-    def _check_end(self, size: int, number: int) -> None:
-        """Compare the first `size` bytes with the checksum in the end line, which has this line number."""
-        with self.path.open("rb") as file:
-            digest = sha256_of(iter(lambda: file.read(min(_CHUNK, size - file.tell())), b""))
-            end = parse_row(file.readline(), f"{self.path}:{number}")
-        if end != {"end": {"count": number - 1, "sha256": digest}}:
-            raise BatchFileError(f"{self.path} does not match its end line; it was truncated or edited")
+    def _check_sum(self) -> None:
+        sums = checksum_path(self.path)
+        if not sums.is_file():  # a file of another tool
+            return
+        with reading(self.path), self.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with reading(sums):
+            known = sums.read_bytes().split()
+        if known[:1] != [digest.encode()]:
+            raise BatchFileError(
+                f"{self.path} does not match {sums.name}; it was truncated or edited (delete {sums.name} if you did)"
+            )
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -63,6 +65,11 @@ class JsonlIndex:
     def where(self, number: int) -> str:
         """Return `file:line` of a row."""
         return f"{self.path}:{int(self.lines[number])}"
+
+
+def checksum_path(path: Path) -> Path:
+    """Return the file with a file's checksum, in the format of `sha256sum`."""
+    return path.with_name(f"{path.name}.sha256")
 
 
 def parse_row(line: bytes, where: str) -> dict[str, Any]:

@@ -12,8 +12,16 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from query_mutator.batching.files import json_bytes, sha256_of
-from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row, row_errors
-from query_mutator.batching.records import Fingerprint, Int32Array, Record, TokenRecord, UInt8Array, check_row
+from query_mutator.batching.generation.jsonl import JsonlIndex, checksum_path, parse_row, row_errors
+from query_mutator.batching.records import (
+    Fingerprint,
+    Int32Array,
+    Record,
+    SampleValidationError,
+    TokenRecord,
+    UInt8Array,
+    check_row,
+)
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
 from query_mutator.files import atomic_write
@@ -81,7 +89,7 @@ class Sample(TokenRecord):
     def _check(self) -> Self:
         check_row(self.input_ids, self.loss_mask, f"sample {self.meta.sample_id!r}", self.segment_ids)
         if self.segment_ids is not None and np.any(np.diff(self.segment_ids) < 0):
-            raise ValueError("segment_ids must be non-decreasing")
+            raise SampleValidationError("segment_ids must be non-decreasing")
         return self
 
     @property
@@ -119,10 +127,12 @@ class PreferenceSample(Record):
         check_row(self.chosen_input_ids, self.chosen_loss_mask, "chosen answer")
         check_row(self.rejected_input_ids, self.rejected_loss_mask, "rejected answer")
         if self.prompt_length > min(self.chosen_length, self.rejected_length):
-            raise ValueError(f"prompt_length={self.prompt_length} is longer than an answer that contains the prompt")
+            raise SampleValidationError(
+                f"prompt_length={self.prompt_length} is longer than an answer that contains the prompt"
+            )
         prompt = slice(self.prompt_length)
         if not np.array_equal(self.chosen_input_ids[prompt], self.rejected_input_ids[prompt]):
-            raise ValueError("chosen and rejected answers do not begin with the same prompt")
+            raise SampleValidationError("chosen and rejected answers do not begin with the same prompt")
         return self
 
     @property
@@ -154,19 +164,22 @@ class PreferenceSample(Record):
 
 
 def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
-    """Write samples as JSON lines, followed by a line with count and checksum."""
-    digest, count = hashlib.sha256(), 0
-    with atomic_write(path) as file:
+    """Write samples as JSON lines, and their checksum to `PATH.sha256`, as `sha256sum` does."""
+    target, digest = Path(path), hashlib.sha256()
+    sums = checksum_path(target)
+    with atomic_write(target) as file:
         for sample in samples:
             line = json_bytes(sample.to_lists()) + b"\n"
             digest.update(line)
             file.write(line)
-            count += 1
-        file.write(json_bytes({"end": {"count": count, "sha256": digest.hexdigest()}}) + b"\n")
+        sums.unlink(missing_ok=True)  # never a checksum of other samples
+    if target.is_file():  # not a pipe
+        with atomic_write(sums) as file:
+            file.write(f"{digest.hexdigest()}  {target.name}\n".encode())
 
 
 def load_samples(path: str | Path) -> list[Sample]:
-    """Load the samples of `save_samples`; files without an end line (from other tools) are not checked."""
+    """Load the samples of `save_samples`; files without a checksum (from other tools) are not checked."""
     index, samples = JsonlIndex(path), []
     for number, line in index.rows():
         where = index.where(number)

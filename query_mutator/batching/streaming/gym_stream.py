@@ -112,12 +112,12 @@ class GymEpisodeStream(EpisodeStream):
             while self.max_episodes is None or self._next_episode < self.max_episodes:
                 begin = time.perf_counter()
                 episode = await self._played()
-                self._metrics.record_time(time.perf_counter() - begin)
+                self._metrics = self._metrics.record_time(time.perf_counter() - begin)
                 if episode is None:
                     self._state = StreamState.IDLE
                     return
                 self._next_episode += 1
-                self._metrics.record_episode(episode.success)
+                self._metrics = self._metrics.record_episode(episode.success)
                 yield episode
             self._state = StreamState.EXHAUSTED
         except Exception:
@@ -141,7 +141,7 @@ class GymEpisodeStream(EpisodeStream):
                 if not retries_left:
                     raise
                 logger.warning("%s; connecting again in %g s", error, delay)
-                self._metrics.reconnections += 1
+                self._metrics = self._metrics.record_reconnection()
                 await self._client.disconnect()
             try:
                 await asyncio.wait_for(self._closed.wait(), delay)

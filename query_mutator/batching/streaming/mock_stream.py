@@ -57,9 +57,9 @@ class MockGymStream(EpisodeStream):
             episode = self._episode(number)
             sample = self._sample(episode, episode.steps[step])
             self._position += 1
-            self._metrics.record_sample(sample)
+            self._metrics = self._metrics.record_sample(sample)
             if episode.steps[step].done:
-                self._metrics.record_episode(episode.success)
+                self._metrics = self._metrics.record_episode(episode.success)
             yield sample
         self._state = StreamState.EXHAUSTED
 

@@ -85,7 +85,7 @@ class OfflineDatasetStream(StreamBase):
                 begin = time.perf_counter()
                 self._position += 1
                 sample = self._accepted(number, line)
-                self._metrics.record_time(time.perf_counter() - begin)
+                self._metrics = self._metrics.record_time(time.perf_counter() - begin)
                 if sample is not None:
                     yield sample
             self._state = StreamState.EXHAUSTED
@@ -105,7 +105,7 @@ class OfflineDatasetStream(StreamBase):
         except DatasetError as error:
             if not self.skip_bad:
                 raise
-            self._metrics.record_error()
+            self._metrics = self._metrics.record_error()
             if len(self.first_errors) < 10:
                 self.first_errors.append(str(error))
             logger.debug("skipped: %s", error)

@@ -39,9 +39,9 @@ class StreamBase:
     def _counted(self, sample: StreamSample, *, keep: bool = True) -> bool:
         """Count a sample as produced or as filtered, and return which."""
         if keep and self.min_length <= sample.length <= self.max_length:
-            self._metrics.record_sample(sample)
+            self._metrics = self._metrics.record_sample(sample)
             return True
-        self._metrics.record_filtered()
+        self._metrics = self._metrics.record_filtered()
         return False
 
     def _restart(self) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecord, check_row
 
@@ -115,7 +115,7 @@ class StreamConfig(Record):
         return self
 
 
-class StreamMetrics(BaseModel):
+class StreamMetrics(Record):
     """Counts of a stream; means are over the samples that have the value, and 0 without any."""
 
     samples_produced: int = 0
@@ -146,39 +146,34 @@ class StreamMetrics(BaseModel):
         """Samples produced and filtered."""
         return self.samples_produced + self.samples_filtered
 
-    def record_sample(self, sample: StreamSample) -> None:
-        """Count a sample that was produced."""
-        length = sample.length
-        self.samples_produced += 1
-        self.total_tokens += length
-        self.min_length_seen = length if self.min_length_seen is None else min(length, self.min_length_seen)
-        self.max_length_seen = length if self.max_length_seen is None else max(length, self.max_length_seen)
-        if sample.difficulty is not None:
-            self.difficulty_sum += sample.difficulty
-            self.difficulty_count += 1
-        if sample.reward is not None:
-            self.reward_sum += sample.reward
-            self.reward_count += 1
+    def record_sample(self, sample: StreamSample) -> Self:
+        """Return the counts with one more sample produced."""
+        counts: dict[str, float] = {"samples_produced": 1, "total_tokens": sample.length}
+        for name, value in (("difficulty", sample.difficulty), ("reward", sample.reward)):
+            if value is not None:
+                counts |= {f"{name}_sum": value, f"{name}_count": 1}
+        seen = [one for one in (self.min_length_seen, self.max_length_seen, sample.length) if one is not None]
+        return self.plus(**counts).model_copy(update={"min_length_seen": min(seen), "max_length_seen": max(seen)})
 
-    def record_filtered(self) -> None:
-        """Count a sample that was filtered."""
-        self.samples_filtered += 1
+    def record_filtered(self) -> Self:
+        """Return the counts with one more sample filtered."""
+        return self.plus(samples_filtered=1)
 
-    def record_error(self) -> None:
-        """Count an invalid row."""
-        self.samples_errored += 1
+    def record_error(self) -> Self:
+        """Return the counts with one more invalid row."""
+        return self.plus(samples_errored=1)
 
-    def record_episode(self, success: bool) -> None:
-        """Count an episode that ended."""
-        self.episodes_completed += 1
-        if success:
-            self.episodes_successful += 1
-        else:
-            self.episodes_failed += 1
+    def record_episode(self, success: bool) -> Self:
+        """Return the counts with one more episode that ended."""
+        return self.plus(episodes_completed=1, episodes_successful=success, episodes_failed=not success)
 
-    def record_time(self, seconds: float) -> None:
-        """Add time spent inside the stream."""
-        self.total_time_seconds += seconds
+    def record_reconnection(self) -> Self:
+        """Return the counts with one more connection that was opened again."""
+        return self.plus(reconnections=1)
+
+    def record_time(self, seconds: float) -> Self:
+        """Return the counts with more time spent inside the stream."""
+        return self.plus(total_time_seconds=seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, means and rates for a log."""

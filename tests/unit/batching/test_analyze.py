@@ -81,7 +81,9 @@ def test_balanced_edges_share_samples_out() -> None:
 
 def test_edges_keep_to_a_multiple_and_a_longest_length() -> None:
     suggestion = suggest_bucket_edges([5, 17, 30, 99], 3, max_length=40, multiple=8)
-    assert (suggestion.edges, suggestion.num_left_out, suggestion.overflow_max) == ((8, 24, 32), 1, 32)
+    assert (suggestion.edges, suggestion.num_left_out, suggestion.overflow_max) == ((8, 24, 32), 1, 40)
+    assert suggest_bucket_edges([10, 100], 2, max_length=4096).overflow_max == 4096
+    assert suggest_bucket_edges([10, 100], 2).overflow_max == 100
     with pytest.raises(UsageError):
         suggest_bucket_edges([99], 2, max_length=40)
 

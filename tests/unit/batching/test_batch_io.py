@@ -26,6 +26,7 @@ from query_mutator.batching.generation.jsonl import JsonlSamples
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
+from query_mutator.batching.planning.microbatch import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.errors import UsageError
@@ -96,7 +97,7 @@ def test_a_batch_by_its_place_and_from_a_place_on(tmp_path: Path) -> None:
     for place in (-1, plan.get_epoch(1).num_microbatches):
         with pytest.raises(IndexError):
             reader.get_batch(1, place)
-    with pytest.raises(KeyError, match="epoch 5"):
+    with pytest.raises(FileNotFoundError, match="epoch 5"):
         reader.get_batch(5, 0)
 
 
@@ -313,7 +314,7 @@ def test_epoch_by_epoch_is_the_same_as_all_at_once(tmp_path: Path) -> None:
     writer = BatchWriter(plan, samples, tmp_path)
     writer.write_epoch(0)
     assert BatchReader(tmp_path).num_epochs == 1
-    with pytest.raises(KeyError):
+    with pytest.raises(FileNotFoundError):
         BatchReader(tmp_path).get_batch(1, 0)
     writer.write_epoch(1)
     reader = BatchReader(tmp_path)
@@ -363,6 +364,15 @@ def test_padding_never_cuts() -> None:
     with pytest.raises(UsageError, match="two lists of one length"):
         default_collate([{"input_ids": [1], "loss_mask": [1, 0]}], 4)
     assert default_collate([{"input_ids": [1, 2]}], 4)["loss_mask"].tolist() == [[1, 1, 0, 0]]
+
+
+def test_the_default_collation_cuts_to_its_length() -> None:
+    arrays = default_collate([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}, {"input_ids": [4]}], 2)
+    assert arrays["input_ids"].tolist() == [[1, 2], [4, 0]]
+    assert arrays["loss_mask"].tolist() == [[0, 1], [1, 0]]
+    spec = MicrobatchSpec(samples=("a",), bucket_id=0, max_len=2, index=3)
+    with pytest.raises(UsageError, match="microbatch 3 has a sample of 3 tokens"):
+        collate_microbatch(spec, [TokenRow(np.arange(3, dtype=np.int32), np.ones(3, np.uint8))])
 
 
 @settings(max_examples=15, deadline=None)

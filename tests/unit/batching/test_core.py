@@ -97,11 +97,12 @@ def test_samples_survive_a_file_and_damage_is_found(tmp_path: Path) -> None:
     asyncio.run(save_samples_async(samples, path))
     assert asyncio.run(load_samples_async(path)) == samples
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(BatchFileError, match=r"samples\.jsonl"):
+    assert [Sample(**json.loads(line)) for line in lines] == samples  # every line is a sample
+    path.write_text(lines[0] + "\n")
+    with pytest.raises(BatchFileError, match=r"samples\.jsonl does not match samples\.jsonl\.sha256"):
         load_samples(path)
-    path.write_text("\n".join(lines[:-1]) + "\n")  # another tool's file has no end line
-    assert load_samples(path) == samples
+    (tmp_path / "samples.jsonl.sha256").unlink()  # as another tool's file
+    assert load_samples(path) == samples[:1]
     path.write_text('{"input_ids": [1]\n')
     with pytest.raises(DatasetError, match=r"samples\.jsonl:1"):
         load_samples(path)

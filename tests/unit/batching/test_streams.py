@@ -210,7 +210,7 @@ def test_a_replay_is_a_marked_copy() -> None:
 def test_metrics_are_means_of_what_carries_the_value() -> None:
     metrics = StreamMetrics()
     for length, difficulty in [(2, 0.5), (4, None)]:
-        metrics.record_sample(
+        metrics = metrics.record_sample(
             StreamSample(
                 input_ids=range(length),
                 loss_mask=[1] * length,
@@ -220,10 +220,7 @@ def test_metrics_are_means_of_what_carries_the_value() -> None:
                 difficulty=difficulty,
             )
         )
-    metrics.record_filtered()
-    metrics.record_episode(success=True)
-    metrics.record_episode(success=False)
-    metrics.record_time(0.5)
+    metrics = metrics.record_filtered().record_episode(success=True).record_episode(success=False).record_time(0.5)
     found = metrics.to_dict()
     assert (found["mean_length"], found["mean_difficulty"], found["mean_reward"]) == (3.0, 0.5, 0.0)
     assert (found["min_length_seen"], found["max_length_seen"], found["samples_per_second"]) == (2, 4, 4.0)
@@ -383,7 +380,7 @@ def test_saved_samples_are_read_by_every_loader(tmp_path: Path) -> None:
     assert compute_dataset_fingerprint(path, "t").num_samples == 5
     path.write_bytes(path.read_bytes().replace(b"[1,2,3]", b"[1,4,3]"))
     for read in (load_samples, JsonlIndex, lambda path: compute_dataset_fingerprint(path, "t")):
-        with pytest.raises(BatchFileError, match="does not match its end line"):
+        with pytest.raises(BatchFileError, match=r"does not match samples\.jsonl\.sha256"):
             read(path)
 
 
