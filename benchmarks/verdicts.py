@@ -47,20 +47,22 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-def compared(spec: Spec, finals: Finals, rng: np.random.Generator, *, copies: int = 1) -> Analysis:
+def compared(
+    spec: Spec, finals: Finals, rng: np.random.Generator, *, copies: int = 1, points: int = POINTS
+) -> Analysis:
     """Return the analysis of runs that end at these values; each run is there `copies` times."""
     groups = []
     for number, values in enumerate(finals):
-        runs = [run for value in values for run in [noisy_run(value, rng)] * copies]
+        runs = [run for value in values for run in [noisy_run(value, rng, points)] * copies]
         groups.append(Group(name=f"g{number}", runs=tuple(runs), seeds=tuple(range(len(runs)))))
     return analyze(groups, spec)
 
 
-def noisy_run(final: float, rng: np.random.Generator) -> Run:
+def noisy_run(final: float, rng: np.random.Generator, points: int) -> Run:
     """Return a run whose last five points have the mean `final`."""
-    values = final + rng.normal(0, 1e-3, POINTS)
+    values = final + rng.normal(0, 1e-3, points)
     values[-5:] += final - values[-5:].mean()
-    step = np.arange(1, POINTS + 1) * 100
+    step = np.arange(1, points + 1) * 100
     series = {TAG: Series(step, step / 10.0, values)}
     return Run(name="run", path=Path("run"), folders=(Path("run"),), series=series)
 
@@ -75,28 +77,38 @@ def verdicts(analysis: Analysis) -> set[str]:
     return {one.verdict for result in analysis.results for one in result.comparisons}
 
 
-def nulls(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], Finals], int]]:
-    """Yield name, a draw of final values, and the copies of each run."""
+def nulls(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], Finals], dict[str, int]]]:
+    """Yield name, a draw of final values, and what is said of their runs."""
     for name, draw in DRAWS.items():
         for n, m in ((3, 3), (5, 5), (10, 10)):
-            yield f"{name}, {n} against {m}", lambda d=draw, n=n, m=m: [1 + SPREAD * d(rng, k) for k in (n, m)], 1
+            yield f"{name}, {n} against {m}", lambda d=draw, n=n, m=m: [1 + SPREAD * d(rng, k) for k in (n, m)], {}
     for n, m in ((2, 2), (2, 10), (3, 10)):
         for spread in (0.3, 1.0, 3.0, 10.0):
             sizes = ((n, spread), (m, 1.0))
             yield (
                 f"spreads {spread:g} to 1, {n} against {m}",
                 lambda s=sizes: [1 + SPREAD * d * rng.normal(size=k) for k, d in s],
-                1,
+                {},
             )
-    yield "5 copies of each of 2 seeds", lambda: [1 + SPREAD * rng.normal(size=2) for _ in range(2)], 5
-    yield "5 groups of 5", lambda: [1 + SPREAD * rng.normal(size=5) for _ in range(5)], 1
-    yield "rounding alone", lambda: [np.float32(0.3) + 1e-9 * rng.normal(size=4) for _ in range(2)], 1
+    yield "5 copies of each of 2 seeds", lambda: [1 + SPREAD * rng.normal(size=2) for _ in range(2)], {"copies": 5}
+    yield (
+        "5 copies, one number each",
+        lambda: [1 + SPREAD * rng.normal(size=2) for _ in range(2)],
+        {"copies": 5, "points": 1},
+    )
+    yield (
+        "shares of 8 questions, 10 against 10",
+        lambda: [rng.binomial(8, 0.6, 10) / 8 for _ in range(2)],
+        {"points": 1},
+    )
+    yield "5 groups of 5", lambda: [1 + SPREAD * rng.normal(size=5) for _ in range(5)], {}
+    yield "rounding alone", lambda: [np.float32(0.3) + 1e-9 * rng.normal(size=4) for _ in range(2)], {}
 
 
 def show_nulls(spec: Spec, rng: np.random.Generator, simulations: int) -> None:
     print(f"{'null':<38} false verdicts, %")
-    for name, draw, copies in nulls(rng):
-        found = [verdicts(compared(spec, draw(), rng, copies=copies)) for _ in range(simulations)]
+    for name, draw, runs in nulls(rng):
+        found = [verdicts(compared(spec, draw(), rng, **runs)) for _ in range(simulations)]
         print(f"{name:<38} {share([bool({'better', 'worse'} & one) for one in found])}", flush=True)
 
 

@@ -335,7 +335,9 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
         )
     for group in groups:
         if 1 < group.num_seeds < len(group.runs):
-            lines.append(f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} different seeds")
+            lines.append(
+                f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} with another seed and other numbers"
+            )
     if not any(result.metric.role == "performance" for result in results):
         lines.append("these runs have no known performance metric, so nothing decides which group is better")
     for result in results:

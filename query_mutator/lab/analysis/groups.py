@@ -191,15 +191,16 @@ def _seed(run: Run, spec: Spec) -> object | None:
 
 
 def _digest(run: Run) -> int:
-    """Return a hash of the numbers that a run logged, to six digits and without speeds.
+    """Return a hash of the numbers that a run logged, to six digits.
 
-    With fewer than five different numbers, which two seeds may well share, each run has its own.
+    Speeds, which differ between two runs of one seed, are left out, unless fewer than five different numbers remain:
+    two seeds may well share those.
     """
-    kept = {tag: series for tag, series in sorted(run.series.items()) if not _SPEED.search(tag)}
-    texts = {tag: np.char.mod("%.5e", series.value) for tag, series in kept.items()}
-    if len({text for column in texts.values() for text in column.tolist()}) < 5:
-        return id(run)
-    return hash(tuple((tag, kept[tag].step.tobytes(), column.tobytes()) for tag, column in texts.items()))
+    columns = {tag: np.char.mod("%.5e", series.value) for tag, series in sorted(run.series.items())}
+    kept = {tag: column for tag, column in columns.items() if not _SPEED.search(tag)}
+    if len({text for column in kept.values() for text in column.tolist()}) < 5:
+        kept = columns
+    return hash(tuple((tag, run.series[tag].step.tobytes(), column.tobytes()) for tag, column in kept.items()))
 
 
 def _common(group: Group, name: str) -> str:

@@ -99,6 +99,7 @@ def test_the_noise_of_few_questions_counts(
     for name, finals in (("a", theirs), ("b", ours)):
         for seed, final in enumerate(finals):
             asked = {} if questions is None else {"validation/questions": [questions] * 9}
+            asked["time/fps"] = [100.0 + seed] * 9  # equal numbers alone would make them copies
             path = write_run(tmp_path / f"{name}-s{seed}", {"validation/success": [final] * 9, **asked})
             (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": name}}))
     (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
@@ -112,7 +113,7 @@ def test_the_noise_of_few_questions_counts(
 def write_folds(folder: Path, name: str, share: float, folds: Sequence[int | str]) -> None:
     """Write a run of one seed for each fold, with 100 questions."""
     for number, fold in enumerate(folds):
-        values = {"validation/success": [share + 0.01 * (number % 2)] * 9, "validation/questions": [100] * 9}
+        values = {"validation/success": [share + 0.002 * number] * 9, "validation/questions": [100] * 9}
         path = write_run(folder / f"{name}-{fold}", values)
         (path / "config.json").write_text(json.dumps({"flags": {"seed": 1, "validation_fold": fold, "batch": name}}))
 
@@ -186,18 +187,27 @@ def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
     assert "batch=128" in analysis.remarks[0]
 
 
-def test_copied_runs_count_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("points", [20, 1])
+def test_copied_runs_count_once(points: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in "ab":
         curves = [np.linspace(0.1, final, 20) + rng.normal(0, 0.01, 20) for final in (0.5, 0.6)]
         for copy in range(10):
-            path = write_run(tmp_path / f"{name}-s{copy}", {"rollout/ep_rew_mean": curves[copy % 2]})
+            path = write_run(tmp_path / f"{name}-s{copy}", {"rollout/ep_rew_mean": curves[copy % 2][-points:]})
             (path / "config.json").write_text(json.dumps({"flags": {"seed": copy, "batch": name}}))
     analysis = compared(tmp_path)
     assert [group.num_seeds for group in analysis.groups] == [2, 2]
     (result,) = analysis.of_role("performance")
     assert [(len(value.values), len(value.numbers)) for value in result.groups] == [(10, 2), (10, 2)]
-    assert "batch=a: 10 runs, but only 2 different seeds" in analysis.remarks
+    assert "batch=a: 10 runs, but only 2 with another seed and other numbers" in analysis.remarks
+
+
+def test_seeds_that_share_the_few_numbers_they_log_are_told_apart_by_their_speeds(tmp_path: Path) -> None:
+    for seed in range(4):
+        path = write_run(tmp_path / f"a-s{seed}", {"rollout/ep_rew_mean": [0.5], "time/fps": [100.0 + seed]})
+        (path / "config.json").write_text(json.dumps({"flags": {"seed": seed}}))
+    (group,) = compared(tmp_path).groups
+    assert group.num_seeds == 4
 
 
 def test_runs_of_one_seed_count_as_their_mean(tmp_path: Path) -> None:
