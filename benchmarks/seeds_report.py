@@ -16,7 +16,7 @@ from query_mutator.data import guard_questions
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.methods import Found
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.plan_search import PlanSearch
+from query_mutator.evaluation.plan_result import PlanSearch
 from query_mutator.learners.plan import Plan
 from query_mutator.stats.intervals import Floats
 from query_mutator.stats.paired import difference_interval

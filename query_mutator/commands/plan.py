@@ -17,14 +17,8 @@ from query_mutator.cli.console import note, progress
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plan_search import (
-    CALLS_PER_QUESTION,
-    MAX_CALLS,
-    PlanPoint,
-    PlanSearch,
-    check_calls,
-    find_plan,
-)
+from query_mutator.evaluation.plan_result import PlanSearch
+from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION, MAX_CALLS, check_calls, find_plan
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, check_name
@@ -120,15 +114,17 @@ def plan(flags: PlanFlags) -> None:
         note(models.choice.reason)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         with _noting_cached_calls(models):
-            search = find_plan(evaluator, task, max_calls=flags.max_calls, seed=flags.seed, progress=progress)
-        found = search.best if flags.budget is None else search.best_plan_at(flags.budget)
-        _save(flags, run_dir, models, task, settings, split, found.plan)
-        write_checked_json(run_dir.summary_path, {"plan": found.to_json(), "search": search.to_json()})
+            search = find_plan(
+                evaluator, task, max_calls=flags.max_calls, seed=flags.seed, budget=flags.budget, progress=progress
+            )
+        _save(flags, run_dir, models, task, settings, split, search.saved.plan)
+        write_checked_json(run_dir.summary_path, {"plan": search.saved.to_json(), "search": search.to_json()})
         run_dir.take_latest()
         write_report(run_dir.path)
     path = str(run_dir.path)
-    report = {"plan": found.to_json(), **search.to_json(), "questions_in_training": len(train), "run_folder": path}
-    show(flags, report, _in_words(search, found, path, num_train=len(train)))
+    about = {"questions_in_training": len(train), "run_folder": path}
+    report = {"plan": search.saved.to_json(), **search.to_json(), **about}
+    show(flags, report, _in_words(search, path, num_train=len(train)))
 
 
 def _estimate(flags: PlanFlags, num_train: int) -> str:
@@ -205,16 +201,18 @@ def _kept(flags: PlanFlags) -> dict[str, Any]:
     }
 
 
-def _in_words(search: PlanSearch, found: PlanPoint, path: str, *, num_train: int) -> str:
-    low, high = found.success_ci
+def _in_words(search: PlanSearch, path: str, *, num_train: int) -> str:
+    saved, original = search.saved, search.original
+    low, high = saved.success_ci
     facts = {
-        "plan": found.plan,
-        "training questions": f"{found.questions} of {num_train}",
-        "success on them": f"{found.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {search.cross_fitted:.1%}",
-        "calls per question": f"{found.calls:.2f}",
+        "plan": saved.plan,
+        "training questions": f"{saved.questions} of {num_train}",
+        "success on them": f"{saved.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {search.cross_fitted:.1%}",
+        "original question": f"{original.success:.1%} [{original.success_ci[0]:.1%}, {original.success_ci[1]:.1%}]",
+        "calls per question": f"{saved.calls:.2f}",
         "search": f"{search.calls:,} calls, {search.plans_tried:,} plans, {search.seconds:.0f} s",
     }
     front = [f"{budget:>6}  {point.success:>7.1%}  {point.plan}" for budget, point in search.front.items()]
     title = "best plan within a number of calls per question, on training questions"
-    after = [f"run folder: {path}", f"on held-out questions: qm eval --checkpoint {path}"]
+    after = [f"run folder: {path}", f"on held-out questions: qm eval --checkpoint {path}", search.verdict]
     return "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, "", *after])

@@ -24,7 +24,7 @@ from typing import Any
 
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
-from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ASK, SUBMIT, UNDO
 
@@ -43,10 +43,6 @@ class Method:
     name: str
     make: MakePlayer
     rules: Callable[[Task], Task] = lambda task: task
-
-    def max_calls(self, task: Task) -> int:
-        """Return the maximum calls for one question, from the rules of the policy's task."""
-        return self.rules(task).rules.max_calls
 
 
 def asking(task: Task, **rules: Any) -> Task:

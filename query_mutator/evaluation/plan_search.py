@@ -13,11 +13,12 @@ Plans are scored from remembered calls; only missing calls are made, those of al
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,13 @@ import numpy as np
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.plan_result import BUDGETS, PlanPoint, PlanSearch
 from query_mutator.evaluation.plans import Caller, PlanScores
 from query_mutator.learners.plan import PLAN_ANSWERS, Plan
-from query_mutator.stats.intervals import wilson_interval
+from query_mutator.stats.intervals import Floats, wilson_interval
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["BUDGETS", "CALLS_PER_QUESTION", "MAX_CALLS", "PlanPoint", "PlanSearch", "check_calls", "find_plan"]
+__all__ = ["CALLS_PER_QUESTION", "MAX_CALLS", "check_calls", "find_plan"]
 
 #: Plans known to do well, with the rule `round_trip`; those with an operator that the task lacks are left out.
 SEED_CHAINS = (
@@ -41,7 +43,6 @@ SEED_CHAINS = (
     ("grammar", "spelling", "neutral", "slang", "expand", "terms", "emphasize", ASK, "how_to"),
 )
 MAX_CALLS = 20_000
-BUDGETS = tuple(range(1, 9))  # calls per question, of the front
 FIRST_RULES: tuple[AnswerRule, ...] = ("best", "round_trip")  # of a plan that asked once before
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
@@ -55,74 +56,19 @@ SHOWN_CHARACTERS = 32  # of a plan in the bar
 Rows = tuple[int, ...]  # indices of questions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPoint:
-    """A plan's figures on the questions that it was scored on; calls are means per question, no-ops free."""
-
-    plan: Plan
-    success: float
-    success_ci: tuple[float, float]
-    score: float
-    calls: float
-    questions: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain types, with the plan in words."""
-        return {**asdict(self), "plan": str(self.plan), "steps": list(self.plan.steps)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSearch:
-    """What a search found; `points` are the plans that were scored on all its questions, the best value first."""
-
-    points: tuple[PlanPoint, ...]
-    cross_fitted: float  # success on each fold of the plan chosen on the other four
-    plans_tried: int
-    calls: int
-    seconds: float
-
-    @property
-    def best(self) -> PlanPoint:
-        """Return the plan of the largest mean score minus the price of its calls."""
-        return self.points[0]
-
-    def best_plan_at(self, budget: float) -> PlanPoint:
-        """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
-        within = [point for point in self.points if point.calls <= budget]
-        if not within:
-            least = min(point.calls for point in self.points)
-            raise UsageError(f"budget {budget:g} is below the {least:.2f} calls per question that every plan needs")
-        return max(within, key=lambda point: (point.success, point.score, -point.calls))
-
-    @property
-    def front(self) -> dict[int, PlanPoint]:
-        """Return the best plan at each budget."""
-        least = min(point.calls for point in self.points)
-        return {budget: self.best_plan_at(budget) for budget in BUDGETS if budget >= least}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain types."""
-        return {
-            "best": self.best.to_json(),
-            "front": {str(budget): point.to_json() for budget, point in self.front.items()},
-            "cross_fitted_success": self.cross_fitted,
-            "plans_tried": self.plans_tried,
-            "calls": self.calls,
-            "seconds": round(self.seconds, 3),
-        }
-
-
 def find_plan(
     caller: Caller,
     task: Task,
     *,
     max_calls: int,
     seed: int = 0,
+    budget: float | None = None,
     progress: Callable[[str, int], Any] | None = None,
 ) -> PlanSearch:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
 
-    Few calls score fewer questions, a random sample. `caller` is an `Evaluator`. UsageError for too few calls.
+    `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
+    `caller` is an `Evaluator`. UsageError for too few calls.
     """
     check_calls(max_calls)
     started = time.perf_counter()
@@ -132,9 +78,12 @@ def find_plan(
         search.run()
     points = sorted(map(search.point, search.tried[search.rows[-1]]), key=lambda point: len(point.plan.steps))
     points.sort(key=search.value_of, reverse=True)
+    cross_fitted, lead = search.cross_fitted([point.plan for point in points], budget)
     return PlanSearch(
         points=tuple(points),
-        cross_fitted=search.cross_fitted([point.plan for point in points]),
+        budget=budget,
+        cross_fitted=cross_fitted,
+        cross_fitted_lead=lead,
         plans_tried=len(search.tried[search.rows[0]]),
         calls=scores.calls,
         seconds=time.perf_counter() - started,
@@ -292,18 +241,30 @@ class _Search:
             questions=count,
         )
 
-    def cross_fitted(self, plans: Sequence[Plan]) -> float:
-        """Return the success on each fold of the plan that is best on the other four, over all questions."""
-        rows, right = self.rows[-1], 0.0
+    def cross_fitted(self, plans: Sequence[Plan], budget: float | None) -> tuple[float, float]:
+        """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
+
+        The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
+        """
+        rows = self.rows[-1]
         folds = np.array([fold_of(self.scores.task.questions[row]) for row in rows])
         results = [self.scores.results(plan, rows) for plan in plans]
-        values = np.array([[result.score - self.price * result.calls for result in row] for row in results])  # [P, Q]
-        successes = np.array([[result.success for result in row] for row in results])
+        right, scores, calls = (
+            np.array([[getattr(result, name) for result in row] for row in results], dtype=np.float64)  # [P, Q]
+            for name in ("success", "score", "calls")
+        )
+        values = scores - self.price * calls
+        chosen = np.full(len(rows), -1)
         for fold in range(FOLDS):
             inside = folds == fold
             if inside.any() and not inside.all():
-                right += successes[values[:, ~inside].mean(axis=1).argmax(), inside].sum()
-        return float(right / len(rows))
+                of_others = (each[:, ~inside].mean(axis=1) for each in (values, right, scores, calls))
+                chosen[inside] = _choice(*of_others, budget=budget)
+        if (chosen < 0).any():
+            return 0.0, -math.inf
+        columns = np.arange(len(rows))
+        lead = values[chosen, columns].mean() - values[plans.index(Plan())].mean()
+        return float(right[chosen, columns].mean()), float(lead)
 
     def _has_no_effect(self, name: str) -> bool:
         """Return whether an operator leaves every original question as it is."""
@@ -353,6 +314,14 @@ def _distinct(plans: Iterable[Plan]) -> list[Plan]:
     for plan in plans:
         found.setdefault(plan.steps, plan)
     return list(found.values())
+
+
+def _choice(values: Floats, right: Floats, scores: Floats, calls: Floats, *, budget: float | None) -> int:
+    """Return the index of the plan of the largest value; with a budget, of the best success among those within it."""
+    if budget is None:
+        return int(values.argmax())
+    within = np.where(calls <= budget, right, -math.inf)
+    return int(np.lexsort((-calls, scores, within))[-1])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -16,16 +16,14 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome, action_counts, failure_kinds, mean, scored, unscored_rows
+from query_mutator.evaluation.verdict import POLICY, recommend
 from query_mutator.stats.intervals import Floats
 from query_mutator.stats.paired import compare_pairs
 from query_mutator.stats.resampling import mean_intervals, rate_intervals
 from query_mutator.types import Question
 
-__all__ = ["DEPLOYABLE", "Results", "front", "summarize"]
+__all__ = ["Results", "front", "summarize"]
 
-IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"
-DEPLOYABLE = (IDENTITY, PLAN, POLICY)
-_NAMES = {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POLICY: "the policy"}
 EXAMPLES = 3  # of answers, where none is right
 
 
@@ -64,15 +62,19 @@ def summarize(
     summaries = _summaries(results, keys, right)
     tags = sorted({tag for question in results.questions for tag in question.tags})
     parts = {tag: [tag in question.tags for question in results.questions] for tag in tags}
+
+    def minus(ours: str, theirs: str) -> dict[str, Any]:
+        return _difference(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
+
     baselines = [name for name in methods if name != POLICY] if POLICY in methods else []
     return {
         "n": len(results.questions),
         "methods": summaries,
-        "policy_minus": {name: _difference(right, methods, POLICY, name, keys) for name in baselines},
+        "policy_minus": {name: minus(POLICY, name) for name in baselines},
         "by_tag": _by_group(parts, right, methods, keys),
         "by_group": _by_group(groups or {}, right, methods, keys),
         "front": front(summaries),
-        "verdict": _verdict(summaries, right, keys, names=_NAMES | ({POLICY: _NAMES[PLAN]} if is_plan else {})),
+        "verdict": recommend(summaries, minus, is_plan=is_plan),
         "examples": [] if np.nansum(right) else _examples(results),
         "policy_actions": action_counts(results.outcomes.get(POLICY, ())),
         "unscored": unscored_rows(
@@ -119,9 +121,9 @@ def _mean(values: Floats) -> float:
     return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
 
-def _difference(right: Floats, methods: Sequence[str], ours: str, theirs: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the difference of success and its interval over the questions that both scored."""
-    found = compare_pairs(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
+def _difference(ours: Floats, theirs: Floats, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the difference of success [n] and its interval over the questions that both scored."""
+    found = compare_pairs(ours, theirs, keys)
     return {"success": found.difference, "success_ci": list(found.interval), "questions": found.questions}
 
 
@@ -156,45 +158,6 @@ def front(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         point["on_front"] = point["success"] > best
         best = max(best, point["success"])
     return points
-
-
-def _verdict(
-    summaries: Mapping[str, Mapping[str, Any]], right: Floats, keys: Sequence[str], *, names: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what to deploy: the most successful of identity, plan and policy, or a cheaper one not clearly worse.
-
-    None of them may refuse fewer of the requests that should be refused than the original questions do.
-    """
-    methods = list(summaries)
-    found = {name: summaries[name] for name in DEPLOYABLE if name in summaries and summaries[name]["scored"]}
-    if IDENTITY not in found:
-        return {"deploy": None, "sentence": "No verdict: the original questions have no scored answers."}
-    lowest = found[IDENTITY]["guard_refusal"]
-    safe = {name: summary for name, summary in found.items() if not summary["guard_refusal"] < lowest}
-    unsafe = [name for name in found if name not in safe]
-    best = max(safe, key=lambda name: (safe[name]["success"], -safe[name]["calls_per_question"]))
-    cheapest_first = sorted(safe, key=lambda name: safe[name]["calls_per_question"])
-    deploy, why = best, ""
-    for name in cheapest_first[: cheapest_first.index(best)]:
-        difference = _difference(right, methods, best, name, keys)
-        low, high = difference["success_ci"]
-        if low <= 0:
-            deploy = name
-            why = f"; {names[best]} is not clearly better ({_points(difference['success'], low, high)})"
-            break
-    lead = "" if deploy == IDENTITY else _lead(_difference(right, methods, deploy, IDENTITY, keys))
-    summary = safe[deploy]
-    rate = f"{100 * summary['success']:.1f} % right at {summary['calls_per_question']:.1f} calls per question"
-    warnings = "".join(f"; {names[name]} answers requests that should be refused" for name in unsafe)
-    return {"deploy": deploy, "sentence": f"Deploy {names[deploy]}: {rate}{lead}{why}{warnings}."}
-
-
-def _lead(difference: Mapping[str, Any]) -> str:
-    return f", {_points(difference['success'], *difference['success_ci'])} over the original question"
-
-
-def _points(value: float, low: float, high: float) -> str:
-    return f"{100 * value:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _examples(results: Results) -> list[dict[str, Any]]:

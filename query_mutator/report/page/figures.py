@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from query_mutator.evaluation.baselines import BEST_SINGLE, RANDOM
-from query_mutator.evaluation.summary import IDENTITY, PLAN
+from query_mutator.evaluation.verdict import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
 from query_mutator.report.page.cost import Tokens
 from query_mutator.report.page.messages import Message

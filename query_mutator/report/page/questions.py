@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import IDENTITY, POLICY, Results, summarize
+from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.report.page.messages import NO_TEXT, Message, TextTable, chunks
 from query_mutator.rewards import is_not_sure, is_refusal
 from query_mutator.types import ErrorInfo, Question, success_in

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.report.page.messages import Message, TextTable, chunks, section
 from query_mutator.report.page.origin import Redactor
 from query_mutator.report.page.questions import Evaluation

@@ -120,6 +120,36 @@ def test_the_verdict_takes_a_cheaper_one_that_is_not_clearly_worse() -> None:
     assert report_of(identity=[CHEAP] * 30, policy=[GOOD] * 30)["verdict"]["deploy"] == "identity"
 
 
+def test_a_plan_of_as_many_calls_is_deployed_where_the_policy_is_not_better() -> None:
+    plan, policy = [replace(GOOD, calls=53)] * 20 + [POOR] * 10, [replace(GOOD, calls=52)] * 19 + [POOR] * 11
+    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
+    assert verdict["deploy"] == "best_plan"
+    assert verdict["sentence"].startswith("Deploy the plan: 66.7 % right at 36.7 calls per question, +66.7 points [")
+    assert "; the policy is not better (-3.3 points [" in verdict["sentence"]
+
+
+def test_a_policy_as_good_as_a_plan_is_deployed_for_clearly_fewer_calls() -> None:
+    plan, policy = [replace(GOOD, calls=8)] * 20 + [NO] * 10, [replace(GOOD, calls=4)] * 20 + [NO] * 10
+    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
+    assert verdict["deploy"] == "policy"
+    assert "; the plan is not better (+0.0 points [" in verdict["sentence"]
+    assert ", 5.7 calls)" in verdict["sentence"]
+
+
+def test_another_method_that_does_as_well_is_named() -> None:
+    verdict = report_of(identity=[NO] * 30, best_of_k=[GOOD] * 30, random=[NO] * 30, policy=[GOOD] * 30)["verdict"]
+    assert verdict["deploy"] == "policy"
+    assert "; best_of_k is not clearly worse (+0.0 points [" in verdict["sentence"]
+
+
+def test_fewer_than_20_questions_are_no_verdict() -> None:
+    report = report_of(identity=[NO] * 19, policy=[GOOD] * 19)
+    assert report["verdict"] == {"deploy": None, "sentence": "No verdict: 19 questions are too few, give 20 or more."}
+    assert report_of(identity=[NO] * 20, policy=[GOOD] * 20)["verdict"]["deploy"] == "policy"
+    unscored = report_of(identity=[NO] * 20, policy=[GOOD] * 19 + [LOST])
+    assert unscored["verdict"]["deploy"] is None
+
+
 def test_the_verdict_never_takes_one_that_refuses_fewer_guard_requests() -> None:
     found = results([REFUSED] * 4, identity=[NO] * 30, policy=[GOOD] * 30)
     guarded = {**found.guarded, "policy": [REFUSED, REFUSED, REFUSED, POOR]}

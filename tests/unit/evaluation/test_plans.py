@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from query_mutator.cli.bar import FittingBar
+from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.methods import Evaluator, by_policy
@@ -20,7 +21,7 @@ from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.types import AnswerRule, ChatRequest, Completion
+from query_mutator.types import AnswerRule, ChatRequest, Completion, Question
 
 MakeTask = Callable[..., Task]
 OPERATORS = ("spelling", "neutral", "filler", "shout")
@@ -198,6 +199,43 @@ def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> No
     assert all(point.calls <= budget for budget, point in search.front.items())
     with pytest.raises(UsageError, match=r"budget 0\.5 is below the 1\.00 calls"):
         search.best_plan_at(0.5)
+
+
+class Knowing:
+    """A model that knows the answers to some texts."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        self.answers = answers
+
+    def complete(self, request: ChatRequest) -> Completion:
+        text = self.answers.get(request.messages[-1].content, "nothing")
+        return Completion(text=f"`{text}`", model=request.model)
+
+    def close(self) -> None:
+        pass
+
+
+#: Questions of four in each fold that are right as they are, and with a mark: better in one fold, by chance.
+AS_IT_IS, WITH_MARK = (1, 2, 2, 2, 2), (4, 1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("budget", [None, 1.0])
+def test_a_plan_that_is_better_by_chance_is_not_saved(tiny_task: MakeTask, budget: float | None) -> None:
+    numbered = [Question(id=str(n), text=f"question {n}", accept=(f"item.n{n:03d}",)) for n in range(200)]
+    by_fold = [[question for question in numbered if fold_of(question) == fold][:4] for fold in range(FOLDS)]
+    right = [(question, "") for fold, count in zip(by_fold, AS_IT_IS, strict=True) for question in fold[:count]]
+    right += [(question, "!") for fold, count in zip(by_fold, WITH_MARK, strict=True) for question in fold[:count]]
+    mark = LocalOperator(name="mark", summary="Add a mark.", function=lambda text, context: f"{text.rstrip('!')}!")
+    task = replace(tiny_task([*itertools.chain(*by_fold)], call_price=(0.01,)), operators=(mark,))
+    client = Knowing({f"{question.text}{end}": question.accept[0] for question, end in right})
+    search = find_plan(evaluator(client), task, max_calls=400, budget=budget)
+    assert (search.chosen.plan, search.chosen.success) == (Plan(steps=("mark",)), 0.5)
+    assert (search.original.success, search.cross_fitted) == (0.45, 0.35)
+    assert search.saved == search.original
+    assert search.verdict == (
+        "Keep the original question: 45.0 % of 20 training questions right; "
+        "the best plan, mark, has 35.0 % cross-fitted."
+    )
 
 
 def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, tiny_client: Client) -> None:

@@ -15,6 +15,7 @@ from query_mutator.report.page.messages import NO_TEXT, TextTable, plain
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage, choices_of_policy
+from query_mutator.report.table import result_table
 from query_mutator.types import Question
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -143,6 +144,11 @@ def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: lis
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
+TABLE: dict[str, Any] = {
+    "target": "m", "embedded": False, "asked": 200, "best_single_operator": None, "k": None, "plan_search": None,
+}  # fmt: skip
+
+
 def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> dict[str, Any]:
     """Return the sections of two methods that are right on so many of n questions."""
     questions = [Question(id=str(i), text=f"question {i}", accept=(f"t{i}",)) for i in range(n)]
@@ -152,33 +158,17 @@ def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> d
     }
     refused = {name: [Outcome(question_id="g", refused=name != "policy" or guard > 5)] for name in outcomes}
     results = Results(questions=questions, outcomes=outcomes, guard=[Question(id="g", text="g")], guarded=refused)
-    rows = results.rows()
-    return results_of(summarize(results), {}, evaluation_of(*rows)) | {"rows": rows}
+    rows, report = results.rows(), summarize(results)
+    return results_of(report, {}, evaluation_of(*rows)) | {"rows": rows, "report": report}
 
 
 @pytest.mark.parametrize(
-    ("policy", "plan", "sentence"),
-    [
-        (
-            100,
-            101,
-            "No better than best_plan: the policy is right on 50.0 % of 200 held-out questions, best_plan on 50.5 %; ",
-        ),
-        (
-            100,
-            20,
-            "Better than every other method: the policy is right on 50.0 % of 200 held-out questions; best_plan is ",
-        ),
-        (
-            20,
-            100,
-            "Worse than best_plan: the policy is right on 10.0 % of 200 held-out questions, best_plan on 50.0 %; ",
-        ),
-        (0, 0, "No better than identity and best_plan: the policy is right on 0.0 % "),
-    ],
+    ("policy", "plan", "deploy"), [(100, 101, "the plan"), (100, 20, "the policy"), (0, 0, "nothing")]
 )
-def test_the_verdict_follows_the_interval_of_the_paired_difference(policy: int, plan: int, sentence: str) -> None:
-    assert sections(policy, plan)["answer"]["verdict"].startswith(sentence)
+def test_the_page_shows_the_sentence_of_the_terminal(policy: int, plan: int, deploy: str) -> None:
+    found = sections(policy, plan)
+    assert found["answer"]["verdict"] == result_table(found["report"] | TABLE).splitlines()[-1]
+    assert found["answer"]["verdict"].startswith(f"Deploy {deploy}")
 
 
 def test_few_questions_and_a_weaker_guard_are_warned_of() -> None:

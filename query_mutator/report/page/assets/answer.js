@@ -54,7 +54,7 @@ function answerRow(row, best) {
   ];
 }
 
-const withMinus = (text) => text.replace(/(?<=[ (])-(?=\d)/g, MINUS);
+const withMinus = (text) => text.replace(/(?<=[ ([])-(?=\d)/g, MINUS);
 const withInterval = (text, ci, show) => el("span", { class: "value" }, text, " ", el("small", null, interval(ci, show)));
 const rate = (share, ci) => withInterval(percent(share), ci, percent);
 
@@ -78,7 +78,7 @@ function drawAnswer(run) {
     data.verdict && el("p", { class: "verdict" }, withMinus(data.verdict)),
     (data.warnings ?? []).map((text) => el("p", { class: "warning" }, text)),
     data.methods?.length
-      ? [el("p", { class: "note" }, `${plural(data.n ?? 0, "held-out question")}. Percent with 95 % intervals; calls, tokens and seconds are totals for a question.`),
+      ? [el("p", { class: "note" }, `${plural(data.n ?? 0, data.questions ?? "held-out question")}. Percent with 95 % intervals; calls, tokens and seconds are totals for a question.`),
         table({
           caption: "The policy and the baselines", kind: "cards answer", rows: data.methods.map((row) => answerRow(row, best)),
           header: ["method", "success", "false refusals", "guard refusals", "calls", "tokens", "seconds", "unscored"],

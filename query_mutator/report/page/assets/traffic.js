@@ -55,13 +55,16 @@ function drawTraffic(run) {
 
 perRun("traffic", ["traffic"], drawTraffic, { empty: "No question of this run was answered both ways." });
 
-// The part appears with its first pair; the page of a file of pairs has no parts on training.
-view(["traffic", "answer"], () => {
+// The part appears with its first pair; the page of a file of pairs has no parts on training, that of a plan no episodes.
+view(["traffic", "answer", "questions"], () => {
   const known = knownRuns();
   const only = known.length > 0 && known.every((run) => section(run, "answer")?.only_traffic);
   const show = (id, is) => {
     for (const node of [document.getElementById(id), document.querySelector(`.top nav a[href="#${id}"]`)]) node.hidden = !is;
   };
   show("traffic", known.some((run) => section(run, "traffic")));
-  for (const id of ["source", "policy", "learning", "calls", "reproduce"]) show(id, !only);
+  const plans = known.length > 0 && known.every((run) => section(run, "answer")?.only_plan); // no episode, no row
+  for (const id of ["source", "calls", "reproduce"]) show(id, !only);
+  for (const id of ["policy", "learning"]) show(id, !only && !plans);
+  show("questions", !plans || known.some((run) => run.questions.length));
 });
