@@ -37,7 +37,7 @@ from query_mutator.report.curve import validation_end
 from query_mutator.report.plots import Plots
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
-from query_mutator.session.dataset import split_dataset
+from query_mutator.session.dataset import guard_requests, split_dataset
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.task import make_task
@@ -295,7 +295,7 @@ class Trainer:
                 seed=config.seed,
                 baselines=baselines,
                 max_calls=config.eval_calls,
-                guard=parts.split.guard,
+                guard=guard_requests(parts.split.guard, with_bundled=config.guard),
                 rows_path=parts.run_dir.evaluation_path,
                 show=lambda report: print(result_table(report)),
             )

@@ -23,7 +23,7 @@ from query_mutator.evaluation.outcomes import check_report
 from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
 from query_mutator.session.background import text_digest
-from query_mutator.session.dataset import read_dataset
+from query_mutator.session.dataset import guard_requests, read_dataset
 from query_mutator.session.loading import acting_task, load_policy, training_split
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy, read_policy
@@ -72,7 +72,8 @@ def _compared(
         ),
         max_calls=flags.eval_calls,
         trained_on=asked.trained_targets,
-        guard=asked.guard,
+        guard=guard_requests(asked.guard, with_bundled=flags.guard),
+        dataset=asked.dataset,
         rows_path=Path(flags.evaluation) if flags.evaluation else None,
         show=lambda report: show(flags, report, result_table(report)),
     )
@@ -86,6 +87,7 @@ class _Asked:
     """The questions of an evaluation, those of the training, with gold, and requests that should be refused."""
 
     questions: Sequence[Question]
+    dataset: str | None = None  # that was named; None: the held-out questions of the training
     train: Sequence[Question]
     trained_targets: Collection[str]
     guard: Sequence[Question]
@@ -106,7 +108,10 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
         return _Asked(questions=split.test, train=split.train, trained_targets=targets, guard=split.guard)
     texts = {question.text for question in seen}
     found = _new_questions(flags, saved, lambda question: question.text in texts)
-    return _Asked(questions=found.questions, train=split.train, trained_targets=targets, guard=found.guard)
+    name = None if [*found.questions] == [*split.test] else flags.dataset
+    return _Asked(
+        questions=found.questions, dataset=name, train=split.train, trained_targets=targets, guard=found.guard
+    )
 
 
 def _without_split(flags: EvalFlags, saved: SavedPolicy, error: DatasetError) -> _Asked:
@@ -122,7 +127,13 @@ def _without_split(flags: EvalFlags, saved: SavedPolicy, error: DatasetError) ->
     found = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
     keys = {target_key(question) for question in found.questions}
     targets = {key for key in keys if text_digest(key) in background.trained_targets}
-    return _Asked(questions=found.questions, train=background.train, trained_targets=targets, guard=found.guard)
+    return _Asked(
+        questions=found.questions,
+        dataset=flags.dataset,
+        train=background.train,
+        trained_targets=targets,
+        guard=found.guard,
+    )
 
 
 def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Question], bool]) -> QuestionSet:

@@ -7,7 +7,7 @@ the policy's calls on the same questions     -> the k of best_of_k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from query_mutator.env.task import Task
@@ -22,9 +22,10 @@ from query_mutator.evaluation.baselines import (
     best_single,
     chain_of,
 )
-from query_mutator.evaluation.methods import Evaluator, Found, Job
+from query_mutator.evaluation.methods import Evaluator, Found, Job, SharedCalls
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
-from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
+from query_mutator.evaluation.summary import Results
+from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.types import SUBMIT, ErrorInfo
 
 __all__ = ["Comparison", "QuestionTasks"]
@@ -38,7 +39,7 @@ class QuestionTasks:
     """The tasks of an evaluation: the rules of the policy's episodes, on different questions."""
 
     test: Task
-    guard: Task
+    guard: Task | None  # None: there are no such requests
     ranking: Task  # a sample of the training questions, on which operators are compared
 
 
@@ -50,20 +51,36 @@ class Comparison:
         self._evaluator, self._tasks = evaluator, tasks
         self._methods = {method.name: method for method in methods}
         self._found: Found = {}
+        self._test: tuple[int, ...] = ()  # indices of the questions that are asked
+        self._guard: tuple[int, ...] = ()
         self.ranking: list[str] = []  # operators, the best on training questions first
         self.k: int | None = None
         self._tried_k: int | None = None
+        self._is_k_found = False
+        self.calls = SharedCalls()
 
-    def run(self) -> None:
-        """Evaluate all methods; after an interruption `results` has what was found."""
+    def run(self, *, test: Sequence[int] | None = None, guard: Sequence[int] | None = None) -> None:
+        """Evaluate all methods on questions, by index (default: all), those of earlier runs among them.
+
+        After an interruption `results` has what was found.
+        """
+        self._test = _indices(test, self._tasks.test)
+        self._guard = _indices(guard, self._tasks.guard)
+        self._tried_k, self._is_k_found = None, False
         jobs = [
             self._job(chain_of(_ranked(operator.name), self._tasks.ranking, [operator.name, SUBMIT], answer="last"),
                       self._tasks.ranking, is_first=True)
             for operator in self._tasks.ranking.operators
         ]  # fmt: skip
-        for method in self._methods.values():
+        fixed = [best_single(self.ranking, self._tasks.test)] if self.ranking else []
+        for method in (*self._methods.values(), *fixed):
             jobs += self._jobs(method)
-        self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs)
+        self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs, shared=self.calls)
+
+    @property
+    def asked(self) -> int:
+        """Return the number of questions that the methods are evaluated on."""
+        return len(self._test)
 
     def results(self) -> Results:
         """Return the outcomes on the questions that all methods finished, of methods that finished any."""
@@ -71,15 +88,16 @@ class Comparison:
         found = {name: outcomes for name, outcomes in found.items() if outcomes}
         shared = set.intersection(*map(set, found.values())) if found else set()
         guarded = {name: self._found.get(_guard(self._job_name(name)), {}) for name in found}
-        guard = self._tasks.guard.questions
+        requests = self._tasks.guard.questions if self._tasks.guard is not None else ()
+        guard = {index: requests[index] for index in self._guard}
         return Results(
             questions=[self._tasks.test.questions[index] for index in sorted(shared)],
             outcomes={name: [outcomes[index] for index in sorted(shared)] for name, outcomes in found.items()},
-            guard=guard,
+            guard=list(guard.values()),
             guarded={
                 name: [
                     outcomes.get(index) or Outcome(question_id=question.id, error=_NOT_REACHED)
-                    for index, question in enumerate(guard)
+                    for index, question in guard.items()
                 ]
                 for name, outcomes in guarded.items()
             },
@@ -96,28 +114,32 @@ class Comparison:
     # --- jobs ------------------------------------------------------------------------------------------------------
 
     def _jobs(self, method: Method) -> list[Job]:
-        return [self._job(method, self._tasks.test, is_first=method.name == POLICY), self._guard_job(method)]
+        is_first = method.name == POLICY
+        return [self._job(method, self._tasks.test, is_first=is_first, rows=self._test), *self._guard_jobs(method)]
 
-    def _guard_job(self, method: Method) -> Job:
-        job = self._job(method, self._tasks.guard)
-        return Job(name=_guard(job.name), task=job.task, make=job.make)
+    def _guard_jobs(self, method: Method) -> list[Job]:
+        if self._tasks.guard is None:
+            return []
+        job = self._job(method, self._tasks.guard, rows=self._guard)
+        return [replace(job, name=_guard(job.name))]
 
-    def _job(self, method: Method, task: Task, *, is_first: bool = False) -> Job:
-        return Job(name=method.name, task=method.rules(task), make=method.make, is_first=is_first)
+    def _job(self, method: Method, task: Task, *, is_first: bool = False, rows: Sequence[int] | None = None) -> Job:
+        return Job(name=method.name, task=method.rules(task), make=method.make, is_first=is_first, rows=rows)
 
     def _next_jobs(self) -> list[Job]:
         """Return the jobs that can start now that one more is complete."""
         ranked = {operator.name: _ranked(operator.name) for operator in self._tasks.ranking.operators}
         jobs: list[Job] = []
-        if not self.ranking and all(self._is_complete(job, self._tasks.ranking) for job in ranked.values()):
+        num_ranked = len(self._tasks.ranking.questions)
+        if not self.ranking and all(len(self._found[job]) == num_ranked for job in ranked.values()):
             self.ranking = sorted(ranked, key=lambda name: self._merit(ranked[name]), reverse=True)
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
-        if self.ranking and self.k is None and self._is_complete(POLICY, self._tasks.test):
+        if self.ranking and not self._is_k_found and self._is_complete(POLICY):
             jobs += self._best_of_jobs()
         return jobs
 
-    def _is_complete(self, job: str, task: Task) -> bool:
-        return len(self._found.get(job, ())) == len(task.questions)
+    def _is_complete(self, job: str) -> bool:
+        return len(self._found.get(job, ())) == len(self._test)
 
     def _outcomes(self, job: str) -> list[Outcome]:
         return list(self._found[job].values())
@@ -130,17 +152,19 @@ class Comparison:
 
     def _best_of_jobs(self) -> list[Job]:
         """Return the next k to try, or, when the smallest is found whose calls are enough, its guard questions."""
-        k = self._tried_k or max(1, self._expected_k() - 1)  # from below: one too large makes calls for nothing
-        while self._is_complete(best_of_name(k), self._tasks.test):
+        first = (self.k or self._expected_k()) - 1
+        k = self._tried_k or max(1, first)  # from below: one too large makes calls for nothing
+        while self._is_complete(best_of_name(k)):
             enough = self._is_enough(k)
-            if enough and (k == 1 or (self._found.get(best_of_name(k - 1)) and not self._is_enough(k - 1))):
-                self.k = k
-                return [self._guard_job(best_of(k, self.ranking, self._tasks.test))]
+            if enough and (k == 1 or (self._is_complete(best_of_name(k - 1)) and not self._is_enough(k - 1))):
+                self.k, self._is_k_found = k, True
+                return self._guard_jobs(best_of(k, self.ranking, self._tasks.test))
             k += -1 if enough else 1
         if k == self._tried_k:
             return []
         self._tried_k = k
-        return [self._job(best_of(k, self.ranking, self._tasks.test), self._tasks.test, is_first=True)]
+        method = best_of(k, self.ranking, self._tasks.test)
+        return [self._job(method, self._tasks.test, is_first=True, rows=self._test)]
 
     def _is_enough(self, k: int) -> bool:
         spent = mean(self._outcomes(best_of_name(k)), "calls")
@@ -160,6 +184,11 @@ class Comparison:
             costs.append(sum(new) / max(1, len(new)))
         spent = list(accumulate(costs, initial=1.0))
         return 1 + sum(calls < self._policy_calls for calls in spent[:-1])
+
+
+def _indices(given: Sequence[int] | None, task: Task | None) -> tuple[int, ...]:
+    """Return indices in order, by default those of all questions of a task."""
+    return tuple(range(len(task.questions) if task is not None else 0) if given is None else sorted(given))
 
 
 def _ranked(operator: str) -> str:

@@ -52,11 +52,16 @@ class EvaluationCost:
     def calls(self) -> int:
         """Return the calls at most."""
         per_ranked = (1 + self.asking) * (1 + 2 * self.num_operators)
-        asked = self.num_test * self.per_question + self.num_guard * self._unjudged
+        asked = self.num_test * self.per_question + self.guard_calls
         return asked + self.num_ranking * per_ranked + self.search_calls
 
+    @property
+    def guard_calls(self) -> int:
+        """Return the calls for the requests that should be refused."""
+        return self.num_guard * self._unjudged
+
     def within(self, max_calls: int | None) -> EvaluationCost:
-        """Return the largest evaluation of at most so many calls; all sets of questions shrink by the same share.
+        """Return the largest evaluation that is sure to take at most so many calls; all sets shrink by the same share.
 
         So does the plan search, which is left out when it would be too small. UsageError when not even one question of
         each set fits.
@@ -86,7 +91,27 @@ class EvaluationCost:
         left = max_calls - replace(found, num_test=0).calls
         return replace(found, num_test=min(self.num_test, max(1, left // found.per_question)))
 
-    def __str__(self) -> str:
-        search = f", {self.search_calls:,} of them to search for a plan" if self.search_calls else ""
-        questions = f"{self.num_test} + {self.num_guard} questions"
-        return f"at most {self.calls:,} model calls for {questions}{search}; fewer where shared"
+    def grown(self, whole: EvaluationCost, calls_left: int) -> EvaluationCost | None:
+        """Return the evaluation with more of the questions of `whole`, which are sure to fit into the calls left.
+
+        None where that is less than a twentieth more. The k of best_of_k may rise with the questions: two calls for
+        each earlier one are kept for it.
+        """
+        share = whole.num_guard / max(1, whole.num_test)  # requests that should be refused, for each question
+        calls = calls_left - 2 * (1 + self.asking) * self.num_test - self._unjudged * (whole.num_guard > 0)
+        more = min(int(calls // (self.per_question + share * self._unjudged)), whole.num_test - self.num_test)
+        if more < max(1, min(self.num_test // 20, whole.num_test - self.num_test)):
+            return None
+        num_test = self.num_test + more
+        return replace(self, num_test=num_test, num_guard=max(self.num_guard, int(share * num_test)))
+
+    def announced(self, whole: EvaluationCost, bound: int) -> str:
+        """Return what is said before the first call; `whole` is the evaluation without a bound on its calls."""
+        parts = []
+        if self.num_guard:
+            parts.append(f", {self.guard_calls:,} of them for {self.num_guard} requests that should be refused")
+        if self.search_calls:
+            parts.append(f", {self.search_calls:,} of them to search for a plan")
+        is_whole = self.num_test == whole.num_test
+        of, more = ("", "fewer where shared") if is_whole else (f" of {whole.num_test}", "more while calls are left")
+        return f"at most {bound:,} model calls for {self.num_test}{of} questions{''.join(parts)}; {more}"

@@ -7,12 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from query_mutator.cli.console import note
-from query_mutator.data import guard_questions
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
@@ -21,7 +20,8 @@ from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.found_plan import FoundPlan, search_plan
 from query_mutator.evaluation.methods import Evaluator, by_policy
-from query_mutator.evaluation.summary import PLAN, Results, summarize
+from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.verdict import PLAN
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
@@ -87,51 +87,83 @@ def compare(
     max_calls: int | None = None,
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
+    dataset: str | None = None,
     rows_path: Path | None = None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
-    `guard` are requests that should be refused, in addition to the bundled ones: no answer to them is scored. It is a
-    report even if no question could be scored; `check_report` raises for too many of those. `task` has the rules of the
-    policy's episodes. `max_calls` bounds the calls by a random sample of the questions; those about targets in
-    `trained_on` are a group. `rows_path` gets a row for each method and question. After an interruption `show` is
-    called with the report on what all methods finished, if anything.
+    `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions that are not the
+    held-out ones of the training. It is a report even if no question could be scored; `check_report` raises for too
+    many of those. `task` has the rules of the policy's episodes. `max_calls` bounds the calls by a random sample of the
+    questions, which grows while calls are left; those about targets in `trained_on` are a group. `rows_path` gets a row
+    for each method and question. After an interruption `show` is called with the report on what all methods finished,
+    if anything.
     """
-    guard = (*guard_questions(), *guard)
-    cost = _cost(task, questions, baselines, num_guard=len(guard)).within(max_calls)
-    note(f"evaluation: {cost}")
-    announced = cost.calls
+    whole = _cost(task, questions, baselines, num_guard=len(guard))
+    cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
+    note(f"evaluation: {cost.announced(whole, bound)}")
+    calls_left = bound
     if cost.search_calls:
         found = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
-        baselines = replace(baselines, plan=found)
-    methods = standard_methods(task, by_policy(policy), seed=seed, rewriter=baselines.rewriter)
+        baselines, calls_left = replace(baselines, plan=found), bound - int(found.search["calls"])
+    methods = _methods(task, policy, baselines, seed=seed)
     if baselines.plan is not None:
-        methods.append(_plan_row(baselines.plan.best, task))
-        cost = cost.with_plan(methods[-1].max_calls(task), max_calls)
-    if baselines.bandit is not None:
-        methods.append(Method(name=BANDIT, make=by_policy(baselines.bandit)))
-    questions = fixed_sample(questions, cost.num_test)
-    embed_questions(models.encoder, questions)
-    comparison = Comparison(evaluator, _tasks(task, questions, guard, cost), methods)
-    report = partial(_report, comparison, models, trained_on, baselines, of=len(questions))
+        cost = cost.with_plan(plan_task(baselines.plan.best, task).rules.max_calls, max_calls)
+    sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
+    embed_questions(models.encoder, sample.questions)
+    comparison = Comparison(evaluator, _tasks(task, sample, requests, cost), methods)
+    about = {"dataset": dataset, "available": len(questions), "eval_calls": max_calls, "calls_at_most": bound}
+
+    def report() -> dict[str, Any]:
+        made = bound - calls_left + len(comparison.calls)
+        return _report(comparison, models, trained_on, baselines) | about | {"asked": comparison.asked, "calls": made}
+
     try:
-        comparison.run()
+        more: EvaluationCost | None = cost
+        while more is not None:
+            comparison.run(test=sample.order[: more.num_test], guard=requests.order[: more.num_guard])
+            more = more.grown(whole, calls_left - len(comparison.calls))
     except KeyboardInterrupt:
         if comparison.results().questions:
             show(report())
             _write_rows(comparison.results(), rows_path)
         raise
     _write_rows(comparison.results(), rows_path)
-    return report() | {"calls_at_most": announced}
+    return report()
 
 
-def _tasks(task: Task, questions: Sequence[Question], guard: Sequence[Question], cost: EvaluationCost) -> QuestionTasks:
+@dataclass(frozen=True, kw_only=True)
+class GrowingSample:
+    """Questions in their order, and the order of indices in which a random sample of them grows."""
+
+    questions: Sequence[Question]
+    order: Sequence[int]
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], *, most: int) -> Self:
+        """Return at most so many of the questions; the order is the same for all evaluations."""
+        drawn = np.random.default_rng(SAMPLE_SEED).permutation(len(questions))[:most]
+        kept = np.sort(drawn)
+        return cls(questions=[questions[index] for index in kept], order=np.searchsorted(kept, drawn).tolist())
+
+
+def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: EvaluationCost) -> QuestionTasks:
     return QuestionTasks(
-        test=task.on(questions),
-        guard=task.on(fixed_sample(guard, cost.num_guard)),
+        test=task.on(sample.questions),
+        guard=task.on(requests.questions) if requests.questions else None,
         ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
     )
+
+
+def _methods(task: Task, policy: InferencePolicy, baselines: Baselines, *, seed: int) -> list[Method]:
+    """Return the methods that need no results of others."""
+    methods = standard_methods(task, by_policy(policy), seed=seed, rewriter=baselines.rewriter)
+    if baselines.plan is not None:
+        methods.append(_plan_row(baselines.plan.best, task))
+    if baselines.bandit is not None:
+        methods.append(Method(name=BANDIT, make=by_policy(baselines.bandit)))
+    return methods
 
 
 def _plan_row(plan: Plan, task: Task) -> Method:
@@ -153,14 +185,13 @@ def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, nu
 
 
 def _report(
-    comparison: Comparison, models: OpenModels, trained_on: Collection[str], baselines: Baselines, *, of: int
+    comparison: Comparison, models: OpenModels, trained_on: Collection[str], baselines: Baselines
 ) -> dict[str, Any]:
     results = comparison.results()
     seen = [target_key(question) in trained_on for question in results.questions]
     groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
     return {
         **summarize(results, groups=groups, is_plan=baselines.is_plan),
-        "asked": of,
         "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
         "k": comparison.k,
         "plan_search": dict(baselines.plan.search) if baselines.plan else None,

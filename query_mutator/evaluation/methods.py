@@ -27,7 +27,7 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import request_key
+from query_mutator.llm.coalesce import is_repeatable, request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.rewards import is_refusal
 from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
@@ -61,18 +61,38 @@ def by_policy(policy: InferencePolicy) -> MakePlayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A method on the questions of a task; `is_first`: other jobs wait for its results."""
+    """A method on questions of a task, by default all; `is_first`: other jobs wait for its results."""
 
     name: str
     task: Task
     make: MakePlayer
     is_first: bool = False
+    rows: Sequence[int] | None = None  # indices of the questions
 
 
 #: Outcomes by the job's name and the question's index.
 Found = dict[str, dict[int, Outcome]]
 #: Returns the jobs that can start now that one more job is complete.
 NextJobs = Callable[[], Sequence[Job]]
+
+
+class SharedCalls:
+    """The replies that the methods of an evaluation share, and how many calls they needed, without retries."""
+
+    def __init__(self) -> None:
+        self.memory = ReplyMemory()
+        self._keys: set[str] = set()
+        self._others = 0  # calls that are never shared
+
+    def add(self, request: ChatRequest) -> None:
+        """Count a call that a method needs; replies of the cache on disk count too."""
+        if is_repeatable(request):
+            self._keys.add(request_key(request))
+        else:
+            self._others += 1
+
+    def __len__(self) -> int:
+        return len(self._keys) + self._others
 
 
 class Evaluator:
@@ -114,28 +134,36 @@ class Evaluator:
         self.run_all([Job(name=name, task=task, make=make)], found, title=name)
         return list(found[name].values())
 
-    def run_all(self, jobs: Sequence[Job], found: Found, *, title: str, next_jobs: NextJobs = lambda: ()) -> None:
+    def run_all(
+        self,
+        jobs: Sequence[Job],
+        found: Found,
+        *,
+        title: str,
+        next_jobs: NextJobs = lambda: (),
+        shared: SharedCalls | None = None,
+    ) -> None:
         """Put the outcomes of all jobs into `found`, in the order of their questions; what is there when it is
         interrupted can be used.
 
-        `next_jobs` is called whenever a job is complete. At least one job must have a question.
+        Questions with an outcome there are not asked again. `next_jobs` is called whenever a job is complete. At least
+        one job must have a question. `shared` has the calls of an earlier part of the evaluation.
         """
-        memory = ReplyMemory()
+        shared = SharedCalls() if shared is None else shared
         scheduler = PooledScheduler(
-            client=Cache(self.client, memory, identity=str),
+            client=Cache(self.client, shared.memory, identity=str),
             encoder=jobs[0].task.encoder,
             retry_policy=self.retry_policy,
             batch_size=self.batch_size,
         )
-        total = sum(len(job.task.questions) for job in jobs)
-        bar = self.progress(title, total) if self.progress else None
         queue = _Queue(found, batch_size=self.batch_size, max_failure_rate=self.max_failure_rate)
-        queue.add(jobs)
+        total = queue.add(jobs)
+        bar = self.progress(title, total) if self.progress else None
 
         def start(place: tuple[str, int]) -> None:
             name, index = place
             job = queue.jobs[name]
-            scheduler.start(place, _metered(outcome_flow(job.task, index, job.make(index)), memory), done=queue.started)
+            scheduler.start(place, _metered(outcome_flow(job.task, index, job.make(index)), shared), done=queue.started)
 
         try:
             while True:
@@ -145,8 +173,7 @@ class Evaluator:
                     return
                 place, outcome = cast(tuple[tuple[str, int], Outcome], scheduler.finished())
                 if queue.put(*place, outcome):
-                    queue.add(more := next_jobs())
-                    _grow(bar, sum(len(job.task.questions) for job in more))
+                    _grow(bar, queue.add(next_jobs()))
                 _grow(bar, 0, done=1)
         finally:
             if bar is not None:
@@ -162,17 +189,29 @@ class _Queue:
         self.started = 0
         self._found, self._batch_size, self._max_failure_rate = found, batch_size, max_failure_rate
         self._waiting: dict[str, deque[int]] = {}
+        self._counts: dict[str, int] = {}  # of the questions that a job asks
+        self._missing: dict[str, int] = {}  # of its outcomes
         self._windows: dict[str, FailureWindow] = {}
         self._length = 0.0  # of the whole evaluation, in steps of one slot
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Add jobs; each takes its questions in an order that is random and the same for all."""
+    def add(self, jobs: Sequence[Job]) -> int:
+        """Add jobs, each with its questions in an order that is random and the same for all; return how many these are.
+
+        A job without a question that is not in `found` is left out.
+        """
+        total = 0
         for job in jobs:
-            count = len(job.task.questions)
-            self.jobs[job.name], self._found[job.name] = job, {}
-            self._waiting[job.name] = deque(np.random.default_rng(count).permutation(count).tolist())
+            known = self._found.setdefault(job.name, {})
+            asked = range(len(job.task.questions)) if job.rows is None else job.rows
+            rows = [row for row in asked if row not in known]
+            if not rows:
+                continue
+            total += (count := len(rows))
+            self.jobs[job.name], self._counts[job.name], self._missing[job.name] = job, count, count
+            self._waiting[job.name] = deque(rows[place] for place in np.random.default_rng(count).permutation(count))
             self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
             self._length += count * job.task.rules.max_episode_steps / self._batch_size
+        return total
 
     def pop(self) -> tuple[str, int] | None:
         """Return the job and question to start next, None when none is waiting."""
@@ -186,13 +225,15 @@ class _Queue:
         """Add an outcome; return whether its job is complete."""
         found, questions = self._found[name], self.jobs[name].task.questions
         found[index] = outcome
+        self._missing[name] -= 1
         try:
             self._windows[name].add(np.array([outcome.error is None]))
         except TooManyFailuresError as failure:
             error = ErrorInfo(kind="not_asked", message=str(failure))
             found |= {left: Outcome(question_id=questions[left].id, error=error) for left in self._waiting[name]}
+            self._missing[name] -= len(self._waiting[name])
             self._waiting[name].clear()
-        if len(found) < len(questions):
+        if self._missing[name]:
             return False
         self._found[name] = dict(sorted(found.items()))
         return True
@@ -200,7 +241,7 @@ class _Queue:
     def _due(self, name: str) -> float:
         """Return when the next question of a job is due, in steps of one slot from the start of the evaluation."""
         job = self.jobs[name]
-        part = 1 - len(self._waiting[name]) / len(job.task.questions)
+        part = 1 - len(self._waiting[name]) / self._counts[name]
         return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.rules.max_episode_steps
 
 
@@ -226,14 +267,16 @@ class _Usage:
         self.seconds += completion.latency_s
 
 
-def _metered(flow: Flow, memory: ReplyMemory) -> Flow:
+def _metered(flow: Flow, shared: SharedCalls) -> Flow:
     """Yield the needs of an episode; return its outcome with what it cost."""
     usage = _Usage()
 
     def add(need: Need) -> Flow:
+        if isinstance(need, Call):
+            shared.add(need.request)
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
-            known = None if result.attempts else memory.get(request_key(need.request, identity=need.request.model))
+            known = None if result.attempts else shared.memory.get(request_key(need.request))
             usage.add(known or result)
         return result
 

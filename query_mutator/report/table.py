@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from query_mutator.cli.console import table
+from query_mutator.evaluation.verdict import MIN_QUESTIONS, warning_of
 
 __all__ = ["assistant_name", "models_table", "result_table"]
 
@@ -33,22 +34,39 @@ def assistant_name(target: str, *, embedded: bool) -> str:
 def result_table(report: Mapping[str, Any]) -> str:
     """Return the table of an evaluation report with notes on its rows, success by group, and the verdict."""
     target = assistant_name(report["target"], embedded=report["embedded"])
-    unfinished = report["asked"] - report["n"]
-    left = f" ({unfinished} more were not finished)" if unfinished else ""
-    title = f"{report['n']} held-out questions{left}, answered by {target}; percent with 95 % intervals"
+    title = f"{_questions(report)}, answered by {target}; percent with 95 % intervals"
     differences = report["policy_minus"]
     rows = [_row(name, method, differences.get(name)) for name, method in report["methods"].items()]
-    header = _HEADER if any(row[-1] for row in rows) else _HEADER[:-1]
-    tables = [table(title, header, [row[: len(header)] for row in rows])]
+    shown = [column for column in range(len(_HEADER)) if column == 0 or any(row[column] for row in rows)]
+    header, *cells = ([row[column] for column in shown] for row in (_HEADER, *rows))
     groups = {**report["by_group"], **report["by_tag"]}
     notes = [*_notes(report), *_unscored_notes(report["unscored"]), *_examples(report["examples"])]
-    return "\n".join([*tables, *notes, *_group_table(groups), report["verdict"]["sentence"]])
+    warnings = warning_of(report["n"], of=_of(report), below=MIN_QUESTIONS)
+    return "\n".join(
+        [*warnings, table(title, header, cells), *notes, *_group_table(groups), report["verdict"]["sentence"]]
+    )
+
+
+def _questions(report: Mapping[str, Any]) -> str:
+    """Return how many questions an evaluation asked, of which, and why not all of them."""
+    n, asked, available = report["n"], report["asked"], report.get("available", report["asked"])
+    left = f" ({asked - n} more were not finished)" if asked > n else ""
+    if available > asked:
+        return f"{n} of {available} {_of(report)}{left}, as many as {report['eval_calls']:,} calls allow"
+    return f"{n} {_of(report)}{left}"
+
+
+def _of(report: Mapping[str, Any]) -> str:
+    dataset = report.get("dataset")
+    questions = "question" if report["n"] == report.get("available") == 1 else "questions"
+    return f"{questions} of {dataset} that training did not have" if dataset else f"held-out {questions}"
 
 
 def models_table(reports: Mapping[str, Mapping[str, Any] | None]) -> str:
     """Return the table of one policy's evaluations by model, None where there is none."""
-    asked = max((report["n"] for report in reports.values() if report), default=0)
-    title = f"{asked} held-out questions, the policy with each model; percent with 95 % intervals"
+    largest = max((report for report in reports.values() if report), key=lambda report: int(report["n"]), default=None)
+    asked = _questions(largest) if largest else "no questions"
+    title = f"{asked}, the policy with each model; percent with 95 % intervals"
     header = ("", "success", "original question", "policy minus it", *_HEADER[3:6])
     return table(title, header, [_model_row(name, report) for name, report in reports.items()])
 
@@ -81,8 +99,9 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
         search = report["plan_search"]
         cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"
         chosen.append(f"best_plan: {search['best']['plan']}; {cost}")
-    refusals = "false refusals: of harmless questions; guard refusals: of questions that should be refused"
-    return [*chosen, refusals]
+    is_guarded = any(_rate(one["guard_refusal"], one["guard_refusal_ci"]) for one in report["methods"].values())
+    of_guard = "; guard refusals: of questions that should be refused" if is_guarded else ""
+    return [*chosen, f"false refusals: of harmless questions{of_guard}"]
 
 
 def _group_table(groups: Mapping[str, Any]) -> list[str]:
@@ -123,7 +142,7 @@ def _row(name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | N
         _rate(method["success"], method["success_ci"]) or f"no replies: {unscored}",
         _number(method["score"], ".3f"),
         _rate(method["false_refusal"], method["false_refusal_ci"]),
-        _rate(method["guard_refusal"], method["guard_refusal_ci"]) or f"no replies: {on_guard}",
+        _rate(method["guard_refusal"], method["guard_refusal_ci"]) or (f"no replies: {on_guard}" if on_guard else ""),
         _number(method["calls_per_question"], ".1f"),
         _rate(difference["success"], difference["success_ci"], signed=True) if difference else "",
         "; ".join(filter(None, (unscored, on_guard and f"guard {on_guard}"))),

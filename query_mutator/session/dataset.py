@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from query_mutator.data import BUNDLED, QuestionSet, Split, hub, load_question_set, split_questions, validation_split
+from query_mutator.data import (
+    BUNDLED,
+    QuestionSet,
+    Split,
+    guard_questions,
+    hub,
+    load_question_set,
+    split_questions,
+    validation_split,
+)
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["read_dataset", "split_dataset"]
+__all__ = ["guard_requests", "read_dataset", "split_dataset"]
 
 
 def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
-    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file."""
+    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file.
+
+    Bundled sets come with the bundled requests that should be refused.
+    """
     dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
     if dataset in bundled and not Path(dataset).exists():
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
-        return QuestionSet(questions=bundled[dataset]())
+        return QuestionSet(questions=bundled[dataset](), guard=tuple(guard_questions()))
     paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)
@@ -48,3 +60,10 @@ def split_dataset(settings: TaskSettings) -> Split:
         return split
     fold = validation_split(split.train, settings.validation_fold)
     return replace(split, train=fold.train, validation=fold.validation)
+
+
+def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Question, ...]:
+    """Return the requests of a set that should be refused, after the bundled ones where these are wanted too."""
+    known = {question.id for question in own}
+    bundled = guard_questions() if with_bundled else ()
+    return (*(question for question in bundled if question.id not in known), *own)

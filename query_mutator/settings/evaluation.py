@@ -38,8 +38,10 @@ class Comparison(Group):
     """The comparison with the baselines on held-out questions."""
 
     eval_calls: Count | None = None
-    """Maximum model calls of the comparison with the baselines, retries aside: a random sample of the questions that
-    fits is asked, the same for all."""
+    """Maximum model calls of the comparison with the baselines, retries aside: a random sample of the questions, the
+    same for all methods, grows while calls are left."""
+    guard: bool = False
+    """Ask the bundled requests that should be refused too; with a bundled set of questions they are always asked."""
     plan_calls: CountOrNone = 3000
     """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out. With
     --teacher search this is done before training."""

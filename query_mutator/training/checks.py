@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from query_mutator import operators
 from query_mutator.bounds import group_of
-from query_mutator.data import Split, guard_questions
+from query_mutator.data import Split
 from query_mutator.env.rules import ASKING, EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.plan_search import check_calls
 from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.dataset import guard_requests
 from query_mutator.session.judging import make_reward
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.learner import read_teacher
 
-__all__ = ["check_run", "comparison_cost"]
+__all__ = ["check_run", "comparison_calls"]
 
 
 def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
@@ -30,7 +31,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
-    comparison_cost(config, split)
+    comparison_calls(config, split)
     actions = [operator.name for operator in operators.select(config.operators)] + [*ASKING[config.ask].controls]
     if checkpoint is not None:
         checkpoint.check_actions(actions)
@@ -46,11 +47,11 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     torch.set_num_threads(1)
 
 
-def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
-    """Return the cost of the final comparison; UsageError when --eval-calls does not allow one question."""
+def comparison_calls(config: TrainConfig, split: Split) -> int:
+    """Return the calls of the final comparison at most; UsageError when --eval-calls does not allow one question."""
     cost = EvaluationCost(
         num_test=len(split.test),
-        num_guard=len(guard_questions()) + len(split.guard),
+        num_guard=len(guard_requests(split.guard, with_bundled=config.guard)),
         num_train=len(split.train),
         num_operators=len(operators.select(config.operators)),
         episode_calls=group_of(EpisodeRules, config).max_calls,
@@ -58,4 +59,5 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
-    return cost.within(config.eval_calls)
+    cost.within(config.eval_calls)
+    return min(cost.calls, config.eval_calls or cost.calls)

@@ -11,7 +11,7 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
-from query_mutator.training.checks import check_run, comparison_cost
+from query_mutator.training.checks import check_run, comparison_calls
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
 
@@ -119,7 +119,7 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
         num_validation=len(split.validation),
         num_test=num_test,
         asking=make_reward(config).asking,
-        comparison_calls=comparison_cost(config, split).calls if config.evaluate and num_test else 0,
+        comparison_calls=comparison_calls(config, split) if config.evaluate and num_test else 0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def qm(*argv: str) -> int:
 
 def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
-    assert qm("eval", "--checkpoint", run, "--evaluation", str(path), "--json") == 0
+    assert qm("eval", "--checkpoint", run, "--evaluation", str(path), "--guard", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     rows = list(read_json_lines(path))
     assert Counter((row["method"], row["set"]) for row in rows) == {
@@ -163,7 +164,10 @@ def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: p
     assert mean == pytest.approx(report["methods"]["policy"]["calls_per_question"])
     assert qm("eval", "--checkpoint", run, "--evaluation", str(path)) == 2  # an earlier output needs --force
     assert qm("eval", "--checkpoint", run, "--evaluation", str(path), "--force") == 0
-    assert len(list(read_json_lines(path))) == len(rows)
+    out = capsys.readouterr().out
+    assert {row["set"] for row in read_json_lines(path)} == {"test"}  # a file of one's own, without --guard
+    assert "false refusals" in out
+    assert "guard" not in out
 
 
 def test_a_training_run_writes_the_rows_and_the_verdict(
@@ -173,7 +177,7 @@ def test_a_training_run_writes_the_rows_and_the_verdict(
     out, err = capsys.readouterr()
     folder = tmp_path / "runs" / "latest"
     report = json.loads((folder / "summary.json").read_text())["eval"]
-    assert report["verdict"]["deploy"] in ("identity", "best_plan", "policy")
+    assert report["verdict"] == {"deploy": None, "sentence": "No verdict: 3 questions are too few, give 20 or more."}
     assert report["plan_search"]["calls"] > 0
     rows = ["identity", "random", "best_single", "best_of_k", "best_plan", "bandit", "policy"]
     assert list(report["methods"]) == rows
@@ -192,13 +196,24 @@ def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     before = tiny_server.stats()["calls"]
     assert qm(*argv, "--eval-calls", "600") == 0
     made = tiny_server.stats()["calls"] - before
-    first, second = json.loads(capsys.readouterr().out), None
-    assert made <= first["calls_at_most"] <= 600
-    assert 2 <= first["n"] < 60
+    out, err = capsys.readouterr()
+    first, at_first = json.loads(out), re.search(r"for (\d+) of 60 questions.*; more while calls are left", err)
+    assert at_first is not None
+    assert made == first["calls"] <= first["calls_at_most"] == 600
+    assert 2 * int(at_first[1]) < first["n"] == first["asked"] < first["available"] == 60  # of the calls really needed
+    assert first["n"] >= 20
     assert all(method["scored"] == first["n"] for method in first["methods"].values())
     assert qm(*argv, "--eval-calls", "600") == 0
     second = json.loads(capsys.readouterr().out)
     assert second["methods"]["policy"]["success"] == first["methods"]["policy"]["success"]  # the same sample
+    assert qm(*argv[:-1], "--eval-calls", "200") == 0
+    out, err = capsys.readouterr()
+    warning, title, *_ = out.splitlines()
+    assert re.match(rf"\d+ questions of {path} that training did not have: differences under \d+ points", warning)
+    assert re.match(rf"\d+ of 60 questions of {path} .*, as many as 200 calls allow, answered by", title)
+    assert "No verdict: " in out.splitlines()[-1]
+    assert "evaluation: at most 200 model calls for " in err
+    assert " of 60 questions" in err
     assert qm(*argv, "--eval-calls", "20") == 2
     assert "--eval-calls 20 does not allow one question of each method; give at least" in capsys.readouterr().err
 
@@ -229,6 +244,8 @@ def test_the_second_authors_questions_have_a_name(run: str, capsys: pytest.Captu
     argv = ["eval", "--checkpoint", run, "--dataset", "second_hand", "--eval-calls", "600"]
     assert qm(*argv) == 0
     out = capsys.readouterr().out
+    assert " questions of second_hand that training did not have" in out
+    assert "guard refusals" in out
     assert "success by group of questions" in out
     assert exit_code(train_main, ["--dataset", "second_hand", "--dry-run"], prog="train") == 2  # never to train on
     assert "second_hand: no such file" in capsys.readouterr().err

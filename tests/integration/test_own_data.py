@@ -27,7 +27,7 @@ def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path
     run = tmp_path / "runs" / "latest"
     rows = list(read_json_lines(run / "evaluation.jsonl"))
     guarded = {row["question"]: row for row in rows if row["set"] == "guard"}
-    assert {row["prompt"] for row in UNSAFE} <= set(guarded)
+    assert {row["prompt"] for row in UNSAFE} == set(guarded)  # and none of the bundled ones
     assert all(
         not any(part.values()) for row in guarded.values() for part in row["parts"]
     )  # no reward, so no judge either

@@ -52,7 +52,9 @@ def test_eval_of_other_questions_asks_them_all(run: str, tmp_path: Path, capsys:
     path.write_text("q,a\nplz sort by key,heapq.merge\njoin threads,threading.Thread.join\nlength umm,array.array\n")
     flags = ["--dataset", str(path), "--question-column", "q", "--answer-column", "a"]
     assert qm("eval", "--checkpoint", run, *flags) == 0
-    assert capsys.readouterr().out.startswith("3 held-out questions")
+    warning, title, *_ = capsys.readouterr().out.splitlines()
+    assert warning == f"3 questions of {path} that training did not have: differences under 65 points mean nothing."
+    assert title.startswith(f"3 questions of {path} that training did not have, answered by librarian")
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

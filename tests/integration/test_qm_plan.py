@@ -66,12 +66,16 @@ def test_the_found_plan_is_evaluated_and_used_like_a_policy(
     assert json.loads((run / "summary.json").read_text())["plan"] == report["plan"]
     assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
     answer = section_of(run / "report.html", "answer")
-    assert answer["verdict"].startswith(f"The plan {report['plan']['plan']}: right on ")
-    assert answer["methods"][0]["success"] == report["plan"]["success"]
+    assert said.splitlines()[-1] == answer["verdict"] == report["verdict"]
+    assert report["verdict"].startswith(f"Use the plan {report['plan']['plan']}: ")
+    rows = {row["method"]: row["success"] for row in answer["methods"]}
+    assert rows == {"identity": report["original"]["success"], "best_plan": report["plan"]["success"]}
+    assert (answer["questions"], answer["step"], answer["only_plan"]) == ("training question", None, True)
     points = {point["method"]: point["success"] for point in section_of(run / "report.html", "front")["points"]}
-    assert points == {point["plan"]: point["success"] for point in report["front"].values()}
+    shown = [report["original"], *report["front"].values()]
+    assert points == {point["plan"]: point["success"] for point in shown}
 
-    assert qm("eval", "--checkpoint", str(run), "--json", "-") == 0
+    assert qm("eval", "--checkpoint", str(run), "--guard", "--json", "-") == 0
     evaluated = json.loads(capsys.readouterr().out)
     table = evaluated["methods"]
     assert not table.keys() & {"best_plan", "bandit"}  # the plan is the policy, and nothing was learned

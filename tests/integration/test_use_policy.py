@@ -115,7 +115,7 @@ def test_a_run_works_from_any_folder_with_its_dataset_gone(
     others = write_dataset(tmp_path / "others.jsonl", [("sort by length plz", "sorted"), ("plz sort my list", "len")])
     assert qm("eval", "--checkpoint", str(moved), "--dataset", str(others)) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("1 held-out questions")  # the other one was trained on
+    assert told.out.splitlines()[1].startswith(f"1 question of {others} that training did not have, ")  # not the other
     assert "1 of 2 questions were trained on" in told.err
 
 

@@ -26,6 +26,19 @@ def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
     assert replace(found, num_test=found.num_test + 1).calls > max_calls
 
 
+def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
+    first = WHOLE.within(5000)
+    more = first.grown(WHOLE, 2000)
+    assert more is not None
+    assert 0 < more.num_test - first.num_test <= 2000 // first.per_question
+    assert more.num_guard >= first.num_guard
+    assert first.grown(WHOLE, 100) is None
+    whole = first.grown(WHOLE, 10**6)
+    assert whole is not None
+    assert (whole.num_test, whole.num_guard) == (300, 28)
+    assert whole.grown(WHOLE, 10**6) is None
+
+
 def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_does() -> None:
     assert WHOLE.within(None) == WHOLE.within(WHOLE.calls) == WHOLE
     with pytest.raises(UsageError, match="give at least 119"):

@@ -96,6 +96,23 @@ def test_table_of_an_interrupted_evaluation_says_how_many_are_missing() -> None:
     assert result_table({**REPORT, "asked": 130}).startswith("100 held-out questions (30 more were not finished), ans")
 
 
+def test_the_first_lines_say_which_questions_and_how_many_of_them() -> None:
+    of_file = result_table({**REPORT, "dataset": "own.jsonl"})
+    assert of_file.startswith("100 questions of own.jsonl that training did not have, answered by")
+    assert result_table({**REPORT, "available": 300, "eval_calls": 9000}).startswith(
+        "100 of 300 held-out questions, as many as 9,000 calls allow, answered by"
+    )
+    warning, title, *_ = result_table({**REPORT, "n": 9, "asked": 9}).splitlines()
+    assert warning == "9 held-out questions: differences under 38 points mean nothing."
+    assert title.startswith("9 held-out questions, answered by")
+
+
+def test_a_table_without_guard_requests_has_no_column_for_them() -> None:
+    unasked = {name: {**method, "guard_refusal": None} for name, method in REPORT["methods"].items()}
+    assert "guard" not in result_table({**REPORT, "methods": unasked})
+    assert "guard refusals" in result_table(REPORT)
+
+
 def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None:
     example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
     lines = result_table({**REPORT, "examples": [example]}).splitlines()
