@@ -60,7 +60,7 @@ from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
 from query_mutator.training.restore import open_journal, restore_counts, restore_envs, resumed_models, resumed_view
-from query_mutator.training.resume import check_resumption, fold_remarks, resumed_flags
+from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.run_folder import open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import StepRecord
@@ -102,6 +102,7 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
     if config.resumes_folder and not config.dry_run:
         stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
+    check_named(config, checkpoint)
     config = parse_config(argv, base=resumed_flags(checkpoint), base_name=str(checkpoint.path))
     check_resumption(config, checkpoint)
     note(*fold_remarks(config, checkpoint))

@@ -58,7 +58,8 @@ class FrozenPolicy:
         self._weights = {name: array_of(value) for name, value in state.items()}
         self._depth = sum(name.startswith("hidden") for name in state) // 2
         try:
-            self._forward(np.zeros((1, self._weights["hidden.0.weight"].shape[1]), np.float32))
+            logits, _ = self._forward(np.zeros((1, self._weights["hidden.0.weight"].shape[1]), np.float32))
+            self.num_actions = logits.shape[1]
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise ValueError(f"these are not the weights of an actor-critic policy: {error}") from error
 

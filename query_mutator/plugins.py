@@ -5,8 +5,8 @@ A plugin is an importable module's name or the path of a `.py` file. It register
     from query_mutator.operators import OPERATORS, PromptOperator
     OPERATORS.add("polite", PromptOperator(name="polite", ...))
 
-A run stores the plugins and their sha256 in config.json and checkpoints, so that `--resume`, `qm eval` and
-`qm rewrite` load them again and report a change.
+A run stores the plugins and their sha256 in config.json and checkpoints. `--resume`, `qm eval` and `qm rewrite` load
+them again if the source is that of a run of this user, or `--plugin` names it (session/trust.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
 from query_mutator.errors import UsageError
 
-__all__ = ["absolute", "load_plugins", "plugin_hashes", "warn_of_changes"]
+__all__ = ["absolute", "load_plugins", "plugin_hashes", "replaced", "source_sha256", "warn_of_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,30 @@ def load_plugins(specs: Iterable[str]) -> None:
         key = absolute(spec)
         if key not in _loaded:
             _loaded[key] = _import(spec, key)
+
+
+def source_sha256(spec: str) -> str:
+    """Return the sha256 of a plugin's source file, "" for one that is not found; imports nothing."""
+    file = Path(spec) if spec.endswith(".py") else _module_file(spec)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else ""
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the file of a module without importing the packages that it is in."""
+    parts, place, found = name.split("."), None, None
+    for part in accumulate(parts, "{}.{}".format) if all(map(str.isidentifier, parts)) else ():
+        specs = (finder.find_spec(part, place) for finder in sys.meta_path)
+        found = next((spec for spec in specs if spec is not None), None)
+        if found is None:
+            return None
+        place = found.submodule_search_locations
+    return Path(found.origin) if found is not None and found.origin is not None else None
+
+
+def replaced(recorded: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
+    """Return the recorded plugins, those of the same file name at the given places."""
+    places = {Path(spec).name: spec for spec in given}
+    return {places.get(Path(spec).name, spec): sha256 for spec, sha256 in recorded.items()}
 
 
 def plugin_hashes(specs: Iterable[str]) -> dict[str, str]:

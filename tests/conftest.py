@@ -122,6 +122,12 @@ def children_end_with_the_session() -> None:
     children.bind_to_this_process()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def another_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what trainings remember out of the user's configuration folder."""
+    os.environ["QUERY_MUTATOR_TRUSTED"] = str(tmp_path_factory.mktemp("user") / "trusted.jsonl")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def plain_inspect() -> None:
     """Undo what an import of ray does to `inspect`, whose functions are names that questions accept."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,9 +17,9 @@ from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
-from query_mutator.session.loading import acting_settings, acting_task, load_policy
+from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.policy_file import SavedPolicy, read_policy
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
 from query_mutator.types import Question
@@ -43,9 +43,9 @@ class Rewriter:
     ) -> None:
         """Take a policy and its open models, which `close` closes; `load` is the usual way."""
         self.saved, self.models = saved, models
-        self.policy = load_policy(saved.checkpoint)
         self.call_price = call_price
         self._task = task or acting_task(saved, models)
+        self.policy = load_policy(saved.checkpoint, self._task)
         self._ids = {question.text: question.id for question in self._task.train_questions}
         self._threads = ThreadPoolExecutor(models.settings.batch_size, thread_name_prefix="qm-rewrite")
 
@@ -61,18 +61,18 @@ class Rewriter:
         """Return the policy of a run folder, a `.pt` or a `.qm` file, with models, by default those of its training.
 
         `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
-        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are files in place of those
-        of the same name in training; `call_price` is what the policy is told a call costs. Nothing is cached on disk,
-        and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
-        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do.
+        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first, in place of
+        those of the same file name in training; `call_price` is what the policy is told a call costs. Nothing is cached
+        on disk, and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
+        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do; UnnamedError for
+        a server, file or plugin that only the policy's file names.
         """
         for name in settings:
             check_known("setting", name, [field.name for field in fields(ModelSettings)])
-        saved = _with_plugins(read_policy(path), plugins)
-        saved.checkpoint.load_plugins()
+        saved = load_saved(path, plugins)
         given = {"cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s, **settings}
         given = {name: value for name, value in given.items() if value is not None}
-        models = open_models(acting_settings(saved.checkpoint.system, given), light=True)
+        models = open_models(acting_settings(saved.checkpoint.system, given, source=path), light=True)
         try:
             return cls(saved, models, call_price=call_price)
         except BaseException:
@@ -235,16 +235,3 @@ def _answered(rewrite: Rewrite) -> Rewrite:
             f"no answer: {reason or 'the deadline was reached'}", kind=reason.kind if reason else "timeout"
         )
     return rewrite
-
-
-def _with_plugins(saved: SavedPolicy, given: Sequence[str]) -> SavedPolicy:
-    """Return a policy whose plugins are found at the given places, which have the names of those in training."""
-    if not given:
-        return saved
-    places = {Path(path).name: path for path in given}
-    recorded: Mapping[str, str] = saved.checkpoint.plugins
-    plugins = {places.pop(Path(spec).name, spec): sha256 for spec, sha256 in recorded.items()}
-    if places:
-        names = ", ".join(recorded) or "none"
-        raise UsageError(f"plugins={list(places.values())}: not of this policy's training, which had {names}")
-    return replace(saved, checkpoint=replace(saved.checkpoint, plugins=plugins))

@@ -198,7 +198,7 @@ def _plain_work(flags: BatchFlags) -> Iterator[Work]:
     encoder = "hash" if is_named else ResolvedModels.encoder  # the embedded assistant searches with it
     base = ResolvedModels(encoder=encoder, cache="off")
     first = flags.target_model or _first_model(flags.questions)
-    with open_models(system_settings(flags, base, target_model=first)) as models:
+    with open_models(system_settings(flags, base, source=flags.questions, target_model=first)) as models:
 
         def start(ask: Ask) -> Flow:
             model = flags.target_model or ask.model or models.target_model

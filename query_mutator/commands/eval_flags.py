@@ -36,6 +36,8 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     text is in the training set are left out; those about its targets have a column of their own."""
     seed: Seed = 1
     """Seed of the random baseline."""
+    judge_model: str | None = None
+    """Model of the reward part judge; by default as in training."""
     rewriter: str | None = None
     """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None

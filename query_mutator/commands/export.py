@@ -11,13 +11,14 @@ from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.outputs import Output, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
+from query_mutator.settings.output import Plugins
 from query_mutator.training.distill import ExportRules, choose, read_steps, reward_of, training_rows
 
 __all__ = ["ExportFlags", "export"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags(ExportRules, JsonFlags):
+class ExportFlags(ExportRules, Plugins, JsonFlags):
     """Write the rewrites that got better answers as instruction and response rows."""
 
     run: str = "runs/latest"
@@ -28,7 +29,7 @@ class ExportFlags(ExportRules, JsonFlags):
 
 def export(flags: ExportFlags) -> None:
     """Write the rows of a run and print how many there are."""
-    choice = choose(read_steps(flags.run), reward_of(flags.run), flags)
+    choice = choose(read_steps(flags.run), reward_of(flags.run, flags.plugin), flags)
     if not choice.rewrites:
         raise UsageError(f"{flags.run}: no rewrite in it got a better answer; train longer, or lower --min-gain")
     rows = list(training_rows(choice.rewrites))

@@ -9,15 +9,16 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.session.loading import acting_settings, with_background
+from query_mutator.session.loading import acting_settings, load_saved, with_background
 from query_mutator.session.models import open_models
 from query_mutator.session.policy_file import read_policy, redacted, write_policy_file
+from query_mutator.settings.output import Plugins
 
 __all__ = ["ExportPolicyFlags", "export_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportPolicyFlags(OutputFlags):
+class ExportPolicyFlags(Plugins, OutputFlags):
     """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
 
     `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
@@ -34,8 +35,8 @@ def export_policy(flags: ExportPolicyFlags) -> None:
     """Write the file and print what is in it."""
     saved = read_policy(flags.run)
     if saved.background is None:  # a run of an earlier version: its dataset and models are needed once
-        saved.checkpoint.load_plugins()
-        with open_models(acting_settings(saved.checkpoint.system, {}), light=True) as models:
+        saved = load_saved(flags.run, flags.plugin)
+        with open_models(acting_settings(saved.checkpoint.system, {}, source=flags.run), light=True) as models:
             saved = with_background(saved, models)
     background = saved.background
     assert background is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from query_mutator.batching.gym.server import Game, GymnasiumTextEnv, GymServer, TextEnv
@@ -19,6 +19,7 @@ from query_mutator.session.dataset import split_dataset
 from query_mutator.session.loading import load_policy
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task
+from query_mutator.session.trust import check_reach
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.listening import Listening
 from query_mutator.settings.models import ModelSettings
@@ -58,7 +59,7 @@ def serving(flags: GymServeFlags) -> Iterator[Game]:
     task_settings, projection = group_of(TaskSettings, flags, seed=0, validation_fold="none"), None
     hint: Hint = in_turn
     if flags.checkpoint:
-        task_settings, projection, hint = _trained(flags.checkpoint)
+        task_settings, projection, hint = _trained(flags.checkpoint, dataset=flags.dataset)
     with open_models(flags) as models:
         note(models.choice.reason)
         train = split_dataset(task_settings).train
@@ -105,9 +106,10 @@ def _is_right(info: Mapping[str, Any], _total: float) -> bool:
     return bool(info.get("success", 0.0) >= 0.5)
 
 
-def _trained(checkpoint: str) -> tuple[TaskSettings, Projection, Hint]:
+def _trained(checkpoint: str, *, dataset: str) -> tuple[TaskSettings, Projection, Hint]:
     """Return the task a policy was trained on, its projection of embeddings, and its greedy actions as hints."""
     found = read_checkpoint(checkpoint)
+    check_reach(asdict(found.task), source=found.path, named={"dataset": dataset})
     policy = load_policy(found)
 
     def greedy(env: QueryMutationEnv) -> str:

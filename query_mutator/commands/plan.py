@@ -39,7 +39,7 @@ from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import DryRun, NamedRun
 from query_mutator.settings.questions import Questions, Reward
 from query_mutator.training.estimate import duration
-from query_mutator.training.run_folder import described
+from query_mutator.training.run_folder import described, remember_run
 from query_mutator.training.timing import call_time, encoding_time
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def _open_run_dir(flags: PlanFlags, models: OpenModels, split: Split, stack: Exi
     stack.callback(run_dir.close)
     stack.enter_context(locked(run_dir.path))
     run_dir.write_config(describe_run(_kept(flags), **described(models, split, flags.plugin)))
+    remember_run(asdict(flags), models)
     return run_dir
 
 

@@ -15,7 +15,7 @@ from query_mutator.commands.policy_flags import max_failure_rate, system_setting
 from query_mutator.data import QuestionSet
 from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import DatasetError, UnnamedError, UsageError
 from query_mutator.evaluation.bandit_baseline import fitted_bandit
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
@@ -24,10 +24,11 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
 from query_mutator.session.background import text_digest
 from query_mutator.session.dataset import guard_requests, read_dataset
-from query_mutator.session.loading import acting_task, load_policy, training_split
+from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.policy_file import SavedPolicy, read_policy
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.session.truncation import cut_line, long_questions
+from query_mutator.session.trust import check_reach
 from query_mutator.types import Question
 
 __all__ = ["evaluate_policy"]
@@ -35,18 +36,27 @@ __all__ = ["evaluate_policy"]
 
 def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or with several models a row for each, or write the report with --json."""
-    saved = read_policy(flags.checkpoint)
+    saved = _judged(flags, load_saved(flags.checkpoint, flags.plugin))
+    target = flags.target_model[0] if len(flags.target_model) == 1 else None
+    settings = system_settings(flags, saved.checkpoint.system, source=saved.checkpoint.path, target_model=target)
     if len(flags.target_model) > 1:
         assert saved.checkpoint.path is not None
         evaluate_models(flags, saved.checkpoint.path)
         return
-    saved.checkpoint.load_plugins()
     asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
-    with open_models(system_settings(flags, saved.checkpoint.system), rewriter=flags.rewriter) as models:
+    with open_models(settings, rewriter=flags.rewriter) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
     show(flags, report, result_table(report))
     note(*cut_line(models.calls.eval_counted.totals))
     check_report(report, max_failure_rate=failures)
+
+
+def _judged(flags: EvalFlags, saved: SavedPolicy) -> SavedPolicy:
+    """Return the policy with the judge of --judge-model; UnnamedError for one that only its file names."""
+    checkpoint, named = saved.checkpoint, {"judge_model": flags.judge_model}
+    task = replace(checkpoint.task, judge_model=flags.judge_model or checkpoint.task.judge_model)
+    check_reach({"judge_model": task.judge_model}, source=checkpoint.path, named=named)
+    return replace(saved, checkpoint=replace(checkpoint, task=task))
 
 
 def _compared(
@@ -62,7 +72,7 @@ def _compared(
         models,
         task,
         asked.questions,
-        load_policy(saved.checkpoint),
+        load_policy(saved.checkpoint, task),
         seed=flags.seed,
         baselines=Baselines(
             rewriter=flags.rewriter,
@@ -97,8 +107,8 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     """Return the held-out questions of the training set, or those of --dataset whose text training did not have."""
     task = saved.checkpoint.task
     try:
-        split = training_split(saved)
-    except DatasetError as error:
+        split = training_split(saved, named=flags.dataset)
+    except (DatasetError, UnnamedError) as error:
         return _without_split(flags, saved, error)
     seen = split.train + split.validation
     targets = {target_key(question) for question in seen}
@@ -114,9 +124,11 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     )
 
 
-def _without_split(flags: EvalFlags, saved: SavedPolicy, error: DatasetError) -> _Asked:
+def _without_split(flags: EvalFlags, saved: SavedPolicy, error: UsageError) -> _Asked:
     """Return the questions of --dataset and the training questions that a run folder keeps; its dataset is gone."""
     background = saved.background
+    if flags.dataset is None and isinstance(error, UnnamedError):
+        raise error
     if flags.dataset is None:
         raise UsageError(
             f"{saved.checkpoint.task.dataset}: the questions of the training are gone, and the held-out ones with "

@@ -12,13 +12,15 @@ from tyro.conf import Positional
 from query_mutator.bounds import Device
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import InferencePolicy
+from query_mutator.plugins import absolute
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.loading import acting_settings, acting_task, load_policy
+from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
-from query_mutator.session.policy_file import SavedPolicy, read_policy
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ADDRESS_FLAGS, Models
+from query_mutator.settings.output import Plugins
 
 __all__ = ["Policy", "PolicyFlags", "RunFlags", "max_failure_rate", "open_policy", "system_settings", "take_run"]
 
@@ -26,7 +28,7 @@ LATEST = "runs/latest"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyFlags(Models, Calls, FailureRate):
+class PolicyFlags(Models, Calls, FailureRate, Plugins):
     """Flags of every command that uses a trained policy; by default all settings are those of its training."""
 
     STORED: ClassVar[str] = "as in training"
@@ -35,6 +37,12 @@ class PolicyFlags(Models, Calls, FailureRate):
     """A run folder (its newest checkpoint), a .pt file, or a .qm file of `qm export-policy`."""
     device: Device = "cpu"
     """Torch device of the sentence encoder."""
+    encoder: str | None = None
+    """Sentence encoder; it must give the vectors of the training's. By default as in training."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
+        super().__post_init__()
 
     def of_training(self, settings: ResolvedModels) -> ResolvedModels:
         """Return the training's settings that stand where no flag is given."""
@@ -79,24 +87,21 @@ class Policy:
 @contextmanager
 def open_policy(flags: PolicyFlags) -> Iterator[Policy]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
-    saved = read_policy(flags.checkpoint)
-    saved.checkpoint.load_plugins()
-    models = open_models(system_settings(flags, flags.of_training(saved.checkpoint.system)), light=True)
-    with models:
+    saved = load_saved(flags.checkpoint, flags.plugin)
+    trained_with = flags.of_training(saved.checkpoint.system)
+    with open_models(system_settings(flags, trained_with, source=saved.checkpoint.path), light=True) as models:
         task = acting_task(saved, models)
-        yield Policy(saved=saved, models=models, task=task, frozen=load_policy(saved.checkpoint))
+        yield Policy(saved=saved, models=models, task=task, frozen=load_policy(saved.checkpoint, task))
 
 
-def system_settings(flags: PolicyFlags, base: ResolvedModels, **others: Any) -> ResolvedModels:
-    """Return the settings of a checkpoint's models with the given flags, and `others`, in place of them."""
+def system_settings(flags: PolicyFlags, base: ResolvedModels, *, source: object, **others: Any) -> ResolvedModels:
+    """Return the settings of the models of `source` with the given flags, and `others`, in place of them."""
     names = {field.name for field in fields(ResolvedModels)} & {*flags.given, *ADDRESS_FLAGS}
     given = {name: getattr(flags, name) for name in names} | others
     given = {name: value for name, value in given.items() if value not in (None, ())}
     if "batch_size" in given:
         given.setdefault("use_batching", True)
-    if isinstance(target := given.get("target_model"), tuple):  # of `qm eval`
-        (given["target_model"],) = target
-    return acting_settings(base, given)
+    return acting_settings(base, given, source=source)
 
 
 def max_failure_rate(flags: PolicyFlags, checkpoint: Checkpoint) -> float:

@@ -35,7 +35,7 @@ class FrozenBandit:
             self._theta = np.asarray(state["theta"])  # [A, X]
             self._inverse = np.asarray(state["inverse"])  # [A, X, X]
             self._closed = np.asarray(state["closed"])  # [A] columns, or none
-            self.act(np.zeros((1, self._theta.shape[1] - 1), np.float32), greedy=True)
+            self.num_actions = self.values(np.zeros((1, self._theta.shape[1] - 1), np.float32)).shape[1]
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"these are not the coefficients of a bandit: {error}") from error
 

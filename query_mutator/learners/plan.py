@@ -113,7 +113,7 @@ class PlanPolicy:
     """Follows a plan from observations of an `ask="policy"` task."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
-        """Load saved weights; ValueError if one is missing."""
+        """Load saved weights; ValueError if one is missing or names no action."""
         missing = [name for name in WEIGHTS if name not in weights]
         if missing:
             raise ValueError(f"these are not the weights of a plan: {missing[0]} is missing")
@@ -122,10 +122,18 @@ class PlanPolicy:
         self._used: list[int] = self.weights["used"].tolist()  # [A] columns
         self._masked: list[int] = self.weights["closed"].tolist()  # [A + 3] columns
         self._fit, self._asked = int(self.weights["fit"]), int(self.weights["asked"])
+        self.num_actions = len(self._masked)
+        columns = [*self._used, *self._masked, self._fit, self._asked]
+        self._num_columns = max(columns) + 1
+        is_whole = all(self.weights[name].dtype.kind in "iu" for name in WEIGHTS if name != "stop")
+        if not is_whole or min(columns) < 0 or not set(self._items) <= set(range(self.num_actions)):
+            raise ValueError("these are not the weights of a plan: they name no action or column")
         self._stop = float(self.weights["stop"])  # as the observation has it; NaN for none
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the plan's next actions [n] for observations [n, D]; nothing is random."""
+        if obs.shape[1] < self._num_columns:
+            raise ValueError(f"the plan is for observations of {self._num_columns} numbers, not of {obs.shape[1]}")
         return Acted(np.array([self._next(row) for row in obs], dtype=np.int64))
 
     @property

@@ -4,6 +4,7 @@
     shared_models.py the models of `gymnasium.make`, once per process
     task.py          make_task: its questions and the rules of an episode
     dataset.py       the questions and their split
+    trust.py         what a saved policy may use: what this user named
     judging.py       the reward, and the judge in it
     checkpoint.py    the state of a training; policy_file.py the policy alone, in one file
     background.py    what acting needs in addition to the weights

@@ -98,10 +98,8 @@ def warn_of_operators(background: Background, operators: Sequence[Operator]) -> 
 
 def check_encoder(background: Background, encoder: Encoder, *, path: object) -> None:
     """Raise a CheckpointError unless the encoder gives the rows of the training's encoder."""
-    if encoder.fingerprint == background.encoder:
-        return
-    row = encoder.encode([PROBE])[0]
-    if row.shape != background.probe.shape or float(np.abs(row - background.probe).max()) > _SAME_ENCODER:
+    row = background.probe if encoder.fingerprint == background.encoder else encoder.encode([PROBE])[0]
+    if background.probe.shape != (encoder.dim,) or float(np.abs(row - background.probe).max()) > _SAME_ENCODER:
         raise CheckpointError(
             f"{path}: its policy was trained with other weights of the encoder (sha256 {background.encoder[:12]}) than "
             f"those found here ({encoder.source}, {encoder.fingerprint[:12]}); use the same ones"

@@ -6,21 +6,22 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from query_mutator.bounds import Parallel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import operator_names
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
 from query_mutator.files.run_dir import newest_checkpoint, steps_of
-from query_mutator.plugins import load_plugins, warn_of_changes
+from query_mutator.files.typed import as_type, record_of
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.episode import TaskSettings
-
-S = TypeVar("S")
+from query_mutator.settings.evaluation import FailureRate
+from query_mutator.settings.learner import IQNConfig
 
 #: What a run did before its checkpoint had a setting for it.
-EARLIER_TASK, EARLIER_MODELS = {"seed": 0, "validation_fold": "none"}, {"cache": "off"}
+_EARLIER_TASK, _EARLIER_MODELS = {"seed": 0, "validation_fold": "none"}, {"cache": "off"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,31 +95,28 @@ class Checkpoint:
         try:
             return cls(
                 learner=_learner(state),
-                actions=tuple(state["actions"]),
-                task=_known_fields(TaskSettings, {**EARLIER_TASK, **_priced(state["task"])}),
-                system=_known_fields(ResolvedModels, {**EARLIER_MODELS, **state["system"]}),
+                actions=as_type(state["actions"], tuple[str, ...], "actions"),
+                task=stored_task(state["task"]),
+                system=stored_models(state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=_with_operators(_priced(state["flags"]), state["actions"]),
+                flags=_with_operators(_priced(stored_flags(state["flags"])), state["actions"]),
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
                 bandit=state.get("bandit"),
                 callbacks=state.get("callbacks", {}),
-                plugins=state.get("plugins", {}),
+                plugins=as_type(state.get("plugins", {}), Mapping[str, str], "plugins"),
                 path=path,
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}: not a checkpoint of query mutator ({error}); give a run folder") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: not a checkpoint of query mutator ({str(error)[:200]}); give a run folder"
+            ) from error
 
     @property
     def algo(self) -> str:
         """Return the name of the learner."""
         return str(self.flags.get("algo", "ppo"))
-
-    def load_plugins(self) -> None:
-        """Load the plugins the run was started with; warn of those that have changed since."""
-        load_plugins(self.plugins)
-        warn_of_changes(self.plugins)
 
     def check_actions(self, actions: Sequence[str]) -> None:
         """Raise a CheckpointError with the difference unless the policy has exactly these actions."""
@@ -187,6 +185,32 @@ def _priced(values: Mapping[str, Any]) -> dict[str, Any]:
     return values if step_cost is None else {**values, "call_price": (step_cost / 2,)}
 
 
-def _known_fields(cls: type[S], values: Mapping[str, Any]) -> S:
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in values.items() if name in known})
+def stored_task(values: Mapping[str, Any]) -> TaskSettings:
+    """Return the task of a checkpoint or policy file; ValueError for values of other types."""
+    values = {**_EARLIER_TASK, **_priced(values)}
+    if (rubric := values.get("judge_rubric")) and "\n" not in str(rubric):
+        raise ValueError("task.judge_rubric names a file, where its text is expected")
+    return record_of(TaskSettings, values, where="task")
+
+
+def stored_models(values: Mapping[str, Any]) -> ResolvedModels:
+    """Return the settings of models of a checkpoint or policy file; ValueError for values of other types."""
+    values = {**_EARLIER_MODELS, **values}
+    if isinstance(urls := values.get("openai_url"), (list, tuple)):  # as a choice of servers has it
+        values["openai_url"] = next(iter(urls), None)
+    return record_of(ResolvedModels, values, where="system")
+
+
+def stored_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a checkpoint or policy file; ValueError for other types of those that acting reads."""
+    record_of(_ActingFlags, values, where="flags")
+    return dict(as_type(values, Mapping[str, Any], "flags"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ActingFlags(FailureRate):
+    """The flags that acting reads."""
+
+    algo: str = "ppo"
+    plugin: tuple[str, ...] = ()
+    num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles

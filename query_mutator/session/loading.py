@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from query_mutator.data import Split
 from query_mutator.env.task import Task, operator_names
@@ -13,29 +15,53 @@ from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
+from query_mutator.plugins import load_plugins, replaced, warn_of_changes
 from query_mutator.rewards import NoReward
 from query_mutator.session.background import background_of, check_encoder, warn_of_operators
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.policy_file import SavedPolicy
+from query_mutator.session.policy_file import SavedPolicy, read_policy
 from query_mutator.session.task import make_task
+from query_mutator.session.trust import check_plugins, check_reach, unnamed
 from query_mutator.types import Question
 
-__all__ = ["acting_settings", "acting_task", "load_policy", "training_split", "with_background"]
+__all__ = ["acting_settings", "acting_task", "load_policy", "load_saved", "training_split", "with_background"]
 
 
-def load_policy(checkpoint: Checkpoint) -> InferencePolicy:
-    """Return the policy of a checkpoint for inference; CheckpointError for weights of another kind."""
+def load_saved(path: str | Path, plugins: Sequence[str] = ()) -> SavedPolicy:
+    """Return the policy of a run folder, a `.pt` or a `.qm` file, after loading `plugins` and those of its training.
+
+    Plugins replace those of the same file name. CheckpointError for an unusable file; UnnamedError for a plugin that is
+    neither given nor one of a run of this user.
+    """
+    saved = read_policy(path)
+    recorded = replaced(saved.checkpoint.plugins, plugins)
+    check_plugins(recorded, source=saved.checkpoint.path, named=plugins)
+    load_plugins([*plugins, *recorded])
+    warn_of_changes(recorded)
+    return replace(saved, checkpoint=replace(saved.checkpoint, plugins=recorded))
+
+
+def load_policy(checkpoint: Checkpoint, task: Task | None = None) -> InferencePolicy:
+    """Return the policy of a checkpoint for inference; CheckpointError for weights of another kind, or another task."""
     flags = {**checkpoint.flags, "deterministic": checkpoint.system.deterministic}
     try:
-        return LEARNERS.get(checkpoint.algo).load_policy(checkpoint.learner["policy"], flags)
-    except ValueError as error:
+        policy = LEARNERS.get(checkpoint.algo).load_policy(checkpoint.learner["policy"], flags)
+        if getattr(policy, "num_actions", len(checkpoint.actions)) != len(checkpoint.actions):
+            raise ValueError(f"its weights are not for {len(checkpoint.actions)} actions")
+        if task is not None:
+            policy.act(np.zeros((1, task.observer.size), np.float32), (), greedy=True)
+    except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return policy
 
 
-def acting_settings(settings: ResolvedModels, given: Mapping[str, Any]) -> ResolvedModels:
-    """Return the training's settings with those given in place of them, without simulated latency."""
+def acting_settings(settings: ResolvedModels, given: Mapping[str, Any], *, source: object) -> ResolvedModels:
+    """Return the training's settings with those given in place of them, without simulated latency.
+
+    UnnamedError for a stored setting of `source` that reaches out and that nobody named.
+    """
     settings = replace(settings, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
     given = dict(given)
     nowhere: dict[str, Any] = {**dict.fromkeys(ADDRESS_FLAGS), "file_digests": ()}
@@ -47,18 +73,23 @@ def acting_settings(settings: ResolvedModels, given: Mapping[str, Any]) -> Resol
             given.setdefault("backend", backend_for(flag, backend=settings.backend))
             if BACKENDS.get(given["backend"]).runs_files:
                 settings = replace(settings, target_model=None, mutator_model=None)
-    return replace(settings, **given)
+    settings = replace(settings, **given)
+    check_reach(asdict(settings), source=source, named=given)
+    return settings
 
 
-def training_split(saved: SavedPolicy) -> Split:
+def training_split(saved: SavedPolicy, *, named: str | None = None) -> Split:
     """Return the questions of the training from its dataset; DatasetError when it is gone.
 
-    A file is read from where it was in training, else from the same relative path.
+    A file is read from where it was in training, else from the same relative path. UnnamedError for one outside the
+    current folder that is neither `named` nor that of a run of this user.
     """
     settings, background = saved.checkpoint.task, saved.background
     moved = background.dataset if background is not None else None
-    if moved is not None and Path(moved).is_file():
+    given = {"dataset": [named, str(Path(named).resolve())] if named else []}
+    if moved is not None and not unnamed({"dataset": moved}, given) and Path(moved).is_file():
         settings = replace(settings, dataset=moved)
+    check_reach({"dataset": settings.dataset}, source=saved.checkpoint.path, named=given)
     return split_dataset(settings)
 
 

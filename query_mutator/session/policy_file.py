@@ -14,29 +14,40 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import math
+import re
+import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
-from query_mutator.files import atomic_write, decode_object, encode
+from query_mutator.files import atomic_write, encode, parse_json_object
 from query_mutator.files.run_dir import checkpoints_in, steps_of
+from query_mutator.files.typed import as_type, record_of
 from query_mutator.llm.hf import PREFIX, is_local
 from query_mutator.session.background import Background, without_gold
-from query_mutator.session.checkpoint import EARLIER_MODELS, EARLIER_TASK, Checkpoint, Progress, read_checkpoint
+from query_mutator.session.checkpoint import (
+    Checkpoint,
+    Progress,
+    read_checkpoint,
+    stored_flags,
+    stored_models,
+    stored_task,
+)
 from query_mutator.session.models import ResolvedModels
-from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
 
 __all__ = [
     "POLICY_FILE",
     "SavedPolicy",
+    "findable",
     "read_policy",
     "read_policy_file",
     "redacted",
@@ -46,12 +57,27 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S")
-
 POLICY_FILE = "policy.qm"
 FORMAT = 1
+MAX_BYTES = 128 << 20
+MAX_DIRECTORY_BYTES = 256 << 10  # of the list of entries: 2,000 or so
+MAX_VALUES = 2_000_000  # in policy.json: an object of Python takes 50 times the bytes of `[],`
+MAX_DIMS = 4
+SHOWN_CHARS = 200
+#: The arrays besides the weights, and their dimensions.
+_ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1, "bandit": 2}
+_WEIGHTS = re.compile(r"weights/[\w./-]{1,200}\.npy")
+#: What policy.json has of the background, besides the questions.
+_BACKGROUND: Mapping[str, Any] = {
+    **dict.fromkeys(("vocabulary", "trained_texts", "trained_targets"), frozenset[str]),
+    "operators": Mapping[str, str],
+    "encoder": str,
+    "dataset": str | None,
+}
+_NAN_WEIGHT = "weights/stop"  # of a plan that never stops early
 _LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
 _COMMENT_BYTES = len(_LABEL) + 64
+_END = struct.Struct("<4s4H2LH")  # of a zip archive: signature, disks, entries, bytes and place of their list
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: equal policies are equal files
 #: Flags that acting never reads, and that name files of the machine that trained.
 _LOCAL_FLAGS = (
@@ -140,7 +166,7 @@ def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
         "format": FORMAT,
         "actions": list(checkpoint.actions),
         "task": asdict(checkpoint.task),
-        "system": {**asdict(_findable(checkpoint.system)), "cache_path": None},
+        "system": {**asdict(findable(checkpoint.system)), "cache_path": None},
         "flags": flags,
         "versions": dict(checkpoint.versions),
         "plugins": dict(checkpoint.plugins),
@@ -159,7 +185,7 @@ def redacted(policy: SavedPolicy) -> SavedPolicy:
     return SavedPolicy(checkpoint=checkpoint, background=background)
 
 
-def _findable(system: ResolvedModels) -> ResolvedModels:
+def findable(system: ResolvedModels) -> ResolvedModels:
     """Return settings whose folders of models are found from any working directory."""
     mutator = system.mutator_model
     if mutator is not None and is_local(mutator) and (folder := Path(mutator.removeprefix(PREFIX))).is_dir():
@@ -196,72 +222,115 @@ def _archive(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> by
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _About:
+    """What policy.json holds."""
+
+    actions: tuple[str, ...]
+    task: Mapping[str, Any]
+    system: Mapping[str, Any]
+    flags: Mapping[str, Any]
+    versions: Mapping[str, str]
+    plugins: Mapping[str, str]
+    env_steps: int
+    updates_done: int
+    background: Mapping[str, Any]
+    train: tuple[Question, ...]
+
+
 def read_policy_file(path: str | Path) -> SavedPolicy:
     """Return the policy in a file; CheckpointError for a missing, damaged or later one."""
     path = Path(path)
     try:
-        about, arrays = _contents(path.read_bytes())
-        if about["format"] != FORMAT:
-            raise CheckpointError(f"{path}: its format is {about['format']}, of another version; export it again")
-        return _policy(path, about, arrays)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        about, arrays = _contents(data)
+        if about.get("format") != FORMAT:
+            raise ValueError(f"its format is {about.get('format')!r}, of another version")
+        return _policy(path, record_of(_About, about, where="policy.json"), arrays)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; give a run folder, or a file of `qm export-policy`") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except CheckpointError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: not a policy file, or damaged ({error}); export it again") from error
+    except Exception as error:  # what a stranger wrote fails in many ways
+        reason = " ".join(str(error)[:SHOWN_CHARS].split())
+        raise CheckpointError(f"{path}: not a policy file, or damaged ({reason}); export it again") from error
 
 
 def _contents(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return policy.json and the arrays; ValueError for content that does not match its digest."""
-    archived, comment = data[:-_COMMENT_BYTES], data[-_COMMENT_BYTES:]
-    if comment != _LABEL + hashlib.sha256(archived).hexdigest().encode():
+    """Return policy.json and the arrays; ValueError for content that does not match its digest, or is not theirs."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES >> 20} MB")
+    archived = memoryview(data)[:-_COMMENT_BYTES]
+    if data[len(archived) :] != _LABEL + hashlib.sha256(archived).hexdigest().encode():
         raise ValueError("its content does not match its digest")
-    arrays = {}
+    signature, _, _, _, _, directory_bytes, _, _ = _END.unpack_from(archived, len(archived) - _END.size)
+    is_zip64 = bytes(archived[-_END.size - 20 : -_END.size - 16]) == b"PK\6\7"
+    if signature != b"PK\5\6" or is_zip64 or directory_bytes > MAX_DIRECTORY_BYTES:
+        raise ValueError("its list of entries is not that of a policy")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        about = decode_object(archive.read("policy.json"))
-        for name in archive.namelist():
-            if name.endswith(".npy"):
-                content = io.BytesIO(archive.read(name))
-                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(content, allow_pickle=False)
-    return about, arrays
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        _check_entries(entries, archive.infolist(), len(data))
+        text = archive.read("policy.json")
+        arrays = {name.removesuffix(".npy"): archive.read(name) for name in entries if name != "policy.json"}
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"policy.json has more than {MAX_VALUES:,} values")
+    return parse_json_object(text), {name: _array_in(name, content) for name, content in arrays.items()}
 
 
-def _policy(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> SavedPolicy:
+def _check_entries(entries: Mapping[str, zipfile.ZipInfo], listed: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Raise a ValueError for entries that a policy lacks, or that could take more memory than the file is long."""
+    known = {"policy.json", *(f"{name}.npy" for name in _ARRAYS)}
+    if unknown := [name for name in entries if name not in known and not _WEIGHTS.fullmatch(name)]:
+        raise ValueError(f"it has an entry {unknown[0]!r}")
+    if missing := known - entries.keys() - {"bandit.npy"}:
+        raise ValueError(f"it has no {min(missing)}")
+    if len(entries) < len(listed):
+        raise ValueError("two of its entries have one name")
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in listed) or sum(e.file_size for e in listed) > size:
+        raise ValueError("its entries are compressed, or longer than the file")
+
+
+def _array_in(name: str, content: bytes) -> NDArray[Any]:
+    """Return the array of finite numbers in a .npy file; ValueError for another content."""
+    stream = io.BytesIO(content)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError(f"{name} has another format")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    values = memoryview(content)[stream.tell() :]
+    dims = _ARRAYS.get(name, len(shape))
+    if dtype.kind not in ("f" if name in _ARRAYS else "fiub") or is_fortran or len(shape) != dims or dims > MAX_DIMS:
+        raise ValueError(f"{name} has the shape {shape} and the type {dtype}")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(values):
+        raise ValueError(f"{name} has the shape {shape}, which its {len(values)} bytes do not")
+    array = np.frombuffer(values, dtype).reshape(shape).copy()
+    if dtype.kind == "f" and name != _NAN_WEIGHT and not np.isfinite(array).all():
+        raise ValueError(f"{name} has numbers that are not finite")
+    return array
+
+
+def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> SavedPolicy:
+    dims = {len(arrays[name]) for name in ("mean", "components", "probe")}
+    if len(dims) > 1 or arrays["train_vectors"].shape != (len(about.train), *dims):
+        raise ValueError("the sizes of its arrays do not match")
+    others: dict[str, Any] = {
+        name: as_type(value, _BACKGROUND[name], f"background.{name}")
+        for name, value in about.background.items()
+        if name in _BACKGROUND
+    }
+    others |= {name: arrays[name] for name in ("train_vectors", "probe")}
     weights = {name.removeprefix("weights/"): value for name, value in arrays.items() if name.startswith("weights/")}
-    train = tuple(_record(Question, row) for row in about["train"])
-    background = replace(
-        _record(Background, about["background"]),
-        train=train,
-        train_vectors=arrays["train_vectors"],
-        probe=arrays["probe"],
-        vocabulary=frozenset(about["background"]["vocabulary"]),
-        trained_texts=frozenset(about["background"]["trained_texts"]),
-        trained_targets=frozenset(about["background"]["trained_targets"]),
-    )
     checkpoint = Checkpoint(
-        learner={"policy": weights, "updates_done": about["updates_done"]},
-        actions=tuple(about["actions"]),
-        task=_record(TaskSettings, {**EARLIER_TASK, **about["task"]}),
-        system=_record(ResolvedModels, {**EARLIER_MODELS, **about["system"]}),
+        learner={"policy": weights, "updates_done": about.updates_done},
+        actions=about.actions,
+        task=stored_task(about.task),
+        system=stored_models(about.system),
         projection=Projection(mean=arrays["mean"], components=arrays["components"]),
-        flags=about["flags"],
-        versions=about["versions"],
-        progress=Progress(env_steps=about["env_steps"]),
-        plugins=about["plugins"],
+        flags=stored_flags(about.flags),
+        versions=about.versions,
+        progress=Progress(env_steps=about.env_steps),
+        plugins=about.plugins,
         bandit={"theta": arrays["bandit"]} if "bandit" in arrays else None,
         path=path,
     )
-    return SavedPolicy(checkpoint=checkpoint, background=background)
-
-
-def _record(cls: type[S], values: Mapping[str, Any]) -> S:
-    """Return a record of plain JSON; fields of later versions are dropped."""
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: _tuple(value) for name, value in values.items() if name in known})
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return SavedPolicy(checkpoint=checkpoint, background=Background(train=about.train, **others))

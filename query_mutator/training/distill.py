@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,10 @@ from query_mutator.bounds import Cosine
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.plugins import load_plugins
+from query_mutator.files.typed import as_type
+from query_mutator.plugins import load_plugins, replaced
 from query_mutator.rewards.weighted import WeightedReward
+from query_mutator.session.trust import check_plugins
 from query_mutator.types import CONTROLS, success_in
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
@@ -128,18 +130,24 @@ def _wrong_in(step: dict[str, Any]) -> str:
     return f"its {wrong[0]} has another type" if wrong else ""
 
 
-def reward_of(run: str) -> WeightedReward:
-    """Return the reward the run was made with, from its config.json, which names plugins too; else the default one."""
-    config = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
-    flags = _flags(read_checked_json(config), config) if config.exists() else {}
-    load_plugins(flags.get("plugin") or ())
-    return WeightedReward.parse(flags["reward"]) if flags.get("reward") else WeightedReward()
+def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
+    """Return the reward the run was made with, from its config.json, which names plugins too; else the default one.
 
-
-def _flags(config: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    if not isinstance(config.get("flags"), dict):
-        raise UsageError(f"{path}: has no flags, so it is not the config.json of a run; restore it")
-    return dict(config["flags"])
+    UnnamedError for a plugin that is neither in `plugins` nor one of a run of this user.
+    """
+    path = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
+    config = read_checked_json(path) if path.exists() else {"flags": {}}
+    try:
+        flags = as_type(config.get("flags"), Mapping[str, Any], "flags")
+        named = as_type(flags.get("plugin"), tuple[str, ...], "flags.plugin")
+        hashes = as_type(config.get("plugins", {}), Mapping[str, str], "plugins")
+        reward = as_type(flags.get("reward") or "", str, "flags.reward")
+    except ValueError as error:
+        raise UsageError(f"{path}: not the config.json of a run ({error}); restore it") from None
+    recorded = replaced({spec: hashes.get(spec, "") for spec in named}, plugins)
+    check_plugins(recorded, source=path, named=plugins)
+    load_plugins([*plugins, *recorded])
+    return WeightedReward.parse(reward) if reward else WeightedReward()
 
 
 def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:

@@ -12,8 +12,10 @@ from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY
+from query_mutator.files.typed import as_type
 from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.training.config import TrainConfig
 
 #: Flags about speed, retries and files; all others decide what is learned.
@@ -41,6 +43,17 @@ def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
     if made_by:
         raise UsageError(f"{checkpoint.path} is not trained, there is nothing to resume; run `{made_by}` again")
     return {**_EARLIER, **checkpoint.flags}
+
+
+def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:
+    """Raise an UnnamedError for a server, file, tracker or plugin of the checkpoint that this user has not named.
+
+    `config` are the flags of the command alone, which replace those of the checkpoint.
+    """
+    stored = {name: value for name, value in checkpoint.flags.items() if name not in config.given}
+    check_reach(stored, source=checkpoint.path, named=dataclasses.asdict(config))
+    plugins = as_type(stored.get("plugin"), tuple[str, ...], "flags.plugin")
+    check_plugins({spec: checkpoint.plugins.get(spec, "") for spec in plugins}, source=checkpoint.path)
 
 
 def fold_remarks(config: TrainConfig, checkpoint: Checkpoint) -> list[str]:

@@ -17,11 +17,13 @@ from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
+from query_mutator.session.policy_file import findable
+from query_mutator.session.trust import remember
 from query_mutator.training.callbacks.base import RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
 
-__all__ = ["described", "open_run_dir", "write_config", "write_summary"]
+__all__ = ["described", "open_run_dir", "remember_run", "write_config", "write_summary"]
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
@@ -42,9 +44,17 @@ def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: Exit
 
 
 def write_config(parts: RunParts, *, resumed_at: int) -> None:
-    """Write config.json; a run that is resumed adds the steps and the command to it."""
+    """Write config.json, to which a resumed run adds the steps and the command; remember what the run uses."""
     config = describe_run(asdict(parts.config), **described(parts.models, parts.split, parts.config.plugin))
     parts.run_dir.write_config(config, resumed_at=resumed_at)
+    remember_run(asdict(parts.config), parts.models)
+
+
+def remember_run(flags: Mapping[str, Any], models: OpenModels) -> None:
+    """Add to the user's file what a run uses: its flags, as given and as found from any folder, and its plugins."""
+    dataset, plugins = Path(flags["dataset"]), plugin_hashes(flags["plugin"])
+    moved = {"dataset": str(dataset.resolve())} if dataset.is_file() else {}
+    remember(flags, asdict(findable(models.resolved)), moved, plugins=plugins.values())
 
 
 def described(models: OpenModels, split: Split, plugin: Sequence[str]) -> dict[str, Any]:

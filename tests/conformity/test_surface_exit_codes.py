@@ -14,6 +14,7 @@ CODES: dict[BaseException, int] = {
     errors.DatasetError("x"): 2,
     errors.CheckpointError("x"): 2,
     errors.EncoderError("x"): 2,
+    errors.UnnamedError("x"): 2,
     errors.BackendError("x"): 2,
     errors.ServerDownError("x"): 2,
     errors.ModelMissingError("x"): 2,

@@ -73,9 +73,10 @@ def test_an_old_run_resumes_in_its_folder(
     assert not [row for row in rows[1:] if "validation/success" in row]
 
 
-def test_an_old_run_gets_no_validation_fold_in_its_folder(old_runs: Path) -> None:
+def test_an_old_run_gets_no_validation_fold_in_its_folder(old_runs: Path, tiny_server: EmbeddedServer) -> None:
+    words = ["--resume", "ppo", "--num-env-steps", "24", "--validation-fold", "1", "--ollama-url", tiny_server.url]
     with pytest.raises(CheckpointError, match="validation_fold: then none, now 1"):
-        main(["--resume", "ppo", "--num-env-steps", "24", "--validation-fold", "1"])
+        main(words)
 
 
 def test_the_curve_of_an_old_run_is_analyzed(old_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,8 +164,12 @@ def test_a_module_that_is_not_installed_is_one_line(tiny_flags: list[str], capsy
     assert "no such module; install it" in capsys.readouterr().err
 
 
-def test_a_changed_plugin_is_reported(
-    tiny_flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_changed_plugin_is_named_again_and_reported(
+    tiny_flags: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "polite.py"
     path.write_text((PLUGINS / "polite_operator.py").read_text())
@@ -173,7 +177,10 @@ def test_a_changed_plugin_is_reported(
     path.write_text(path.read_text() + "# changed\n")
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(OPERATORS, "_entries", {k: v for k, v in OPERATORS._entries.items() if k != "polite"})
-    assert qm_main(["eval", "--checkpoint", str(tmp_path / "runs" / "latest")]) == 0
+    words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest")]
+    assert exit_code(qm_main, words, prog="qm") == 2
+    assert "give --plugin" in capsys.readouterr().err
+    assert qm_main([*words, "--plugin", str(path)]) == 0
     assert "polite.py has changed since this run was started" in caplog.text
 
 

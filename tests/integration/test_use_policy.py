@@ -379,7 +379,7 @@ def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
         (lambda r: r.rewrite("x", deadline_s=0), "deadline_s=0 must be above 0"),
         (lambda r: Rewriter.load("nowhere"), "nowhere: no such file"),
         (lambda r: Rewriter.load(r.saved.checkpoint.path, ollama_ulr="x"), "did you mean 'ollama_url'"),
-        (lambda r: Rewriter.load(r.saved.checkpoint.path, plugins=["mine.py"]), "not of this policy's training"),
+        (lambda r: Rewriter.load(r.saved.checkpoint.path, plugins=["mine.py"]), "mine.py: no such file"),
     ],
 )
 def test_mistakes_say_what_to_do(call: Callable[[Rewriter], object], says: str, rewriter: Rewriter) -> None:

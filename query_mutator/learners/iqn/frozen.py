@@ -19,6 +19,7 @@ __all__ = ["MASKED_VALUE", "FrozenQuantiles", "drawn"]
 
 #: Subtracted from the value of a masked action, so that it is below all others; not part of what is learned.
 MASKED_VALUE = 1e6
+MAX_COSINES = 10**7  # of a state, which may be a stranger's: 40 MB; 2,048 are usual
 
 
 class FrozenQuantiles:
@@ -30,9 +31,13 @@ class FrozenQuantiles:
         self._depth = sum(name.startswith("trunk") for name in state) // 2
         taus = (np.arange(num_quantiles, dtype=np.float32) + 0.5) / num_quantiles
         try:
-            cosines = np.cos(taus[:, None] * self._weights["frequencies"])
+            frequencies = self._weights["frequencies"]
+            if num_quantiles * frequencies.size > MAX_COSINES:
+                raise ValueError(f"{num_quantiles} quantiles with {frequencies.size} cosines each")
+            cosines = np.cos(taus[:, None] * frequencies)
             self._quantiles = _relu(self._apply("cosine", cosines))  # [K, H]
-            self.act(np.zeros((1, self._weights["trunk.0.weight"].shape[1]), np.float32), greedy=True)
+            obs = np.zeros((1, self._weights["trunk.0.weight"].shape[1]), np.float32)
+            self.num_actions = self.q_values(obs).shape[1]
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise ValueError(f"these are not the weights of a quantile network: {error}") from error
 

@@ -84,8 +84,8 @@ OTHER_MEANING: dict[str, set[str]] = {
     # questions, servers and models that a command takes from elsewhere unless they are named
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
-    "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
-    "PolicyFlags": {"device"},
+    "EvalFlags": {"dataset", "judge_model", "local_server_url", "seed", "target_model"},
+    "PolicyFlags": {"device", "encoder"},
     "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow
     "JudgeCheckFlags": {"batch_size", "judge_model"},
