@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ def run_of(kind: str) -> Path:
         (run / "checkpoints" / f"step_{STEPS}.pt").unlink()
         return run
     folder = Path(tempfile.mkdtemp(prefix=f"run-{algo}-"))
+    os.environ.setdefault("QUERY_MUTATOR_TRUSTED", str(folder / "trusted.jsonl"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
     (folder / "questions.jsonl").write_text("\n".join(rows))
