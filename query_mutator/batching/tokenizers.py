@@ -35,7 +35,7 @@ def load_tokenizer(spec: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(spec)
+        return AutoTokenizer.from_pretrained(spec, trust_remote_code=False)
     except Exception as error:  # each reader of tokenizer files fails in its own way
         what = (
             "the folder has no loadable tokenizer" if Path(spec).is_dir() else "not a folder, not loadable from the hub"

@@ -7,8 +7,10 @@ a model is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import threading
 import time
@@ -28,6 +30,7 @@ __all__ = ["PREFIX", "HfModel", "LocalModels", "is_local", "local_models", "mode
 
 PREFIX = "hf:"
 MAX_BATCH = 16
+TEMPLATE_S = 20.0  # for which a chat template may work on a short question
 _QUESTION = re.compile(r"<question>\s*(.*?)\s*</question>", re.DOTALL)
 _HASHED = ("*.safetensors", "*.bin", "*.json")
 
@@ -70,12 +73,14 @@ class HfModel:
         self._max_batch = max_batch
         folder = model_folder(name)
         self._tokenizer, self._model = _load(folder, device)
+        _check_template(self._tokenizer, name)
         self._template = _training_template(folder)
         self.digest = _digest(folder)
         self._prefix_ids = _prefix_ids(self._tokenizer)
         self._pending: deque[_Pending] = deque()
         self._changed = threading.Condition()  # guards `_pending` and `_closed`
         self._closed = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -84,6 +89,8 @@ class HfModel:
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply, in the order of arrival; a failed call is a Completion with an error."""
+        if os.getpid() != self._owner:  # its thread is not in a fork
+            return Completion.failed("request", f"{self.name} was loaded before a fork; load it in each process")
         pending = _Pending(request, self._prompt_ids(request), time.perf_counter())
         if self._max_new_tokens(pending) < 1:
             message = (
@@ -232,11 +239,28 @@ def _load(folder: str, device: str) -> tuple[Any, Any]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        return AutoTokenizer.from_pretrained(folder), model.to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return tokenizer, model.to(device).eval()
     except Exception as error:  # broken files fail in as many ways as there are readers
         reason = reason_of(error)
         raise UsageError(f"{PREFIX}{folder}: no model can be loaded ({reason}); give a folder or a hub id") from None
+
+
+def _check_template(tokenizer: Any, name: str) -> None:
+    """Raise a UsageError for a chat template that does not end; it is a program, though without files or network."""
+    if not getattr(tokenizer, "chat_template", None):
+        return
+    ended = threading.Event()
+
+    def render() -> None:
+        with contextlib.suppress(Exception):  # a template may refuse these turns
+            tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        ended.set()
+
+    threading.Thread(target=render, daemon=True).start()
+    if not ended.wait(TEMPLATE_S):
+        raise UsageError(f"{name}: its chat template does not end within {TEMPLATE_S:g} s; give another model")
 
 
 def _training_template(folder: str) -> dict[str, Any] | None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from query_mutator import operators
+from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.cli.console import exit_code
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.llm import hf
 from query_mutator.llm.hf import HfModel, is_local, local_models
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Completion
@@ -169,3 +171,29 @@ def test_eval_has_it_as_a_method_of_its_own(
     assert "--rewriter llama3.2 must be hf:FOLDER" in capsys.readouterr().err
     assert qm("eval", "--checkpoint", run, "--rewriter", "hf:/nowhere") == 2
     assert "hf:/nowhere: no model can be loaded" in capsys.readouterr().err
+
+
+def test_code_in_a_folder_is_not_run_and_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> str:
+        raise AssertionError("asked on the terminal")
+
+    monkeypatch.setattr("builtins.input", asked)
+    folder, ran = save_model(tmp_path / "model"), tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": classes}))
+    with pytest.raises(UsageError, match="no model can be loaded"):
+        HfModel(f"hf:{folder}")
+    with pytest.raises(UsageError, match="no loadable tokenizer"):
+        load_tokenizer(str(folder))
+    assert not ran.exists()
+
+
+def test_a_chat_template_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model(tmp_path)
+    long = "{% for i in range(99999) %}{% for j in range(200) %}{% endfor %}{% endfor %}"  # some seconds
+    (folder / "chat_template.jinja").write_text(long)
+    monkeypatch.setattr(hf, "TEMPLATE_S", 0.2)
+    with pytest.raises(UsageError, match=r"its chat template does not end within 0\.2 s"):
+        HfModel(f"hf:{folder}")

@@ -41,6 +41,10 @@ def test_extras_hold_the_versions_that_tests_use() -> None:
     assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
 
 
+def test_versions_that_run_code_of_an_encoder_folder_are_out_of_range() -> None:
+    assert not ranges()["sentence-transformers"].specifier.contains("5.9.0")
+
+
 @pytest.mark.parametrize("one", [*ranges().values(), *ranges(*sorted(EXTRAS)).values()], ids=str)
 def test_every_range_has_two_ends(one: Requirement) -> None:
     assert {spec.operator for spec in one.specifier} == {">=", "<"}

@@ -33,7 +33,7 @@ def load_model(flags: SftFlags, device: torch.device) -> Any:
     model: Any
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            flags.model, dtype=torch.float32, attn_implementation=flags.attention
+            flags.model, dtype=torch.float32, attn_implementation=flags.attention, trust_remote_code=False
         )
     except Exception as error:  # files that are not a model fail in many ways
         what = "no model can be read from it" if Path(flags.model).is_dir() else "not a folder, and not on the hub"

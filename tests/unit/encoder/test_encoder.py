@@ -458,3 +458,16 @@ def test_english_words_are_whole_and_ranked() -> None:
     assert len(words) > 20_000
     assert all(word.isalpha() and word == word.lower() for word in words)
     assert english_ranks()["the"] < english_ranks()["remove"] < english_ranks()["folder"]
+
+
+def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
+    mine, ran = linked(folder, tmp_path / "mine"), tmp_path / "ran"
+    (mine / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Module: pass\n")
+    modules = json.loads((mine / "modules.json").read_text())
+    (mine / "modules.json").unlink()
+    (mine / "modules.json").write_text(
+        json.dumps([*modules, {"idx": 9, "name": "9", "path": "", "type": "evil.Module"}])
+    )
+    with pytest.raises(EncoderError, match=r"evil\.Module"):
+        resolve_encoder(str(mine))
+    assert not ran.exists()
