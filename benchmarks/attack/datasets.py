@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import itertools
@@ -16,6 +17,7 @@ from pathlib import Path
 import train_query_mutator
 from benchmarks.attack.damage import damage
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm, unchanged
+from query_mutator.apply.files.lines import parse_line, read_again, scan_input
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
 from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.batching.training.data import read_tokens
@@ -57,6 +59,7 @@ def make_files() -> Path:
         writer.writerows((row["id"], row["query"], "sorted") for row in questions)
     _write_parquet(folder / "questions.parquet", questions)
     _write_rows(folder / "rows.jsonl", ROWS)
+    _write_rows(folder / "batch.jsonl", BATCH)
     _write_rows(folder / "transcripts.jsonl", [_step(number) for number in range(6)])
     for name, value in SETTINGS.items():
         (folder / name).write_text(json.dumps(value))
@@ -75,6 +78,23 @@ ROWS: list[dict[str, object]] = [
     {"id": "r2", "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
     {"id": "r3", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "difficulty": "easy", "reward": 0.5},
     *({"id": f"t{number}", "text": "word " * number} for number in range(1, 9)),
+]
+BATCH: list[dict[str, object]] = [
+    {"id": "a", "prompt": "How do I sort a list?", "model": "m"},
+    *(
+        {
+            "custom_id": f"c{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "m",
+                "messages": [{"role": "user", "content": f"question {number}"}],
+                "max_tokens": 8,
+                "seed": 1,
+            },
+        }
+        for number in range(4)
+    ),
 ]
 SETTINGS = {
     "flags.json": {"lr": 0.001, "num_processes": 4, "operators": "spelling,neutral"},
@@ -187,6 +207,16 @@ def _tokens(folder: Path) -> int:
     return len(data.rows) + data.bad_rows
 
 
+def _ask(folder: Path) -> int:
+    """Return how many lines of a batch are asked or refused."""
+    count = 0
+    for number, line in read_again(scan_input(folder / "batch.jsonl")):
+        with contextlib.suppress(ValueError):
+            parse_line(number, line)
+        count += bool(line.strip())
+    return count
+
+
 def _all_rows_are_read(folder: Path, ended: Finished) -> str:
     there = _rows_in(folder / "rows.jsonl")
     return "" if int(ended.out) == there else f"{there} rows in the file, {ended.out} counted"
@@ -208,6 +238,7 @@ def _row_targets() -> Iterator[Target]:
     )
     for suffix in ("jsonl", "csv", "parquet"):
         yield Target("train", f"questions.{suffix}", train(f"--dataset questions.{suffix}"))
+    yield Target("batch", "batch.jsonl", call("batch", _ask))
     build = "data lengths build -d rows.jsonl -t bytes -o new.bin --json -"
     yield Target("lengths build", "rows.jsonl", qm(build), _all_rows_are_counted)
     yield Target("lengths build --skip-bad", "rows.jsonl", qm(f"{build} --skip-bad"), _all_rows_are_counted)

@@ -140,7 +140,7 @@ def _answer_all(flags: BatchFlags, work: Work, journal: FileJournal, known: Inpu
     try:
         with _Bar(known.num_lines - known.num_blank, journal, calls.eval_counted) as bar:
             answer_file(
-                flags.questions,
+                known,
                 journal,
                 scheduler,
                 work.start,

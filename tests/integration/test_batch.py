@@ -6,7 +6,7 @@ import json
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from openai.types.chat import ChatCompletion
 from query_mutator.apply.files.journal import FileJournal
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.types import ChatRequest, Completion
+from tests.conftest import Librarian
 from tests.integration.killing import ServerProcess, kill_when, start
 from tests.qm_command import qm
 from train_query_mutator import main as train
@@ -29,7 +30,7 @@ BATCH_SIZE, KILLS = 4, 10
 Rows = list[dict[str, Any]]
 
 
-def chat(custom_id: str, *messages: tuple[str, Any], **body: Any) -> dict[str, Any]:
+def chat(custom_id: str, *messages: tuple[Any, Any], **body: Any) -> dict[str, Any]:
     """Return a line in OpenAI's batch format."""
     said = [{"role": role, "content": content} for role, content in messages]
     body = {"model": "librarian", "messages": said, **body}
@@ -82,11 +83,13 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
         9: (chat("x", ("tool", "a")), "role 'tool'"),
         10: (chat("x", ("user", "a"), max_tokens="9"), '"max_tokens" must be a whole number'),
         11: ({"id": 1, "prompt": "a", "model": 3}, '"model" must be a name'),
+        12: (chat("x", ([], "a")), "role []"),
+        13: (chat("x", ({"a": 1}, "a")), "role {"),
     }
-    lines: list[Any] = [bad[n][0] if n in bad else "" if n == 4 else {"prompt": f"sort {n}"} for n in range(1, 13)]
+    lines: list[Any] = [bad[n][0] if n in bad else "" if n == 4 else {"prompt": f"sort {n}"} for n in range(1, 15)]
     out = tmp_path / "out.jsonl"
     assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server, "--target-model", "librarian") == 3
-    assert [(row["id"], bool(row["answer"])) for row in read(out)] == [(1, True), (12, True)]
+    assert [(row["id"], bool(row["answer"])) for row in read(out)] == [(1, True), (14, True)]
     errors = read(tmp_path / "out.errors.jsonl")
     assert [row["line"] for row in errors] == list(bad)
     for row in errors:
@@ -138,6 +141,52 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(questions, out, tiny_server, *more) == 2
     assert out.read_bytes() == before
     assert batch(questions, out, tiny_server, *more, "--force") == 0
+
+
+def changing(change: Callable[[], object]) -> Librarian:
+    """Return a model that changes something at its fourth call."""
+
+    class Changing(Librarian):
+        calls = 0
+
+        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+            self.calls += len(prompts)
+            if self.calls == 4:
+                change()
+            return super().reply_many(prompts)
+
+    return Changing()
+
+
+def test_lines_appended_while_it_runs_are_left_alone(tmp_path: Path) -> None:
+    questions, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(questions, [{"id": number, "prompt": f"sort {number}"} for number in range(12)])
+    questions.write_bytes(questions.read_bytes().rstrip())  # what is appended continues the last line
+
+    def append() -> None:
+        with questions.open("a") as file:
+            file.write(" \n" + '{"id": 99, "prompt": "sort"}\n' * 3)
+
+    more = ("--target-model", "librarian", "--batch-size", "1")
+    with start_server([changing(append)]) as server:
+        assert batch(questions, out, server, *more) == 0
+    assert [row["id"] for row in read(out)] == list(range(12))
+
+
+def test_a_file_that_changes_while_it_is_answered_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(questions, [{"id": number, "prompt": f"sort {number} " + "x" * 9_000} for number in range(12)])
+    before = questions.read_bytes()
+    more = ("--target-model", "librarian", "--batch-size", "1")
+    with start_server([changing(lambda: questions.write_bytes(before.replace(b"sort 11", b"sort 12")))]) as server:
+        assert batch(questions, out, server, *more) == 2
+        assert f"{questions} changed while it was answered" in capsys.readouterr().err
+        assert not out.exists()
+        questions.write_bytes(before)
+        assert batch(questions, out, server, *more) == 0
+    assert [row["id"] for row in read(out)] == list(range(12))
 
 
 def test_a_resumed_journal_has_answers_once_and_asks_again_what_may_pass(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
     {"line", "step", "phase", "request", "outcome"}         a completed call, on disk before it is used
     {"line", "row", "kind"}                                 the row of a line, with the kind of its error
 
-A resumed command makes no call again that was answered, and asks those lines again whose failures may pass. One number
-of 8 bytes per line is all that grows with the file.
+A resumed command makes no call again that was answered, and asks those lines again whose failures may pass. Two numbers
+per line are all that grows with the file.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +18,10 @@ from query_mutator.errors import UsageError
 from query_mutator.files import parse_json_object
 from query_mutator.types import Message, Role
 
-__all__ = ["CHAT_URL", "Ask", "InputFile", "parse_line", "read_lines", "scan_input"]
+__all__ = ["CHAT_URL", "Ask", "InputFile", "parse_line", "read_again", "read_lines", "scan_input"]
 
 CHAT_URL = "/v1/chat/completions"
-_ROLES: Mapping[object, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 #: Sampling settings that Ollama and OpenAI have under the same name.
 _OPTIONS = ("top_p", "stop", "presence_penalty", "frequency_penalty")
 _READ = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", *_OPTIONS}
@@ -57,23 +59,46 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """An input file as it is: its checksum, its lines, and those that are blank."""
+    """An input file as it is: its checksums and size, and the number of blank lines."""
 
+    path: Path
     sha256: str
-    num_lines: int
+    num_bytes: int
+    crcs: array[int]  # of the lines
     num_blank: int
+
+    @property
+    def num_lines(self) -> int:
+        """Return the number of lines."""
+        return len(self.crcs)
 
 
 def scan_input(path: str | Path) -> InputFile:
     """Read a file once; UsageError when it cannot be read or has no line."""
-    digest, lines, blank = hashlib.sha256(), 0, 0
+    digest, size, crcs, blank = hashlib.sha256(), 0, array("L"), 0
     for _, line in read_lines(path):
         digest.update(line)
-        lines += 1
+        size += len(line)
+        crcs.append(zlib.crc32(line))
         blank += not line.strip()
-    if lines == blank:
+    if len(crcs) == blank:
         raise UsageError(f"{path} has no lines; give one JSON object per line")
-    return InputFile(sha256=digest.hexdigest(), num_lines=lines, num_blank=blank)
+    return InputFile(path=Path(path), sha256=digest.hexdigest(), num_bytes=size, crcs=crcs, num_blank=blank)
+
+
+def read_again(known: InputFile) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file as it was scanned, without what was appended since; UsageError if it changed."""
+    left = known.num_bytes
+    for number, line in read_lines(known.path):
+        if not left:
+            return
+        line = line[:left]
+        if zlib.crc32(line) != known.crcs[number - 1]:
+            break
+        left -= len(line)
+        yield number, line
+    if left:
+        raise UsageError(f"{known.path} changed while it was answered; restore it and repeat the command")
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -140,7 +165,7 @@ def _messages(messages: Any) -> tuple[Message, ...]:
 
 def _message(one: Any) -> Message:
     role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise ValueError(f"a message with the role {role!r} is not supported; use system, user or assistant")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from query_mutator.apply.files.journal import FileJournal
-from query_mutator.apply.files.lines import Ask, parse_line, read_lines
+from query_mutator.apply.files.lines import Ask, InputFile, parse_line, read_again
 from query_mutator.apply.files.rows import answer_row, bad_line_row, error_row
 from query_mutator.env.flow import Call, CallSite, Flow, Need, map_needs
 from query_mutator.env.scheduling import Scheduler
@@ -62,7 +62,7 @@ def metered(flow: Flow, tokens: Counter[str]) -> Flow:
 
 
 def answer_file(
-    path: str,
+    known: InputFile,
     journal: FileJournal,
     scheduler: Scheduler,
     start: Callable[[Ask], Flow],
@@ -73,9 +73,10 @@ def answer_file(
 ) -> None:
     """Answer all lines of a file that the journal does not have; `start` returns the flow of a line, with its Answer.
 
-    Raises TooManyFailuresError when calls fail too often; the command can be resumed.
+    Raises TooManyFailuresError when calls fail too often, and UsageError when the file changes; the command can be
+    resumed.
     """
-    asks = _asks(path, journal, on_bad_line, shown)
+    asks = _asks(known, journal, on_bad_line, shown)
     in_progress: dict[int, Ask] = {}
     while True:
         while len(in_progress) < AHEAD * scheduler.batch_size and (ask := next(asks, None)) is not None:
@@ -98,9 +99,11 @@ def _finish(journal: FileJournal, ask: Ask, completion: Completion, more: dict[s
         journal.add(ask.number, error_row(ask, error), error.kind)
 
 
-def _asks(path: str, journal: FileJournal, on_bad_line: Callable[[int, str], None], shown: Shown) -> Iterator[Ask]:
+def _asks(
+    known: InputFile, journal: FileJournal, on_bad_line: Callable[[int, str], None], shown: Shown
+) -> Iterator[Ask]:
     """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
-    for number, line in read_lines(path):
+    for number, line in read_again(known):
         if not line.strip() or journal.is_done(number):
             continue
         try:
