@@ -21,7 +21,6 @@ from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.lock import locked_file
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import is_loopback
-from query_mutator.llm.client import ModelServer
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
@@ -162,7 +161,8 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
             BothApis(
                 server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
                 timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
-                headers=_key_of(server),
+                headers=server.http_headers(model),
+                replaces=server.runs_files,
             )
             for server in rewriter.models.calls.servers
         ]
@@ -215,12 +215,6 @@ def _shadow_file(flags: ServeFlags) -> Path:
     if folder is None or path.suffix == ".qm":
         raise UsageError(f"--shadow with {flags.checkpoint}, which is not a run folder: give --shadow-file FILE")
     return folder / SHADOW
-
-
-def _key_of(server: ModelServer) -> dict[str, str]:
-    """Return the header with the key that a server's backend reads from the environment, if it has one."""
-    key = os.environ.get(getattr(server, "key_variable", ""), "").strip()
-    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _is_address(host: str) -> bool:

@@ -173,6 +173,10 @@ class ModelServer(Backend, Protocol):
         """Return the address of the HTTP server that answers for a model, to which `qm serve` forwards requests."""
         return self.url
 
+    def http_headers(self, model: str) -> Mapping[str, str]:
+        """Return the headers, as a key, that requests to `http_url` need."""
+        return {}
+
     def default_models(self) -> tuple[str, str] | None:
         """Return the target and the mutator of a run that names none; None when the target must be named."""
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
 
-__all__ = ["check_file", "digest_of", "model_name"]
+__all__ = ["check_file", "digest_of", "model_name", "size_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,11 @@ def digest_of(path: Path, *, environ: Mapping[str, str] = os.environ) -> str:
     if is_new:
         _keep(known_path, known)
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def size_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files of a model in several."""
+    return sum(part.stat().st_size for part in _parts(path))
 
 
 def _parts(path: Path) -> list[Path]:

@@ -102,6 +102,10 @@ class LlamaBackend(ModelServer):
         """Return the address of a model's process."""
         return self._loaded(model).url
 
+    def http_headers(self, model: str) -> Mapping[str, str]:
+        """Return the key of a model's process, which nobody else has."""
+        return self._loaded(model).http_headers(model)
+
     def default_models(self) -> tuple[str, str]:
         """Return the names of the target and the mutator."""
         names = [*self._files]
@@ -219,16 +223,19 @@ class LlamaBackend(ModelServer):
             return running.client
 
     def _start(self, name: str, *, before: _Running | None) -> _Running:
-        """Start a model's process, on the port of the one `before`, which crashed."""
+        """Start a model's process, with the port and key of the one `before`, which crashed."""
         require_xllamacpp()
         check_file(self._files[name])
-        port = 0
+        port, key = 0, None
         if before is not None:
             self._count_restart(name)
             before.close()
-            port = before.process.port
-        process = LlamaProcess(self._files[name], name=name, slots=self._slots, context=self._context, port=port)
-        return _Running(process, OpenAIBackend(process.url, environ={}, pool_size=self._slots, **self._settings))
+            port, key = before.process.port, before.process.key
+        process = LlamaProcess(
+            self._files[name], name=name, slots=self._slots, context=self._context, port=port, key=key
+        )
+        environ = {OpenAIBackend.key_variable: process.key}
+        return _Running(process, OpenAIBackend(process.url, environ=environ, pool_size=self._slots, **self._settings))
 
     def _count_restart(self, name: str) -> None:
         self._restarts[name] += 1

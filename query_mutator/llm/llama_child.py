@@ -1,6 +1,6 @@
 """The program of a LlamaProcess: load a GGUF file, print the server's address, and end with the parent process.
 
-python llama_child.py FILE NAME SLOTS CONTEXT PORT
+python llama_child.py FILE NAME SLOTS CONTEXT PORT     the first line of stdin is the key that requests must carry
 
 It imports nothing of ours, so that it runs by its path.
 """
@@ -22,10 +22,11 @@ _ERRORS_ONLY = 1  # llama.cpp's verbosity
 def main(path: str, name: str, slots: int, context: int, port: int) -> None:
     """Serve a file until the parent process is gone; `context` is that of a slot, and port 0 takes a free one."""
     parent = os.getppid()
+    key = sys.stdin.readline().strip()
     waiting = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     waiting.start()
     try:
-        server = _serve(path, name, slots, context, port)
+        server = _serve(path, name, slots, context, port, key)
     except Exception as error:  # whatever the binding raises
         print(FAILED, str(error).partition("\n")[0], flush=True)
         return
@@ -33,7 +34,7 @@ def main(path: str, name: str, slots: int, context: int, port: int) -> None:
     waiting.join()
 
 
-def _serve(path: str, name: str, slots: int, context: int, port: int) -> object:
+def _serve(path: str, name: str, slots: int, context: int, port: int, key: str) -> object:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -41,6 +42,7 @@ def _serve(path: str, name: str, slots: int, context: int, port: int) -> object:
     params.model_alias = {name}
     params.hostnames = ["127.0.0.1"]
     params.port = port
+    params.api_keys = [key]  # llama.cpp lets pages of any origin call it
     params.n_parallel = slots
     params.n_ctx = context * slots  # the server divides it among the slots, each of which has at most the model's own
     params.verbosity = _ERRORS_ONLY

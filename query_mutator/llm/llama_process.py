@@ -8,18 +8,26 @@ failed start.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm import llama_child
+from query_mutator.llm.gguf_file import size_bytes
 
 __all__ = ["LlamaProcess", "require_xllamacpp"]
 
+START_S = 120.0  # for which a model may load, with the time its file takes from a slow disk
+_SLOW_BYTES_PER_S = 20e6
 _LOG_HEAD_BYTES = 65_536
 _LOADING_ERROR = re.compile(r"error loading model: (.*)")
 _LOG_PREFIX = re.compile(r"^[\d.]+ E ")
@@ -33,21 +41,28 @@ def require_xllamacpp() -> str:
 
 
 class LlamaProcess:
-    """A running server; the constructor returns when the model is loaded. UsageError when it cannot be."""
+    """A running server; the constructor returns when the model is loaded. UsageError when it cannot be.
 
-    def __init__(self, path: Path, *, name: str, slots: int, context: int, port: int = 0) -> None:
-        self._path = path
+    `key` is what requests must carry, by default a new one; it is in no command line, environment or log.
+    """
+
+    def __init__(
+        self, path: Path, *, name: str, slots: int, context: int, port: int = 0, key: str | None = None
+    ) -> None:
+        self._path, self._owner = path, os.getpid()
+        self.key = key or secrets.token_hex(16)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in `close`
         command = [sys.executable, "-P", llama_child.__file__, str(path), name, str(slots), str(context), str(port)]
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # its end is the sign that this process is gone
+            stdin=subprocess.PIPE,  # for the key; its end is the sign that this process is gone
             stdout=subprocess.PIPE,
             stderr=self._log,
             process_group=0,  # Ctrl-C is for the run; a new session would be scheduled apart from it (Linux autogroups)
         )
         try:
-            self.url = self._ready_url()
+            self._send_key()
+            self.url = self._started_url(START_S + size_bytes(path) / _SLOW_BYTES_PER_S)
         except BaseException:
             self.close()
             raise
@@ -64,8 +79,8 @@ class LlamaProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process is there."""
-        return self._process.poll() is None
+        """Return whether the process is there; a fork of its owner cannot tell, and uses it."""
+        return os.getpid() != self._owner or self._process.poll() is None
 
     def close(self) -> None:
         """End the process; idempotent."""
@@ -74,6 +89,28 @@ class LlamaProcess:
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
+
+    def _send_key(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it ended already; its output says why
+            self._process.stdin.write(f"{self.key}\n".encode())
+            self._process.stdin.flush()
+
+    def _started_url(self, start_s: float) -> str:
+        """Return the address of the process, which is killed if it does not serve after `start_s`."""
+        ends_s = time.monotonic() + start_s
+        timer = threading.Timer(start_s, self._process.kill)
+        timer.start()
+        try:
+            return self._ready_url()
+        except BackendError:
+            if time.monotonic() < ends_s:
+                raise
+            raise UsageError(
+                f"--gguf {self._path}: not loaded after {start_s:.0f} s; its chat template may not end; give another"
+            ) from None
+        finally:
+            timer.cancel()
 
     def _ready_url(self) -> str:
         assert self._process.stdout is not None

@@ -105,6 +105,10 @@ class OpenAIBackend(HttpServer):
         self._answered: set[str] = set()  # models that a server without a list of them has
         self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
 
+    def http_headers(self, model: str) -> Mapping[str, str]:
+        """Return the header with the key."""
+        return self._headers
+
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return "", as these servers do not report one; ServerDownError when nothing answers.
 

@@ -8,6 +8,7 @@ proxy of a server in the environment, and the certificate authorities.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -73,6 +74,7 @@ class Transport:
         self._lock = threading.Lock()  # guards the two above and `_closed`
         self._given_back = threading.Condition(self._lock)
         self._closed = False
+        self._owner = os.getpid()
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
         """Return the JSON object at `path`, or why there is none."""
@@ -166,6 +168,8 @@ class Transport:
         with self._lock:
             if self._closed:
                 raise _Closed
+            if self._owner != os.getpid():  # after a fork; the kept connections are those of the parent
+                self._owner, self._idle, self._in_flight = os.getpid(), [], set()
             connection = self._idle.pop() if self._idle else self._new_connection()
             self._in_flight.add(connection)
             return connection

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from query_mutator import Rewriter
 from query_mutator.errors import UsageError
+from query_mutator.llm import llama_process
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.gguf_file import digest_of
 from query_mutator.llm.llama import LlamaBackend
@@ -76,9 +78,9 @@ def assert_none_left(file: Path) -> None:
 
 
 def test_replies_are_those_of_the_same_file_behind_llama_server(backend: LlamaBackend, file: Path) -> None:
-    requests = [ask(f"question {number}") for number in range(12)]
+    asked = [ask(f"question {number}") for number in range(12)]
     with ThreadPoolExecutor(4) as pool:
-        replies = [reply.text for reply in pool.map(backend.complete, requests)]
+        replies = [reply.text for reply in pool.map(backend.complete, asked)]
     with LlamaServer(file, slots=4) as server:
         behind = OpenAIBackend(server.url)
         assert [behind.complete(ask(f"question {number}", model="tiny")).text for number in range(12)] == replies
@@ -118,6 +120,21 @@ def test_close_cancels_calls_in_flight_and_ends_the_process(backend: LlamaBacken
     assert kinds <= {"cancelled"}
     assert_none_left(file)
     assert backend.complete(ask("after the end")).error is not None
+
+
+def test_only_its_owner_reads_what_a_process_says(backend: LlamaBackend, file: Path) -> None:
+    assert backend.complete(ask("load it")).ok
+    url, headers = backend.http_url("small").removesuffix("/v1"), dict(backend.http_headers("small"))
+    page = {"Origin": "https://evil.example", "Host": "evil.example"}
+    for path in ("/slots", "/props", "/metrics", "/lora-adapters"):
+        assert requests.get(url + path, headers=page, timeout=20).status_code == 401, path
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    for path in ("/v1/chat/completions", "/completion", "/tokenize"):
+        assert requests.post(url + path, json=body, headers=page, timeout=20).status_code == 401, path
+    assert requests.get(f"{url}/props", headers=headers, timeout=20).status_code == 200
+    [process] = processes(file)
+    (secret,) = (value.removeprefix("Bearer ") for value in headers.values())
+    assert secret not in " ".join([*process.cmdline(), *process.environ().values()])
 
 
 def test_a_process_that_crashed_is_started_again(file: Path) -> None:
@@ -194,6 +211,18 @@ def test_a_wrong_file_costs_one_line(
     assert [line for line in said if words in line] == said
     assert len(said) == 2
     assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_chat_template_without_end_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loop = "{% for i in range(1000000000) %}{% for j in range(1000000000) %}{% endfor %}{% endfor %}"
+    endless = write_gguf(tmp_path, template=loop)
+    monkeypatch.setattr(llama_process, "START_S", 3.0)
+    assert qm("doctor", "--gguf", endless) == 2
+    (said,) = capfd.readouterr().err.splitlines()
+    assert f"--gguf {endless}: not loaded after 3 s; its chat template may not end" in said
+    assert_none_left(endless)
 
 
 def test_wrong_flags_cost_one_line(
@@ -277,8 +306,6 @@ def check_a_changed_file(run: Path, file: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Path, tmp_path: Path) -> None:
-    import requests
-
     argv: list[str | Path] = [
         "--gguf",
         file,
@@ -300,7 +327,8 @@ def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Pa
         for model in ("small", "small+qm"):
             messages = [{"role": "user", "content": "how do i sort teh list"}]
             body = {"model": model, "max_tokens": 8, "messages": messages}
-            reply = requests.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+            mine = {"Authorization": "Bearer of-the-client"}  # which the file's process does not know
+            reply = requests.post(f"{url}/v1/chat/completions", json=body, headers=mine, timeout=30).json()
             texts.append(reply["choices"][0]["message"]["content"])
         process.kill()
     assert all(texts)

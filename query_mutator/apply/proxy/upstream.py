@@ -23,6 +23,7 @@ _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
+OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _MAX_HEADER_BYTES = 64 * 1024
@@ -73,11 +74,17 @@ class Response:
 
 
 class Upstream:
-    """One model server; `headers` are sent where the client has none of these names, as the key the server expects."""
+    """One model server; `headers`, as the key it expects, are sent where the client has none of these names.
 
-    def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+    With `replaces` they are sent in place of the client's: the server is this process's own.
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None, replaces: bool = False
+    ) -> None:
         self.url = url.rstrip("/")
-        self._own = {name.lower(): value for name, value in (headers or {}).items()}
+        self._own = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._replaced = [name for name, _ in self._own] if replaces else []
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -108,8 +115,7 @@ class Upstream:
 
         UpstreamGone if there is no reply.
         """
-        headers = list(headers)
-        sent = [*end_to_end(headers, without=(b"host",)), *self._missing(headers)]
+        sent = self._sent(headers)
         if isinstance(content, bytes) and len(content) > _PIECE_BYTES:
             sent.append((b"Content-Length", str(len(content)).encode()))
             content = _pieces(content)
@@ -128,9 +134,12 @@ class Upstream:
         finally:
             reply.close()
 
-    def _missing(self, headers: Iterable[Header]) -> list[Header]:
-        given = {name.lower() for name, _ in headers}
-        return [(name.encode(), value.encode()) for name, value in self._own.items() if name.encode() not in given]
+    def _sent(self, headers: Iterable[Header]) -> list[Header]:
+        """Return a client's headers as the upstream gets them, with its own."""
+        kept = end_to_end(headers, without=(b"host", b"expect", *self._replaced))
+        kept = [pair for pair in kept if not pair[0].lower().startswith(OWN_PREFIX)]
+        given = {name.lower() for name, _ in kept}
+        return [*kept, *((name, value) for name, value in self._own if name not in given)]
 
 
 def json_headers(headers: Iterable[Header]) -> list[Header]:
