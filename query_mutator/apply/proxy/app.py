@@ -14,16 +14,21 @@ import orjson
 from query_mutator.apply.proxy.contract import Answerer, ClientLimits, Reply
 from query_mutator.apply.proxy.cors import PREFLIGHT, cors_headers, without_origin
 from query_mutator.apply.proxy.models import LISTS, merged_list
+from query_mutator.apply.proxy.queue import Counts
 from query_mutator.apply.proxy.replies import parsed, renamed_lines
 from query_mutator.apply.proxy.requests import (
     ANYWHERE_PATHS,
     CHAT_PATHS,
     MODEL_PATHS,
+    NAMED_PATHS,
+    SUFFIX,
     is_virtual,
     model_of,
+    names_virtual,
     read_call,
     upstream_body,
     upstream_name,
+    virtual_in,
     virtual_name,
 )  # fmt: skip
 from query_mutator.apply.proxy.status import Status
@@ -31,6 +36,7 @@ from query_mutator.apply.proxy.upstream import Header, UpstreamError, UpstreamGo
 from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.http import Connection, HttpError, IncomingBody, Request, Stream
+from query_mutator.types import MAX_NAME_CHARS
 
 __all__ = ["ProxyApp"]
 
@@ -98,7 +104,7 @@ class _Exchange:
                 await self._error(*refusal)
                 return
             self._cors = cors_headers(self._app.access, self._headers)
-            if self._method == "OPTIONS" and PREFLIGHT in self._request.headers:
+            if self._is_preflight or self._target == b"*":
                 await self._whole(204, b"")
             elif not await self._own_route():
                 await self._forward_or_rewrite()
@@ -120,9 +126,14 @@ class _Exchange:
         if why is not None:
             return 403, why
         given = self._header("authorization").encode("latin-1")
-        if app.key is not None and self._method != "OPTIONS" and not hmac.compare_digest(given, app.key):
+        if app.key is not None and not self._is_preflight and not hmac.compare_digest(given, app.key):
             return 401, "send the key of qm serve --api-key as Authorization: Bearer KEY"
         return None
+
+    @property
+    def _is_preflight(self) -> bool:
+        """Return whether a browser asks what a page may send; such a request carries no key."""
+        return self._method == "OPTIONS" and PREFLIGHT in self._request.headers
 
     def _header(self, name: str) -> str:
         return self._request.headers.get(name, "")
@@ -135,11 +146,11 @@ class _Exchange:
             return False
         status = self._app.status
         if self._path == "/metrics":
-            await self._whole(200, status.prometheus().encode(), _METRICS_TYPE)
+            await self._whole(200, status.prometheus(await self._queue()).encode(), _METRICS_TYPE)
         elif self._path == "/healthz":
             await self._whole(200, b'{"status":"ok"}', _JSON_TYPE)
         elif self._path == "/qm/queue":
-            counts = {"models": status.queue.to_json(), "requests": self._app.open}
+            counts = {"models": await self._queue(), "requests": self._app.open}
             await self._whole(200, orjson.dumps(counts), _JSON_TYPE)
         elif self._path == "/" and "text/html" in self._header("accept"):
             page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
@@ -147,6 +158,11 @@ class _Exchange:
         else:
             return False
         return True
+
+    async def _queue(self) -> Counts:
+        """Return the calls by listed model; no list is asked for where there is no call."""
+        queue = self._app.status.queue
+        return queue.counts(await self._app.upstream.listed()) if queue.is_used else {}
 
     # --- what goes to the upstream ---------------------------------------------------------------------------------
 
@@ -173,11 +189,13 @@ class _Exchange:
         if call is not None:
             await self._stream(await self._app.answerer.answer(call, self._forwarded(), self._path))
             return
-        model = model_of(body)
-        if isinstance(body, dict) and is_virtual(model):
-            await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(str(model)), alias=model)
-        else:
+        model, alias = model_of(body), virtual_in(body)
+        if body is None and names_virtual(content):
+            raise HttpError(400, f"the body is not valid JSON, which {SUFFIX} needs: no lone surrogates, NaN or 1e999")
+        if body is None or alias is None:
             await self._forward(content, model=model)
+        else:
+            await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(model or alias), alias=alias)
 
     async def _one_model(self, name: str) -> None:
         """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
@@ -210,6 +228,9 @@ class _Exchange:
         self, content: AsyncIterator[bytes] | bytes | None, *, model: str | None = None, alias: str | None = None
     ) -> None:
         """Forward a request and its reply as they are; with `alias` in the place of the model's name in the reply."""
+        if alias is not None and self._path not in NAMED_PATHS:
+            name, real = alias[:MAX_NAME_CHARS], upstream_name(alias)[:MAX_NAME_CHARS]
+            raise HttpError(400, f"{name!r} is {real!r} with rewriting, not a model of the server; name {real!r}")
         headers = self._forwarded() if alias is None else self._without_coding()
         if isinstance(content, bytes):
             headers = [pair for pair in headers if pair[0] != b"content-length"]

@@ -32,7 +32,8 @@ def merged_list(path: str, contents: Sequence[bytes]) -> bytes | None:
     field, names = LISTS[path]
     rows: dict[str, Json] = {}
     for reply in replies:
-        for row in reply.get(field) or ():
+        found = reply.get(field)
+        for row in found if isinstance(found, list) else ():
             if isinstance(row, dict):
                 rows.setdefault(str(row.get(names[0])), row)
     merged = replies[0] if len(replies) == 1 else {**replies[0], field: [*rows.values()]}

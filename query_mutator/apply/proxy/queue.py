@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
-__all__ = ["NoSlotError", "Place", "Queue"]
+from query_mutator.llm.ollama import with_tag
+
+__all__ = ["Counts", "NoSlotError", "Place", "Queue"]
 
 Place = Callable[[str], AbstractAsyncContextManager[None]]  # holds a slot of a model
+Counts = Mapping[str, Mapping[str, int]]  # calls in_flight and waiting, by model
 
 PATIENCE_S = 60.0  # for which a call in the background waits for a slot that no client needs
+OTHER = "other"  # label of the calls of models that no server lists, whose names clients choose
 
 
 class NoSlotError(Exception):
@@ -36,11 +40,8 @@ class Queue:
         if limit is None or limit.locked():
             self._cancel_background(model)
         if limit is not None:
-            self.waiting[model] += 1
-            try:
+            with self._counted(self.waiting, model):
                 await limit.acquire()
-            finally:
-                self.waiting[model] -= 1
         async with self._held(model, limit):
             yield
 
@@ -67,29 +68,53 @@ class Queue:
         finally:
             self._background.pop(task, None)
 
-    def to_json(self) -> dict[str, dict[str, int]]:
-        """Return the counts of every model that has been called."""
-        models = sorted({*self.in_flight, *self.waiting})
-        return {model: {"in_flight": self.in_flight[model], "waiting": self.waiting[model]} for model in models}
+    @property
+    def is_used(self) -> bool:
+        """Return whether there is any call now."""
+        return bool(self.in_flight or self.waiting)
+
+    def counts(self, listed: Container[str]) -> Counts:
+        """Return the calls now, by model; those of names that are not `listed` (names with their tag) together."""
+        found: dict[str, dict[str, int]] = defaultdict(lambda: {"in_flight": 0, "waiting": 0})
+        for kind, calls in (("in_flight", self.in_flight), ("waiting", self.waiting)):
+            for model, count in calls.items():
+                found[model if with_tag(model) in listed else OTHER][kind] += count
+        return dict(sorted(found.items()))
 
     @asynccontextmanager
     async def _held(self, model: str, limit: asyncio.Semaphore | None) -> AsyncIterator[None]:
-        self.in_flight[model] += 1
+        if limit is not None:
+            self._limits[model] = limit  # which left with the last call that waited
         try:
-            yield
+            with self._counted(self.in_flight, model):
+                yield
         finally:
-            self.in_flight[model] -= 1
             if limit is not None:
                 limit.release()
             self._freed.set()
             self._freed = asyncio.Event()
 
+    @contextmanager
+    def _counted(self, calls: Counter[str], model: str) -> Iterator[None]:
+        """Count a call; a model without calls leaves, as clients choose the names."""
+        calls[model] += 1
+        try:
+            yield
+        finally:
+            calls[model] -= 1
+            if not calls[model]:
+                del calls[model]
+            if not self.in_flight[model] and not self.waiting[model]:
+                self._limits.pop(model, None)
+
     def _limit(self, model: str) -> asyncio.Semaphore | None:
         return self._limits.setdefault(model, asyncio.Semaphore(self._slots)) if self._slots else None
 
     def _is_spare(self, model: str) -> bool:
-        limit = self._limit(model)
-        return self.in_flight.total() == 0 if limit is None else not limit.locked()
+        if not self._slots:
+            return not self.in_flight
+        limit = self._limits.get(model)
+        return limit is None or not limit.locked()
 
     def _cancel_background(self, model: str) -> None:
         """Cancel one call in the background that holds a slot of a model; of any model without a bound."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any, TypeVar
 
 import orjson
 
 from query_mutator.apply.proxy.requests import Api, ChatCall
-from query_mutator.apply.proxy.upstream import Response
+from query_mutator.apply.proxy.upstream import Response, UpstreamGone
 from query_mutator.types import Json
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "tokens_of", "with_fields",
 ]  # fmt: skip
 
+T = TypeVar("T", list[Any], Json)
 
 STREAM_TYPES = {
     "ollama_chat": b"application/x-ndjson",
@@ -25,15 +27,28 @@ _DATA = b"data:"
 
 
 def text_of(api: Api, reply: Json) -> str:
-    """Return the text in a reply, or in a line of a stream."""
+    """Return the text in a reply, or in a line of a stream; UpstreamGone for a reply of another shape."""
     if api == "ollama_generate":
         found = reply.get("response")
     elif api == "ollama_chat":
-        found = (reply.get("message") or {}).get("content")
+        found = _shaped(reply.get("message"), dict).get("content")
     else:
-        choice: Json = next(iter(reply.get("choices") or [{}]), {})
-        found = (choice.get("message") or choice.get("delta") or {}).get("content")
+        choice = _choice(reply)
+        found = _shaped(choice.get("message") or choice.get("delta"), dict).get("content")
     return found if isinstance(found, str) else ""
+
+
+def _choice(reply: Json) -> Json:
+    """Return the first choice of a reply."""
+    choices = _shaped(reply.get("choices"), list)
+    return _shaped(choices[0] if choices else None, dict)
+
+
+def _shaped(found: Any, kind: type[T]) -> T:
+    """Return a part of a reply, empty where there is none; UpstreamGone for one of another type."""
+    if found and not isinstance(found, kind):
+        raise UpstreamGone("sent a reply that is not one of a chat")
+    return found or kind()
 
 
 def tokens_of(reply: Json) -> int | None:
@@ -115,10 +130,11 @@ def as_stream(call: ChatCall, reply: Json) -> Iterator[bytes]:
 def _ollama_lines(api: Api, reply: Json) -> Iterator[Json]:
     kept = {"model": reply["model"], "created_at": reply.get("created_at", "")}
     if api == "ollama_generate":
-        yield {**kept, "response": text_of(api, reply), "done": False}
+        thought = {"thinking": reply.pop("thinking")} if "thinking" in reply else {}
+        yield {**kept, **thought, "response": text_of(api, reply), "done": False}
         yield {**reply, "response": ""}
         return
-    message = reply.get("message") or {}
+    message = _shaped(reply.get("message"), dict)
     yield {**kept, "message": message, "done": False}
     yield {**reply, "message": {"role": message.get("role", "assistant"), "content": ""}}
 
@@ -126,12 +142,12 @@ def _ollama_lines(api: Api, reply: Json) -> Iterator[Json]:
 def _openai_chunks(call: ChatCall, reply: Json) -> Iterator[Json]:
     names = ("id", "created", "model", "system_fingerprint")
     kept: Json = {"object": "chat.completion.chunk", **{name: reply[name] for name in names if name in reply}}
-    choice: Json = next(iter(reply.get("choices") or [{}]), {})
-    message = choice.get("message") or {}
+    choice = _choice(reply)
+    message = _shaped(choice.get("message"), dict)
     asked = call.body.get("stream_options")
     counts = isinstance(asked, dict) and bool(asked.get("include_usage"))
     usage: Json = {"usage": None} if counts else {}
-    delta = {"role": "assistant", "content": message.get("content") or ""}
+    delta = {"role": "assistant", **message, "content": message.get("content") or ""}  # with its reasoning_content
     yield {**kept, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage}
     end = choice.get("finish_reason") or "stop"
     yield {**kept, "choices": [{"index": 0, "delta": {}, "finish_reason": end}], **usage}

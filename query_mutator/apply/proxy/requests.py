@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,8 +11,8 @@ from query_mutator.llm.ollama import with_tag
 from query_mutator.types import Json
 
 __all__ = [
-    "ANYWHERE_PATHS", "CHAT_PATHS", "MODEL_PATHS", "SUFFIX", "ChatCall", "is_virtual", "model_of", "read_call",
-    "upstream_body", "upstream_name", "virtual_name",
+    "ANYWHERE_PATHS", "CHAT_PATHS", "MODEL_PATHS", "NAMED_PATHS", "SUFFIX", "ChatCall", "is_virtual", "model_of",
+    "names_virtual", "read_call", "upstream_body", "upstream_name", "virtual_in", "virtual_name",
 ]  # fmt: skip
 
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
@@ -26,16 +27,23 @@ CHAT_PATHS: Mapping[str, Api] = {
 MODEL_PATHS = frozenset({
     *CHAT_PATHS, "/api/embed", "/api/embeddings", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
 })  # fmt: skip
+#: Where a virtual name stands for the upstream's; `DELETE m+qm` must not delete `m`.
+NAMED_PATHS = frozenset({*MODEL_PATHS, "/api/show", "/v1/messages/count_tokens"})
 _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
 #: What names a model that need not exist yet.
 ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
+_VIRTUAL_FIELD = re.compile(rb'"(?:model|name|source|destination|from)"\s*:\s*"[^"\\]*\+qm')
 #: Fields that a request with a plain question does not have, per API.
 _SPECIAL: Mapping[str, tuple[str, ...]] = {
     "ollama_chat": ("tools", "format", "logprobs"),
     "ollama_generate": ("images", "suffix", "context", "format", "raw", "template", "logprobs"),
-    "openai_chat": ("tools", "tool_choice", "functions", "response_format", "logprobs", "audio", "prediction"),
-}
+    "openai_chat": (
+        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "audio", "prediction",
+        "documents", "continue_final_message", "echo", "grammar", "json_schema", "structured_outputs", "structural_tag",
+        "regex", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    ),
+}  # fmt: skip
 
 
 def is_virtual(model: object) -> bool:
@@ -57,6 +65,17 @@ def model_of(body: object) -> str | None:
     """Return the model that a request names, None if it names none."""
     found = (body.get(name) for name in _NAMES) if isinstance(body, dict) else ()
     return next((model for model in found if isinstance(model, str) and model), None)
+
+
+def virtual_in(body: object) -> str | None:
+    """Return the first virtual name among the models that a request names, None without one."""
+    found = (body.get(name) for name in (*_NAMES, "destination", "from")) if isinstance(body, dict) else ()
+    return next((name for name in found if isinstance(name, str) and SUFFIX in name), None)
+
+
+def names_virtual(content: bytes) -> bool:
+    """Return whether a body that cannot be parsed seems to name a virtual model."""
+    return _VIRTUAL_FIELD.search(content) is not None
 
 
 def upstream_body(body: Json) -> Json:

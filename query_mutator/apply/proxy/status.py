@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from query_mutator.apply.proxy.queue import Queue
+from query_mutator.apply.proxy.queue import Counts, Queue
 
 __all__ = ["Status"]
 
@@ -59,19 +59,19 @@ class Status:
         """Add a duration to a histogram."""
         self._histograms[name, tuple(sorted(labels.items()))].add(seconds)
 
-    def prometheus(self) -> str:
-        """Return the text exposition format, version 0.0.4."""
-        return "\n".join([*self._lines(), ""])
+    def prometheus(self, calls: Counts) -> str:
+        """Return the text exposition format, version 0.0.4; `calls` are those of the queue now."""
+        return "\n".join([*self._lines(calls), ""])
 
-    def _lines(self) -> Iterator[str]:
-        gauges = {"qm_in_flight": self.queue.in_flight, "qm_waiting": self.queue.waiting}
+    def _lines(self, calls: Counts) -> Iterator[str]:
         for name, (kind, text) in _HELP.items():
             yield f"# HELP {name} {text}"
             yield f"# TYPE {name} {kind}"
             for labels, value in self._counters[name].items():
                 yield f"{name}{_written(labels)} {value}"
-            for model, value in sorted(gauges.get(name, {}).items()):
-                yield f"{name}{_written((('model', model),))} {value}"
+            for model, counts in calls.items():
+                if (gauge := name.removeprefix("qm_")) in counts:
+                    yield f"{name}{_written((('model', model),))} {counts[gauge]}"
             for (found, labels), histogram in self._histograms.items():
                 if found == name:
                     yield from _histogram_lines(name, labels, histogram)

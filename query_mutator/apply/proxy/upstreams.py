@@ -8,6 +8,7 @@ model (versions, downloads, uploads) goes to the first server that can be reache
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -25,12 +26,14 @@ from query_mutator.apply.proxy.upstream import (
     success,
 )
 from query_mutator.llm.ollama import with_tag
+from query_mutator.types import MAX_NAME_CHARS
 
 __all__ = ["Upstreams"]
 
 MODELS_PATH = b"/v1/models"  # which Ollama has too
 FRESH_S = 5.0  # for which a list of models is believed
 AVOIDED_S = 5.0  # after a connection that failed
+LIST_S = 1.0  # for which counts by model wait for a list
 
 
 class _Server:
@@ -75,6 +78,13 @@ class Upstreams:
     def urls(self) -> list[str]:
         """Return the addresses, in the order given."""
         return [server.upstream.url for server in self._servers]
+
+    async def listed(self) -> frozenset[str]:
+        """Return the names, with their tags, that the servers list; one that does not answer keeps what it listed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIST_S):
+                await self._refresh()
+        return frozenset().union(*(server.models for server in self._servers))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -159,7 +169,9 @@ class Upstreams:
             self._refreshing.add_done_callback(self._refreshed)
         down = [server.upstream.url for server in self._servers if server.is_avoided]
         if not having and down:
-            raise UpstreamGone(f"{', '.join(down)} cannot be reached, and no other server has {model!r}")
+            raise UpstreamGone(
+                f"{', '.join(down)} cannot be reached, and no other server has {model[:MAX_NAME_CHARS]!r}"
+            )
         return having or self._servers[:1]  # which says that it does not have it
 
     def _having(self, model: str) -> list[_Server]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from query_mutator.apply.proxy.eligibility import depends_on_earlier_turns, skip_reason
 from query_mutator.apply.proxy.guards import rewrite_problem
 from query_mutator.apply.proxy.models import add_virtual, writes_text
+from query_mutator.apply.proxy.replies import as_stream, text_of
 from query_mutator.apply.proxy.requests import ChatCall, read_call
+from query_mutator.apply.proxy.upstream import UpstreamGone
 
 QUESTION = "how do i sort a list of names in place"
 #: The beginnings of the prompts that Open WebUI sends to the chat's model for itself.
@@ -101,6 +104,11 @@ def test_a_task_in_the_metadata_passes_untouched() -> None:
         (chat(QUESTION, path="/v1/chat/completions", n=1), None),
         (chat(), "empty"),
         (chat(QUESTION, path="/v1/chat/completions", response_format={"type": "json_object"}), "response_format"),
+        (chat(QUESTION, path="/v1/chat/completions", grammar="root ::= [a-z]+"), "grammar"),
+        (chat(QUESTION, path="/v1/chat/completions", guided_json={"type": "object"}), "guided_json"),
+        (chat(QUESTION, path="/v1/chat/completions", structured_outputs={"regex": "a"}), "structured_outputs"),
+        (chat(QUESTION, path="/v1/chat/completions", json_schema={"type": "object"}), "json_schema"),
+        (chat(QUESTION, path="/v1/chat/completions", continue_final_message=True), "continue_final_message"),
         (chat("why does this fail\n```\nx = \n```"), "code"),
         (chat("word " * 400), "length"),
         (read_call("/api/generate", {"model": "m+qm", "prompt": QUESTION, "images": ["aGk="]}), "images"),
@@ -167,3 +175,24 @@ def test_lists_have_each_model_twice_but_those_that_write_no_text() -> None:
     assert listed[1]["model"] == "a:1+qm"
     models = add_virtual("/v1/models", {"object": "list", "data": [{"id": "a"}]}, writes_text=writes_text)
     assert [row["id"] for row in models["data"]] == ["a", "a+qm"]
+
+
+def test_a_whole_reply_is_streamed_with_its_reasoning() -> None:
+    message = {"role": "assistant", "content": "Use `os.kill`.", "reasoning_content": "They mean a process."}
+    call = chat(QUESTION, path="/v1/chat/completions", stream=True)
+    first, *_ = as_stream(call, {"choices": [{"message": message, "finish_reason": "stop"}]})
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"] == message
+    generate = read_call("/api/generate", {"model": "m+qm", "prompt": QUESTION})
+    assert generate is not None
+    lines = as_stream(generate, {"response": "Use `os.kill`.", "thinking": "They mean a process.", "done": True})
+    first, last = map(json.loads, lines)
+    assert (first["thinking"], first["response"]) == ("They mean a process.", "Use `os.kill`.")
+    assert "thinking" not in last
+
+
+@pytest.mark.parametrize("reply", [{"message": "text"}, {"message": [1]}, {"choices": 5}, {"choices": [{"delta": 5}]}])
+def test_a_reply_of_another_shape_has_no_text(reply: dict[str, Any]) -> None:
+    with pytest.raises(UpstreamGone, match="not one of a chat"):
+        text_of("ollama_chat" if "message" in reply else "openai_chat", reply)
+    assert text_of("openai_chat", {"choices": [], "usage": {}}) == ""
+    assert text_of("ollama_chat", {"message": None}) == ""
