@@ -170,7 +170,8 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
     limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
     if isinstance(pace, ErrorInfo):
         advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
-        yield Finding("pace", f"unknown, with {together} a call fails ({pace}): {advice}", is_fine=False)
+        text = f"unknown, with {together} a call fails ({pace}): {advice}"
+        yield Finding("pace", text, is_fine=pace.kind == "timeout")
         return
     took = f"a rewrite takes {pace.rewrite_s:.3g} s, an answer of at most {limit} tokens {pace.answer_s:.3g} s"
     yield Finding("pace", f"{together}: {took}", pace=pace)

