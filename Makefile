@@ -5,7 +5,7 @@
 # make docs  the pages of docs/ as a site in build/site, without a warning
 # make soak  ten minutes of load, 200 clients, 40 kills of each learner, a server away four times for a minute (MINUTES=10)
 # make flips   one-bit flips in every file of a run: found, or harmless
-# make attack  ten thousand random bad inputs, servers, run folders and flags (SEED=1 CASES=10000)
+# make attack  ten thousand random bad inputs, servers, run folders, flags and clients of the proxy (SEED=1 CASES=10000)
 
 PYTHON ?= python3
 VENV   := .venv

@@ -70,7 +70,9 @@ class ScriptedServer:
         head = b""
         while (line := stream.readline()) not in (b"\r\n", b""):
             head += line
-        length = next((int(row.split(b":")[1]) for row in head.split(b"\r\n") if row.startswith(b"Content-Length")), 0)
+        length = next(
+            (int(row.split(b":")[1]) for row in head.split(b"\r\n") if row.lower().startswith(b"content-length")), 0
+        )
         return head + (b"\r\n" + stream.read(length) if head else b"")
 
     def _act(self, sock: socket.socket, step: Step) -> bool:

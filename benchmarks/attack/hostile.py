@@ -192,8 +192,7 @@ class HostileServer:
             is_hostile = self.embeds if path in EMBED else self.probes
             ask = Ask("ollama", False, path, self._closing, rng)
             return self.behavior(ask) if is_hostile and rng.random() < self.share else [_about(path, body)]
-        messages = body.get("messages") or [{}]
-        ask = Ask(CHAT[path], body.get("stream") is True, str(messages[-1].get("content")), self._closing, rng)
+        ask = Ask(CHAT[path], body.get("stream") is True, _last_content(body), self._closing, rng)
         ask.previous, self._previous = self._previous, ask.honest()
         pieces: Iterable[bytes] = [ask.honest()]
         if rng.random() < self.share and self._left > 0:
@@ -211,13 +210,35 @@ def _read(stream: Any) -> tuple[str, Mapping[str, Any]] | None:
         if line.lower().startswith(b"content-length:"):
             length = int(line.split(b":")[1])
     body = stream.read(length)
-    return (start.split()[1].decode(), json.loads(body or b"{}")) if start else None
+    return (start.split()[1].decode(), _object(body)) if start else None
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    """Return the object in a body, an empty one for anything else: a proxy forwards what its clients send."""
+    try:
+        found = json.loads(body if len(body) < 5_000_000 else b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_content(body: Mapping[str, Any]) -> str:
+    """Return the last turn's content; a client may send anything."""
+    turns = body.get("messages")
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    return str(last.get("content")) if isinstance(last, dict) else ""
+
+
+def _texts(found: Any) -> list[str]:
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
 def _about(path: str, body: Mapping[str, Any]) -> bytes:
     """Return an honest reply about the server, its models, or texts to embed."""
     if path in EMBED:
-        rows = [[float(1 + len(text) % 7), 1.0, 0.5, float(sum(map(ord, text)) % 11)] for text in body.get("input", ())]
+        rows = [
+            [float(1 + len(text) % 7), 1.0, 0.5, float(sum(map(ord, text)) % 11)] for text in _texts(body.get("input"))
+        ]
         data = [{"index": index, "embedding": row} for index, row in enumerate(rows)]
         return http(json.dumps({"embeddings": rows, "data": data}).encode())
     known: dict[str, Any] = {

@@ -161,6 +161,7 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
             BothApis(
                 server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
                 timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
+                max_reply_bytes=round(flags.max_reply_mb * 1e6),
                 headers=server.http_headers(model),
                 replaces=server.runs_files,
             )

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from query_mutator.embedded.http import Connection, Request, Response
+from query_mutator.files import count_values
 
 __all__ = [
     "DEFAULT_KEEP_ALIVE_S", "FOREVER_S", "ApiError", "Exchange", "call_options", "dumps", "field", "json_response",
@@ -71,7 +72,7 @@ def read_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`; raises ApiError 400 with the error texts of Go's decoder."""
     if not body.strip():
         raise ApiError(400, "missing request body")
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+    if count_values(body) > MAX_VALUES:
         raise ApiError(413, f"the request has more than {MAX_VALUES:,} values")
     try:
         payload = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))

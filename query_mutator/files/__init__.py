@@ -11,6 +11,7 @@ from query_mutator.files.whole import (
     LOCK,
     atomic_folder,
     atomic_write,
+    count_values,
     decode,
     decode_object,
     disk_advice,
@@ -30,7 +31,7 @@ from query_mutator.files.whole import (
 )
 
 __all__ = [
-    "LOCK", "atomic_folder", "atomic_write", "decode", "decode_object", "disk_advice", "disk_errors", "encode",
-    "file_sha256", "finite", "parse_json", "parse_json_object", "read_checked_json", "sync_folder",
+    "LOCK", "atomic_folder", "atomic_write", "count_values", "decode", "decode_object", "disk_advice", "disk_errors",
+    "encode", "file_sha256", "finite", "parse_json", "parse_json_object", "read_checked_json", "sync_folder",
     "user_cache_folder", "verified", "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip

@@ -16,11 +16,11 @@ from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["EarlyStop", "first_sentence"]
 
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 
 
 def first_sentence(text: str) -> str | None:
-    """Return the first sentence once it is complete: something follows its end."""
+    """Return the first sentence once it is complete: something follows its end, unless that is `。`, `！` or `？`."""
     text = text.lstrip()
     end = _SENTENCE_END.search(text)
     return text[: end.end()] if end else None

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from query_mutator.errors import HIDDEN
-from query_mutator.files import decode, encode
+from query_mutator.files import count_values, decode, encode
 from query_mutator.llm.address import route_to
 from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.connection import Connection
@@ -205,7 +205,7 @@ def json_object(text: bytes) -> Json:
 
     A short text of many small values takes up to thirty times its length as objects, so their number is bounded.
     """
-    if len(text) > _FEW_BYTES and sum(map(text.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+    if len(text) > _FEW_BYTES and count_values(text) > _MAX_VALUES:
         raise ValueError(f"more than {_MAX_VALUES:,} values")
     payload = decode(text)
     if not isinstance(payload, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
+OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
 
 _REFUSAL = re.compile(
     r"""\b(
@@ -40,7 +40,7 @@ def is_not_sure(text: str) -> bool:
 
 
 def _opening(text: str) -> str:
-    return text.lstrip()[:_OPENING_CHARS].replace("’", "'")
+    return text.lstrip()[:OPENING_CHARS].replace("’", "'")
 
 
 @lru_cache(maxsize=4096)  # an answer is judged many times in its episode; whole answers would take gigabytes

@@ -33,6 +33,7 @@ from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.reply import MAX_REPLY_BYTES
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import Question
 
@@ -73,6 +74,7 @@ def proxy(
     upstream_headers: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
     upstream_class: type[Upstream] = Upstream,
+    max_reply_bytes: int = MAX_REPLY_BYTES,
     shadow: Path | None = None,
     judge: str | None = None,
 ) -> Iterator[str]:
@@ -82,7 +84,8 @@ def proxy(
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     urls = (upstream_url, *others)
-    upstream = Upstreams([upstream_class(each, timeout_s=30, headers=upstream_headers) for each in urls])
+    bounds: dict[str, int] = {"timeout_s": 30, "max_reply_bytes": max_reply_bytes}
+    upstream = Upstreams([upstream_class(each, headers=upstream_headers, **bounds) for each in urls])
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
     kept = None
     if shadow is not None:

@@ -20,14 +20,23 @@ from query_mutator.apply import Limits
 from query_mutator.apply.proxy.contract import Reply
 from query_mutator.apply.proxy.eligibility import MAX_QUESTION_TOKENS, skip_reason
 from query_mutator.apply.proxy.episodes import Episodes, Rewritten
-from query_mutator.apply.proxy.replies import STREAM_TYPES, as_stream, parsed, read_lines, renamed, text_of, with_fields
+from query_mutator.apply.proxy.replies import (
+    STREAM_TYPES,
+    as_stream,
+    parsed,
+    read_lines,
+    renamed,
+    renamed_lines,
+    text_of,
+    with_fields,
+)
 from query_mutator.apply.proxy.requests import ChatCall
 from query_mutator.apply.proxy.shadow import Sent, Shadow
 from query_mutator.apply.proxy.status import Status
 from query_mutator.apply.proxy.upstream import Header, Response, end_to_end, read_object
 from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.llm.early_stop import first_sentence
-from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.rewards import OPENING_CHARS, is_not_sure, is_refusal
 from query_mutator.types import Completion, Json
 
 __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
@@ -35,6 +44,7 @@ __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
 Mode = Literal["blind", "gate", "full"]
 
 BODY_HEADER = "x-qm-body"
+MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +251,7 @@ class PolicyAnswerer:
         request: _Request,
         response: Response,
         held: Iterable[bytes],
-        lines: AsyncIterator[bytes],
+        lines: AsyncIterator[list[bytes]],
         stack: AsyncExitStack,
     ) -> Reply:
         """Return the reply of lines held back and those that follow, under the client's model name."""
@@ -251,8 +261,8 @@ class PolicyAnswerer:
             async with stack:
                 if held:
                     yield b"".join(renamed(line, model) for line in held)
-                async for line in lines:
-                    yield renamed(line, model)
+                async for piece in renamed_lines(lines, model):
+                    yield piece
 
         return Reply(status=200, headers=[*kept, *request.qm_headers()], body=body())
 
@@ -278,12 +288,16 @@ async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _opening(lines: AsyncIterator[bytes], call: ChatCall) -> tuple[list[bytes], str]:
-    """Return the lines up to the end of the answer's first sentence, and that sentence; all of a shorter answer."""
-    held, text = [], ""
-    async for line in lines:
-        held.append(line)
-        text += text_of(call.api, parsed(line) or {})
-        if (sentence := first_sentence(text)) is not None:
-            return held, sentence
+async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[bytes], str]:
+    """Return the lines up to the end of an answer's first sentence, or of what verdicts read, and that text."""
+    held: list[bytes] = []
+    text = ""
+    async for together in lines:
+        held += together
+        for found in filter(None, map(parsed, together)):
+            text = (text + text_of(call.api, found)).lstrip()[:OPENING_CHARS]
+            if (sentence := first_sentence(text)) is not None or len(text) == OPENING_CHARS:
+                return held, sentence or text
+        if len(held) > MAX_HELD_LINES:
+            break
     return held, text

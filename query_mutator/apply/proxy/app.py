@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from http import HTTPStatus
 from importlib import resources
 from urllib.parse import quote
@@ -14,8 +14,9 @@ import orjson
 from query_mutator.apply.proxy.contract import Answerer, ClientLimits, Reply
 from query_mutator.apply.proxy.cors import PREFLIGHT, cors_headers, without_origin
 from query_mutator.apply.proxy.models import LISTS, merged_list
+from query_mutator.apply.proxy.names import MAX_PARSED_BYTES, find_model, is_small
 from query_mutator.apply.proxy.queue import Counts
-from query_mutator.apply.proxy.replies import parsed, renamed_lines
+from query_mutator.apply.proxy.replies import parsed, read_lines, renamed_lines
 from query_mutator.apply.proxy.requests import (
     ANYWHERE_PATHS,
     CHAT_PATHS,
@@ -47,9 +48,9 @@ _POLICY: Header = (
     b"content-security-policy",
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
 )
-_OWN = ("/metrics", "/healthz", "/qm/queue", "/qm/rewrite")
+_ONE_MODEL, _REWRITE = "/v1/models/", "/qm/rewrite"
+_OWN = ("/metrics", "/healthz", "/qm/queue", _REWRITE)
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
-_ONE_MODEL = "/v1/models/"
 
 
 class ProxyApp:
@@ -68,13 +69,20 @@ class ProxyApp:
         self.upstream, self.answerer, self.status = upstream, answerer, status
         self.access, self.limits = access, limits
         self.key = None if api_key is None else f"Bearer {api_key}".encode()
-        self.open = 0  # requests now
+        self.open = 0  # requests being answered
 
     async def __call__(self, request: Request, connection: Connection) -> None:
         """Serve one request, whose body may still be on its way."""
+        await _Exchange(self, request, connection).respond()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request that has arrived; HttpError 503 if too many are being answered."""
+        if self.open >= self.limits.requests:
+            raise HttpError(503, f"{self.limits.requests} requests are being answered; try again later")
         self.open += 1
         try:
-            await _Exchange(self, request, connection).respond()
+            yield
         finally:
             self.open -= 1
 
@@ -120,8 +128,6 @@ class _Exchange:
 
     def _refusal(self) -> tuple[int, str] | None:
         app = self._app
-        if app.open > app.limits.requests:
-            return 503, f"{app.limits.requests} requests are being answered; try again later"
         why = app.access.refusal(self._request.headers)
         if why is not None:
             return 403, why
@@ -167,23 +173,26 @@ class _Exchange:
     # --- what goes to the upstream ---------------------------------------------------------------------------------
 
     async def _forward_or_rewrite(self) -> None:
-        if self._method == "GET" and self._path in LISTS:
-            await self._list()
-        elif self._method == "POST" and self._path == "/qm/rewrite":
-            await self._rewrite(parsed(await self._body()))
-        elif self._method == "GET" and self._path.startswith(_ONE_MODEL):
-            await self._one_model(self._path.removeprefix(_ONE_MODEL))
-        elif (
-            self._method in ("POST", "DELETE") and self._path.startswith(_APIS) and not self._path.startswith(_UPLOADS)
-        ):
-            await self._post(await self._body())
-        elif {"content-length", "transfer-encoding"} & self._request.headers.keys():
-            await self._forward(self._incoming.pieces())
-        else:
-            await self._forward(None)
+        has_body = bool({"content-length", "transfer-encoding"} & self._request.headers.keys())
+        if self._path.startswith(_UPLOADS):
+            await self._forward(self._incoming.pieces() if has_body else None)
+            return
+        await self._incoming.arrived(self._app.limits.body_bytes)
+        with self._app.answering():  # not before: half a body takes nobody's place
+            if self._method == "GET" and self._path in LISTS:
+                await self._list()
+            elif self._method == "GET" and self._path.startswith(_ONE_MODEL):
+                await self._one_model(self._path.removeprefix(_ONE_MODEL))
+            elif self._method == "POST" and self._path == _REWRITE:
+                await self._rewrite()
+            elif self._method in ("POST", "DELETE") and self._path.startswith(_APIS):
+                await (self._post() if is_small(self._incoming.held) else self._pass_large())
+            else:
+                await self._forward(self._incoming.pieces() if has_body else None)
 
-    async def _post(self, content: bytes) -> None:
+    async def _post(self) -> None:
         """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
+        content = bytes(self._incoming.held)
         body = parsed(content)
         call = read_call(self._path, body)
         if call is not None:
@@ -197,6 +206,21 @@ class _Exchange:
         else:
             await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(model or alias), alias=alias)
 
+    async def _pass_large(self) -> None:
+        """Forward a request that is too large to parse; one to a virtual model under the upstream's name."""
+        content = self._incoming.held
+        found = find_model(content)
+        if found is None or not is_virtual(found.text):
+            await self._forward(self._incoming.pieces(), model=None if found is None else found.text)
+            return
+        name = upstream_name(found.text)
+        content[found.start : found.end] = orjson.dumps(name).ljust(found.end - found.start)
+        added: list[Header] = []
+        if self._path in CHAT_PATHS:
+            self._app.status.count("qm_decisions_total", decision="passed", mode="passed")
+            added.append((b"x-qm-decision", b"passed; size"))
+        await self._forward(self._incoming.pieces(), *added, model=name, alias=found.text)
+
     async def _one_model(self, name: str) -> None:
         """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
         target = _ONE_MODEL.encode() + quote(upstream_name(name), safe="/:").encode()
@@ -209,7 +233,10 @@ class _Exchange:
                 content = orjson.dumps({**body, "id": name})
             await self._whole(response.status_code, content, *end_to_end(response.headers))
 
-    async def _rewrite(self, body: object) -> None:
+    async def _rewrite(self) -> None:
+        if not is_small(self._incoming.held):
+            raise HttpError(413, f"send a question of at most {MAX_PARSED_BYTES:,} bytes")
+        body = parsed(bytes(self._incoming.held))
         messages = body.get("messages") if isinstance(body, dict) else None
         call = read_call("/api/chat", {"model": virtual_name(""), "messages": messages})
         if call is None or not messages:
@@ -225,7 +252,11 @@ class _Exchange:
         await self._whole(response.status_code, content, *end_to_end(response.headers))
 
     async def _forward(
-        self, content: AsyncIterator[bytes] | bytes | None, *, model: str | None = None, alias: str | None = None
+        self,
+        content: AsyncIterator[bytes] | bytes | None,
+        *added: Header,
+        model: str | None = None,
+        alias: str | None = None,
     ) -> None:
         """Forward a request and its reply as they are; with `alias` in the place of the model's name in the reply."""
         if alias is not None and self._path not in NAMED_PATHS:
@@ -244,8 +275,8 @@ class _Exchange:
             chunks: AsyncIterator[bytes] = response.aiter_raw()
             if alias is not None:
                 kept = end_to_end(kept, without=(b"content-length",))
-                chunks = renamed_lines(response, alias)
-            await self._stream(Reply(status=response.status_code, headers=kept, body=chunks))
+                chunks = renamed_lines(read_lines(response), alias)
+            await self._stream(Reply(status=response.status_code, headers=[*kept, *added], body=chunks))
 
     def _forwarded(self) -> list[Header]:
         """Return the client's headers, without the proxy's own key."""
@@ -256,10 +287,6 @@ class _Exchange:
         return [pair for pair in self._forwarded() if pair[0] != b"accept-encoding"]
 
     # --- bodies ----------------------------------------------------------------------------------------------------
-
-    async def _body(self) -> bytes:
-        """Return the whole body; HttpError if it is longer than allowed."""
-        return await self._incoming.read(self._app.limits.body_bytes)
 
     async def _stream(self, reply: Reply) -> None:
         stream = self._begin(reply.status, reply.headers)

@@ -7,6 +7,7 @@ another /api/ path          status 404, with the address that has the server's o
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ class Made(Response):
 
     def __init__(self, url: str, status: int, body: AsyncIterator[bytes] | bytes, content_type: bytes) -> None:
         self.url, self.status_code, self._body = url, status, body
+        self._upstream, self._max_bytes = url, sys.maxsize  # the reply that it is made from is bounded
         self.headers: list[Header] = [(b"content-type", content_type)]
 
     async def aiter_raw(self) -> AsyncIterator[bytes]:
@@ -63,8 +65,9 @@ class BothApis(Upstream):
         elif method == "GET" and path in _LISTS:
             async with super().send("GET", b"/v1/models", headers, None) as response:
                 yield await self._list(response)
-        elif method == "POST" and path in _ASKING and isinstance(content, bytes):
-            async with self._asked(path, headers, content) as response:
+        elif method == "POST" and path in _ASKING and content is not None:
+            whole = content if isinstance(content, bytes) else b"".join([piece async for piece in content])
+            async with self._asked(path, headers, whole) as response:
                 yield response
         else:
             message = f"this server has OpenAI's API only: use /v1/ here, or {self.url} for all that it has"
@@ -190,14 +193,17 @@ def _whole(path: bytes, model: str, reply: Json, started: float) -> Json:
     return {**_about(model), **_text(path, text_of("openai_chat", reply)), **end}
 
 
+async def _events(response: Response) -> AsyncIterator[Json]:
+    async for together in read_lines(response):
+        for event in filter(None, map(parsed, together)):
+            yield event
+
+
 async def _lines(path: bytes, model: str, response: Response, started: float) -> AsyncIterator[bytes]:
     """Yield the lines of a stream as Ollama writes them; UpstreamGone if it ends without a reason."""
     reason: str | None = None
     usage: object = None
-    async for line in read_lines(response):
-        event = parsed(line)
-        if event is None:
-            continue
+    async for event in _events(response):
         if event.get("error"):
             yield orjson.dumps({"error": _message(event)}) + b"\n"
             return

@@ -16,10 +16,10 @@ __all__ = ["Answerer", "ClientLimits", "Reply"]
 class ClientLimits:
     """What one client may take."""
 
-    body_bytes: int = 64_000_000  # of a request that is read whole; uploads of models are forwarded as they come
-    requests: int = 1_000  # at once
+    body_bytes: int = 64_000_000  # of a request; uploads of models are forwarded as they come
+    requests: int = 1_000  # at once, of those that have arrived
     request_timeout_s: float = 60.0  # in which a head must arrive, and a body unless it arrives at a fair rate
-    idle_timeout_s: float = 75.0  # of a connection between two requests
+    idle_timeout_s: float = 75.0  # of a connection between two requests, or whose client reads nothing
     drain_s: float = 30.0
 
 

@@ -44,7 +44,8 @@ _WITHIN = re.compile(
 
 def skip_reason(call: ChatCall, headers: Mapping[str, str], *, max_tokens: int = MAX_QUESTION_TOKENS) -> str | None:
     """Return in one word why a request passes untouched, None if its question is rewritten."""
-    text = call.question
+    max_chars = max_tokens * _CHARS_PER_TOKEN
+    text = None if call.question is None else call.question[: max_chars + 1]  # a longer one is not searched
     if headers.get(SKIP_HEADER, "").lower() not in ("", "0", "false"):
         return "asked"
     if call.special is not None:
@@ -59,7 +60,7 @@ def skip_reason(call: ChatCall, headers: Mapping[str, str], *, max_tokens: int =
         return "ui-task"
     if _CODE.search(text):
         return "code"
-    if len(text) > max_tokens * _CHARS_PER_TOKEN:
+    if len(text) > max_chars:
         return "length"
     if call.earlier_turns and depends_on_earlier_turns(text):
         return "context"

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import orjson
 
+from query_mutator.apply.proxy.names import find_model
 from query_mutator.apply.proxy.requests import Api, ChatCall
-from query_mutator.apply.proxy.upstream import Response, UpstreamGone
+from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, Response, UpstreamGone
+from query_mutator.files import count_values
 from query_mutator.types import Json
 
 __all__ = [
@@ -24,6 +26,7 @@ STREAM_TYPES = {
     "openai_chat": b"text/event-stream",
 }
 _DATA = b"data:"
+_MAX_PARSED_LINE_BYTES = 64 * 1024  # a longer one is a vector, or a picture
 
 
 def text_of(api: Api, reply: Json) -> str:
@@ -62,31 +65,39 @@ class LineReader:
     """Splits a stream into lines; the bytes of an incomplete line wait for the rest."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
-    def lines(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the lines that a chunk completes, each with its line end."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        yield from (line + b"\n" for line in lines)
+    def lines(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that a chunk completes, each with its line end."""
+        *ends, rest = chunk.split(b"\n")
+        lines = [end + b"\n" for end in ends]
+        if lines and self._rest:
+            lines[0] = bytes(self._rest + lines[0])
+            self._rest.clear()
+        self._rest += rest
+        return lines
 
     def rest(self) -> bytes:
         """Return what follows the last line end."""
-        return self._rest
+        return bytes(self._rest)
 
 
-async def read_lines(response: Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream as they arrive, each with its end."""
+async def read_lines(response: Response) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a stream, each with its end, as they arrive; UpstreamGone beyond the bound of a reply."""
     reader = LineReader()
-    async for chunk in response.aiter_raw():
-        for line in reader.lines(chunk):
-            yield line
+    async for chunk in response.aiter_bounded():
+        if lines := reader.lines(chunk):
+            yield lines
     if rest := reader.rest():
-        yield rest
+        yield [rest]
 
 
 def parsed(line: bytes) -> Json | None:
-    """Return the JSON object in a line of a stream, None for blank lines, comments and `[DONE]`."""
-    line = line.strip()
+    """Return the JSON object in a line of a stream, None for blank lines, comments, `[DONE]` and too many values."""
+    if (line := line.strip()) == b"":
+        return None
+    if len(line) > MAX_REPLY_VALUES and count_values(line) > MAX_REPLY_VALUES:
+        return None
     try:
         found = orjson.loads(line[len(_DATA) :] if line.startswith(_DATA) else line)
     except ValueError:
@@ -96,6 +107,9 @@ def parsed(line: bytes) -> Json | None:
 
 def renamed(line: bytes, model: str) -> bytes:
     """Return a line with the client's model name in the place of the upstream's."""
+    if len(line) > _MAX_PARSED_LINE_BYTES:
+        name = find_model(line)
+        return line if name is None else line[: name.start] + orjson.dumps(model) + line[name.end :]
     found = parsed(line)
     inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
     if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
@@ -105,10 +119,10 @@ def renamed(line: bytes, model: str) -> bytes:
     return prefix + orjson.dumps({**found, **named}) + b"\n"
 
 
-async def renamed_lines(response: Response, model: str) -> AsyncIterator[bytes]:
-    """Yield the lines of a reply with the client's model name."""
-    async for line in read_lines(response):
-        yield renamed(line, model)
+async def renamed_lines(lines: AsyncIterator[list[bytes]], model: str) -> AsyncIterator[bytes]:
+    """Yield the lines of a reply with the client's model name, those that arrive together in one piece."""
+    async for together in lines:
+        yield b"".join(renamed(line, model) for line in together)
 
 
 def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from query_mutator.apply.proxy.app import ProxyApp
-from query_mutator.embedded.http import Clients, detect_vanished_clients
+from query_mutator.embedded.http import MAX_BODY_BYTES, Clients, detect_vanished_clients
 from query_mutator.errors import UsageError
 
 __all__ = ["ProxyServer", "bind", "run_frozen", "running"]
 
 _BACKLOG = 2048  # clients that come before the server has started wait
+_MAX_FILES = 16_384
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -58,7 +59,8 @@ class ProxyServer:
             handler=self._app,
             request_timeout_s=limits.request_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
-            max_body_bytes=limits.body_bytes,
+            max_bodies_bytes=2 * max(limits.body_bytes, MAX_BODY_BYTES),
+            max_connections=_most_open_files() // 2,  # a call to the upstream takes another file
             is_incremental=True,
         )
         listener = await self._loop.create_server(clients.connect, sock=self._listening, backlog=_BACKLOG)
@@ -133,3 +135,17 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.SelectorEventLoop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+def _most_open_files() -> int:
+    """Raise the process's limit of open files as far as it may, and return it; 0 if it is not known."""
+    try:
+        import resource
+    except ImportError:  # there is none for Windows
+        return 0
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _MAX_FILES:
+        return _MAX_FILES
+    files = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return files

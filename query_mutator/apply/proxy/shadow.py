@@ -39,6 +39,7 @@ __all__ = ["Counterfactual", "Sent", "Shadow"]
 logger = logging.getLogger(__name__)
 
 MAX_PENDING = 32  # questions whose reply was sent and whose other way was not asked yet
+MAX_ANSWER_BYTES = 1_000_000  # of a reply that waits for its other way
 _FAILURES = (UpstreamError, UpstreamGone, BackendError, EncoderError, DiskError)
 
 
@@ -157,12 +158,17 @@ class Shadow:
 
     async def listen(self, body: AsyncIterator[bytes], sent: Sent) -> AsyncIterator[bytes]:
         """Yield the parts of a reply as they are; after the last one the other way is due."""
-        parts = []
+        parts, num_bytes = [], 0
         async with aclosing(body) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                parts.append(chunk)
+                num_bytes += len(chunk)
+                if num_bytes <= MAX_ANSWER_BYTES:
+                    parts.append(chunk)
                 yield chunk
-        self._offer(sent, parts, time.perf_counter() - sent.started)
+        if num_bytes > MAX_ANSWER_BYTES:
+            self._count("long")
+        else:
+            self._offer(sent, parts, time.perf_counter() - sent.started)
 
     async def close(self) -> None:
         """Drop what is not complete; idempotent."""

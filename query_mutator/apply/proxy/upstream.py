@@ -11,10 +11,13 @@ import orjson
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
+from query_mutator.files import count_values
 from query_mutator.llm.connection import tls_context
+from query_mutator.llm.reply import MAX_REPLY_BYTES
 
 __all__ = [
-    "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers", "read_object", "success",
+    "MAX_REPLY_VALUES", "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers",
+    "read_object", "success",
 ]  # fmt: skip
 
 Header = tuple[bytes, bytes]
@@ -26,6 +29,7 @@ _HOP_BY_HOP = frozenset({
 OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 _MAX_HEADER_BYTES = 64 * 1024
 _PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
 
@@ -49,8 +53,8 @@ class UpstreamError(Exception):
 class Response:
     """The upstream's reply: status and headers, and the body as it arrives or whole."""
 
-    def __init__(self, reply: aiohttp.ClientResponse, upstream: str) -> None:
-        self._reply, self._upstream = reply, upstream
+    def __init__(self, reply: aiohttp.ClientResponse, upstream: str, *, max_bytes: int) -> None:
+        self._reply, self._upstream, self._max_bytes = reply, upstream, max_bytes
         self.url = str(reply.url)
         self.status_code = reply.status
         self.headers: list[Header] = list(reply.raw_headers)
@@ -68,24 +72,46 @@ class Response:
         except _ERRORS as error:
             raise UpstreamGone(f"{self._upstream}: {_named(error)}") from error
 
+    async def aiter_bounded(self) -> AsyncIterator[bytes]:
+        """Yield the body's bytes as `aiter_raw` does; UpstreamGone too if they are more than --max-reply-mb allows."""
+        left_bytes = self._max_bytes
+        async for chunk in self.aiter_raw():
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                limit_mb = self._max_bytes / 1e6
+                raise UpstreamGone(
+                    f"{self._upstream}: sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones"
+                )
+            yield chunk
+
     async def aread(self) -> bytes:
         """Return the whole body; UpstreamGone as above."""
-        return b"".join([chunk async for chunk in self.aiter_raw()])
+        content = bytearray()
+        async for chunk in self.aiter_bounded():
+            content += chunk
+        return bytes(content)
 
 
 class Upstream:
     """One model server; `headers`, as the key it expects, are sent where the client has none of these names.
 
-    With `replaces` they are sent in place of the client's: the server is this process's own.
+    With `replaces` they are sent in place of the client's: the server is this process's own. `max_reply_bytes` bounds
+    the replies that are not forwarded as they are.
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None, replaces: bool = False
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        headers: Mapping[str, str] | None = None,
+        replaces: bool = False,
     ) -> None:
         self.url = url.rstrip("/")
         self._own = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         self._replaced = [name for name, _ in self._own] if replaces else []
-        self._timeout_s = timeout_s
+        self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -130,7 +156,7 @@ class Upstream:
         except _ERRORS as error:
             raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
         try:
-            yield Response(reply, self.url)
+            yield Response(reply, self.url, max_bytes=self._max_reply_bytes)
         finally:
             reply.close()
 
@@ -157,8 +183,11 @@ async def success(response: Response) -> Response:
 
 async def read_object(response: Response) -> dict[str, Any]:
     """Return the JSON object of a whole reply; UpstreamGone for anything else."""
+    content = await response.aread()
+    if count_values(content) > MAX_REPLY_VALUES:
+        raise UpstreamGone(f"{response.url}: the reply has more than {MAX_REPLY_VALUES:,} values")
     try:
-        reply = orjson.loads(await response.aread())
+        reply = orjson.loads(content)
     except ValueError:
         reply = None
     if not isinstance(reply, dict):

@@ -140,7 +140,6 @@ class Upstreams:
     ) -> Response:
         """Return the reply of the first server that can be reached, of those in question."""
         servers = await self._candidates(model)
-        can_repeat = content is None or isinstance(content, bytes)
         for place, server in enumerate(servers):
             stack.enter_context(server.busy())
             try:
@@ -149,7 +148,7 @@ class Upstreams:
             except UpstreamGone as gone:
                 if gone.is_unreached:
                     server.failed_at = time.monotonic()
-                if not gone.is_unreached or not can_repeat or place + 1 == len(servers):
+                if not gone.is_unreached or place + 1 == len(servers):  # else no byte of the body was sent
                     raise
                 await stack.pop_all().aclose()
         raise AssertionError("there is at least one server")

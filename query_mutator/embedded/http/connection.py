@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import cast
 
-from query_mutator.embedded.http.body import MAX_BODIES, BodyBudget, HttpError
+from query_mutator.embedded.http.body import BodyBudget, HttpError
 from query_mutator.embedded.http.reader import MAX_BODY_BYTES, MAX_HEAD_BYTES, Header, Request, RequestReader
 from query_mutator.embedded.http.replies import CHUNKED, CLOSE, TEXT_TYPE, Response, Stream, head_of, status_line
 
@@ -30,6 +30,8 @@ MIN_BYTES_PER_S = 16 * 1024  # at which the deadline of a request that arrives m
 IDLE_FACTOR = 10  # by default an idle connection is kept this many times as long as a request may take to arrive
 SWEEP_S = 1.0
 DRAIN_POLL_S = 0.05
+MAX_BODIES_BYTES = 4 * MAX_BODY_BYTES
+PARSED_BYTES = 8 * 1024  # at once: requests behind the first wait until it is answered
 
 
 Handler = Callable[[Request, "Connection"], Awaitable[Response | None]]
@@ -46,19 +48,30 @@ class Clients:
     handler: Handler
     request_timeout_s: float
     idle_timeout_s: float = 0.0  # 0: IDLE_FACTOR times the above
-    max_body_bytes: int = MAX_BODY_BYTES
     is_incremental: bool = False
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_bodies_bytes: int = MAX_BODIES_BYTES  # of all connections together, uploads too
     budget: BodyBudget = field(init=False)
-    connections: set[Connection] = field(default_factory=set)
+    max_connections: int = 0  # beyond which the oldest without a complete request is closed; 0: no bound
+    connections: dict[Connection, None] = field(default_factory=dict)  # the oldest first
     is_draining: bool = False
 
     def __post_init__(self) -> None:
-        self.budget = BodyBudget(MAX_BODIES * max(self.max_body_bytes, MAX_BODY_BYTES))  # for uploads too
+        self.budget = BodyBudget(self.max_bodies_bytes, give_way=self._end_largest_body)
         self.idle_timeout_s = self.idle_timeout_s or IDLE_FACTOR * self.request_timeout_s
 
     def connect(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(self)
+
+    def admit(self, connection: Connection) -> None:
+        """Add a connection; if there are too many, close the oldest that has sent no complete request."""
+        self.connections[connection] = None
+        if self.max_connections and len(self.connections) > self.max_connections:
+            oldest = next((each for each in self.connections if each.awaits_client), None)
+            if oldest is not None:
+                del self.connections[oldest]
+                oldest.transport.abort()
 
     def keep_sweeping(self) -> None:
         """Close the connections that are past their deadline, now and from time to time on the running loop."""
@@ -77,6 +90,13 @@ class Clients:
             await asyncio.sleep(DRAIN_POLL_S)
         for connection in tuple(self.connections):
             connection.transport.abort()
+
+    def _end_largest_body(self, num_bytes: int) -> bool:
+        """Refuse the largest body that still arrives if it is longer than `num_bytes`; False if none is."""
+        arriving = [each for each in self.connections if each.arriving_bytes > num_bytes]
+        if arriving:
+            max(arriving, key=lambda each: each.arriving_bytes).refuse(BodyBudget.full())
+        return bool(arriving)
 
 
 class Connection(asyncio.Protocol):
@@ -103,34 +123,31 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
-        self._clients.connections.add(self)
+        self._clients.admit(self)
         self._expect_request()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Cancel the client's request, which frees its slot."""
-        self._clients.connections.discard(self)
+        self._clients.connections.pop(self, None)
         self._reader.close()
         if self._task is not None:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Start the next request if none is running, or feed the body that the running one reads."""
-        if self._is_refused:
-            return
-        if self._task is None or self._is_within_body:
+        if not self._is_refused:
             self._read(data)
-            return
-        self._waiting += data
-        if len(self._waiting) > MAX_HEAD_BYTES:  # from here on it is not seen whether the client leaves
-            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """Make `drain` wait."""
+        """Make `drain` wait, but not for a client that reads nothing."""
         self._drained.clear()
+        self.deadline_s = min(self.deadline_s, time.monotonic() + self._clients.idle_timeout_s)
 
     def resume_writing(self) -> None:
         """Let `drain` return."""
         self._drained.set()
+        if self._task is not None and not self._is_refused:
+            self._pace_body(0)
 
     # --- for handlers -------------------------------------------------------------------------------------------------
 
@@ -168,12 +185,22 @@ class Connection(asyncio.Protocol):
 
     # --- for the server -----------------------------------------------------------------------------------------------
 
+    @property
+    def awaits_client(self) -> bool:
+        """Return whether there is no complete request to answer."""
+        return self._is_refused or self._task is None or self._is_within_body
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Return the memory of a body that has arrived in part, 0 without one."""
+        return self._reader.held_bytes if self._reader.is_within else 0
+
     def expire(self) -> None:
         """Close a connection whose request did not arrive in time, or on which none came for long."""
         if self._is_refused or not self._reader.is_within:
             self.transport.abort()
         else:
-            self._fail(HttpError(408, "the request did not arrive in time"))
+            self.refuse(HttpError(408, "the request did not arrive in time"))
 
     def close_if_idle(self) -> None:
         """Close a connection that handles no request; another is closed after its reply."""
@@ -187,11 +214,23 @@ class Connection(asyncio.Protocol):
         return self._current is not None and not self._current.is_complete
 
     def _read(self, data: bytes) -> None:
+        """Parse what arrived up to the next request to answer; what follows it waits."""
+        for start in range(0, len(data) or 1, PARSED_BYTES):
+            if self._is_refused:
+                return
+            if self._task is not None and not self._is_within_body:
+                self._waiting += data[start:]
+                if len(self._waiting) > MAX_HEAD_BYTES:  # from here on it is not seen whether the client leaves
+                    self.transport.pause_reading()
+                return
+            self._parse(data[start : start + PARSED_BYTES])
+
+    def _parse(self, data: bytes) -> None:
         was_within = self._reader.is_within
         try:
             self._requests.extend(self._reader.feed(data))
         except HttpError as error:
-            self._fail(error)
+            self.refuse(error)
             return
         if self._task is not None:
             self._pace_body(len(data))
@@ -259,7 +298,8 @@ class Connection(asyncio.Protocol):
             response = Response(500, b"internal server error", TEXT_TYPE)
         if response is not None:
             self._send(request, response)
-        self._task = None
+        await self._drained.wait()  # who reads no reply gets no other one
+        self._task = self._current = None
         self._reader.release(request)
         if not request.is_complete:
             self._discard()
@@ -296,7 +336,7 @@ class Connection(asyncio.Protocol):
         head = head_of(response.status, response.content_type, connection=connection, framing=framing, extra=extra)
         self.transport.write(head if request.method == "HEAD" else head + response.body)
 
-    def _fail(self, error: HttpError) -> None:
+    def refuse(self, error: HttpError) -> None:
         """Refuse a request that is invalid or late, also while a handler reads its body."""
         if self._task is not None and self.is_streaming:
             self.transport.abort()
@@ -310,7 +350,9 @@ class Connection(asyncio.Protocol):
 
     def _discard(self) -> None:
         """Take no other request, and close when the client has had time to read the reply."""
-        self._is_refused = True
+        self._is_refused, self._current = True, None
+        self._requests.clear()
+        self._waiting.clear()
         self._reader.close()
         if not self.transport.is_closing():
             if self.transport.can_write_eof():

@@ -45,7 +45,7 @@ class Request:
     @property
     def held_bytes(self) -> int:
         """Return the memory of the body."""
-        return len(self.body) if self.incoming is None else self.incoming.held_bytes
+        return len(self.body) if self.incoming is None else len(self.incoming.held)
 
 
 class RequestReader:
@@ -60,12 +60,13 @@ class RequestReader:
         self._budget = budget
         self._max_body_bytes = max_body_bytes
         self._is_incremental = is_incremental
-        self._held_bytes = 0  # of this connection's share of the budget
+        self.held_bytes = 0  # of the budget
         self._parser = httptools.HttpRequestParser(self)
         self._ready: list[Request] = []
         self._failure: HttpError | None = None
         self._expects = False
         self._is_within = False
+        self._request: Request | None = None
         self._unread_bytes = 0  # since the end of a head or request, or the last byte of a body
         self._reset()
 
@@ -104,12 +105,14 @@ class RequestReader:
         self._give_back(request.held_bytes)
 
     def close(self) -> None:
-        """Give back all memory; idempotent."""
-        self._give_back(self._held_bytes)
+        """Give up all memory; idempotent."""
+        self._body = bytearray()
+        self._request = None
+        self._give_back(self.held_bytes)
 
     def _give_back(self, num_bytes: int) -> None:
-        given = min(num_bytes, self._held_bytes)
-        self._held_bytes -= given
+        given = min(num_bytes, self.held_bytes)
+        self.held_bytes -= given
         self._budget.give_back(given)
 
     def _parse(self, data: bytes) -> None:
@@ -140,7 +143,7 @@ class RequestReader:
         self._is_within = self._expects = self._upgrades = False
         self._url = b""
         self._fields: list[Header] = []
-        self._request: Request | None = None
+        self._request = None
         self._num_headers = 0
         self._body = bytearray()
         self._header_bytes = 0
@@ -193,8 +196,8 @@ class RequestReader:
         incoming = self._request.incoming if self._request is not None else None
         if incoming is None and len(self._body) + len(piece) > self._max_body_bytes:
             raise HttpError(413, "request body too large")
-        self._budget.take(len(piece))
-        self._held_bytes += len(piece)
+        self._budget.take(len(piece), held_bytes=self.held_bytes)
+        self.held_bytes += len(piece)
         if incoming is None:
             self._body += piece
         else:

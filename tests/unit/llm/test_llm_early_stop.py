@@ -131,6 +131,9 @@ def test_a_faulty_stream_is_an_error_of_its_kind(fault: str, kind: str) -> None:
         ("I can't", None),
         ("I can't.", None),  # "3." could become "3.14"
         ("I can't. So", "I can't."),
+        ("我不能。So", "我不能。"),
+        ("私にはできません", None),
+        ("不行！", "不行！"),
         ("pi is 3.14 and so on", None),
         (" \n Title\nText", "Title\n"),
     ],
