@@ -57,7 +57,7 @@ def test_a_virtual_name_is_no_model_to_delete_or_to_make(hash_encoder: Encoder) 
 
 @pytest.mark.parametrize("slots", [0, 2])
 def test_names_that_clients_choose_are_no_labels_and_do_not_stay(hash_encoder: Encoder, slots: int) -> None:
-    release, name = threading.Event(), "x" * 1_000_000
+    release, name = threading.Event(), "x" * 100_000
     listed = http('{"object": "list", "data": [{"id": "librarian:latest"}]}')
     with (
         closing(ScriptedServer((release, http("{}")), listed)) as upstream,
