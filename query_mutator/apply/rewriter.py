@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -22,7 +23,7 @@ from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
-from query_mutator.types import Question
+from query_mutator.types import ChatRequest, Completion, Question
 
 __all__ = ["MODES", "Rewriter"]
 
@@ -47,7 +48,9 @@ class Rewriter:
         self._task = task or acting_task(saved, models)
         self.policy = load_policy(saved.checkpoint, self._task)
         self._ids = {question.text: question.id for question in self._task.train_questions}
-        self._threads = ThreadPoolExecutor(models.settings.batch_size, thread_name_prefix="qm-rewrite")
+        self._threads: ThreadPoolExecutor | None = None
+        self._threads_of = 0  # the process that started them
+        self._is_closed = False
 
     @classmethod
     def load(
@@ -163,11 +166,10 @@ class Rewriter:
         Cancelling the task cuts its call in flight, so that the server stops working on it; a model that runs in this
         process (`hf:FOLDER`) finishes its reply.
         """
-        client = self.models.calls.eval_client
         return _answered(
             await run_flow_async(
                 self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s)),
-                complete=lambda request: complete_in_thread(client, request, self._threads),
+                complete=self._complete,
                 encoder=self.models.encoder,
                 retry_policy=self.models.retry_policy,
             )
@@ -201,8 +203,10 @@ class Rewriter:
 
     def close(self) -> None:
         """End calls in flight and stop what was started; idempotent."""
+        self._is_closed = True
         self.models.calls.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)  # calls that wait there fail, as the client is closed
         self.models.close()
 
     def __enter__(self) -> Self:
@@ -216,7 +220,18 @@ class Rewriter:
         is_blind = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
         return self._task.rules.asking.policy_asks and is_blind
 
+    async def _complete(self, request: ChatRequest) -> Completion:
+        """Make a call in a thread of this process; those of before a fork are gone."""
+        if self._is_closed:
+            return Completion.failed("cancelled", "the Rewriter was closed")
+        if self._threads is None or self._threads_of != os.getpid():
+            self._threads_of = os.getpid()
+            self._threads = ThreadPoolExecutor(self.models.settings.batch_size, thread_name_prefix="qm-rewrite")
+        return await complete_in_thread(self.models.calls.eval_client, request, self._threads)
+
     def _check(self, question: str, mode: Mode) -> None:
+        if self._is_closed:
+            raise UsageError("this Rewriter was closed; load the policy again")
         if not question.strip():
             raise UsageError("the question is empty; give a text")
         check_known("mode", mode, MODES)

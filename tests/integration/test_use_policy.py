@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -330,6 +331,44 @@ def test_a_cancelled_task_cuts_its_call(run: Path) -> None:
             assert time.monotonic() < end, server.stats()
             time.sleep(0.01)
         assert server.stats()["calls_by_model"].get("librarian", 0) == 0
+
+
+def test_after_a_fork_every_process_makes_its_own_calls(rewriter: Rewriter) -> None:
+    expected = [untimed(asyncio.run(rewriter.arewrite(text))) for text in TEXTS[:3]]  # threads and connections are open
+    forking = multiprocessing.get_context("fork")
+    answers = forking.Queue()
+
+    def work() -> None:  # as a worker of gunicorn --preload
+        answers.put([untimed(asyncio.run(rewriter.arewrite(text))) for text in TEXTS[:3]])
+
+    workers = [forking.Process(target=work, daemon=True) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        assert [answers.get(timeout=30) for _ in workers] == [expected, expected]
+        assert untimed(asyncio.run(rewriter.arewrite(TEXTS[0]))) == expected[0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def test_a_closed_rewriter_says_so(run: Path) -> None:
+    async def close_meanwhile(rewriter: Rewriter) -> None:
+        tasks = [asyncio.create_task(rewriter.arewrite(text)) for text in TEXTS]
+        await asyncio.sleep(0.3)
+        rewriter.close()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, BackendError), found
+            assert "cancelled" in str(found)
+
+    with start_server([Librarian(), Softener()], latency_ms=2_000) as server:
+        rewriter = Rewriter.load(run, ollama_url=server.url, batch_size=2)
+        asyncio.run(close_meanwhile(rewriter))
+    with pytest.raises(UsageError, match="closed"):
+        asyncio.run(rewriter.arewrite(TEXTS[0]))
+    with pytest.raises(UsageError, match="closed"):
+        rewriter.rewrite(TEXTS[0])
 
 
 def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> None:
