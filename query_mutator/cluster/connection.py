@@ -27,7 +27,8 @@ _ADVICE = "start one with `ray start --head`, or leave the address out for a loc
 def connected(address: str | None) -> Iterator[ModuleType]:
     """Yield `ray`, connected to `address`, by default RAY_ADDRESS, else a running cluster, else a new local one.
 
-    Disconnects at the end, and ends a cluster that it started. UsageError without ray, or where no cluster answers.
+    Disconnects at the end, and ends a cluster that it started. UsageError without ray, where no cluster answers,
+    and for several machines without a token.
     """
     ray = _ray()
     address = address or os.environ.get("RAY_ADDRESS") or None
@@ -36,16 +37,42 @@ def connected(address: str | None) -> Iterator[ModuleType]:
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        with _on_loopback(address):
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address or 'any address'} ({_first_line(error)}); {_ADVICE}") from None
     finally:
         _restore(handler)
     try:
+        _check_token(ray)
         yield ray
     finally:
         ray.shutdown()
         _restore(handler)
+
+
+@contextmanager
+def _on_loopback(address: str | None) -> Iterator[None]:
+    """Make a cluster that is started here listen on 127.0.0.1 alone, as Ray does on macOS and Windows."""
+    from ray._private import ray_constants, services
+
+    is_new = address == "local" or (address is None and services.find_bootstrap_address(None) is None)
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = before and not is_new
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _check_token(ray: Any) -> None:
+    """Raise for a cluster of several machines without a token: whoever reaches its ports runs code on it."""
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(machines) > 1 and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        raise UsageError(
+            f"the Ray cluster of {len(machines)} machines has no token, so that anyone who reaches it runs code there; "
+            "make one with `ray get-auth-token --generate`, set RAY_AUTH_MODE=token for every `ray start` and command"
+        )
 
 
 def _ray() -> Any:

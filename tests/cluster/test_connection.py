@@ -7,16 +7,18 @@ import shlex
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from ray.autoscaler._private import util
 from ray.scripts.scripts import start
 
-from query_mutator.cluster.connection import connected
+from query_mutator.cluster.connection import _check_token, connected
 from query_mutator.errors import UsageError
-from tests.cluster.conftest import RayCluster
+from tests.cluster.conftest import RAY_ENV, RayCluster
 from tests.qm_command import qm
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,32 @@ def test_an_address_where_nothing_listens_is_one_line_at_once() -> None:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(UsageError, match=rf"no Ray cluster at {address} .*ray start --head"), connected(address):
             pass
+
+
+def test_a_local_cluster_listens_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name, value in RAY_ENV.items():
+        monkeypatch.setenv(name, value)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with connected(None) as ray:
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1
+        new = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
+        sockets = [one for each in new for one in each.net_connections() if one.status == psutil.CONN_LISTEN]
+    assert {one.laddr.ip.removeprefix("::ffff:") for one in sockets} <= {"127.0.0.1", "::1"}
+    assert len(sockets) > 1
+
+
+def test_several_machines_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"NodeManagerAddress": f"10.0.0.{number}", "Alive": number < 3} for number in range(1, 4)]
+    ray = SimpleNamespace(nodes=lambda: nodes)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UsageError, match="2 machines has no token"):
+        _check_token(ray)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    _check_token(ray)
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    nodes.pop(0)
+    _check_token(ray)
 
 
 def test_without_ray_the_message_says_what_to_install(
