@@ -135,7 +135,9 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
         settings = config.client_settings(batch_size=config.probe_width)
         stack = exits.enter_context(closing(build_client(urls, settings, backend=backend)))
         exits.enter_context(closing_on_interrupt(stack.close))
-        calls = CallSettings(target_model=target, mutator_model=config.mutator_model or target)
+        mutator = config.mutator_model or target
+        by_rules = stack.operators(mutator) is not None
+        calls = CallSettings(target_model=target, mutator_model=mutator, by_rules=by_rules)
         stack.require_models(list(dict.fromkeys((calls.target_model, calls.mutator_model))))
         yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
 
@@ -170,15 +172,20 @@ def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None
     calls = system.calls
     shared: BatchOptions = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
     rewrites = batch_mutate_queries(
-        queries, OPERATOR, model=calls.mutator_model, max_tokens=calls.mutator_max_tokens, **shared
+        queries,
+        OPERATOR,
+        model=calls.mutator_model,
+        max_tokens=calls.mutator_max_tokens,
+        by_rules=calls.by_rules,
+        **shared,
     )
     prompts = [system.target_prompt(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)]
     batch_query_target_model(prompts, model=calls.target_model, max_tokens=calls.target_max_tokens, **shared)
 
 
 def _rewrite_and_ask(system: System, query: str) -> Flow:
-    prompt = operators.get(OPERATOR).render(query, context=OperatorContext())
-    rewrite: Completion = yield Call(system.calls.mutator(prompt))
+    request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
+    rewrite: Completion = yield Call(request)
     yield Call(system.calls.target(system.target_prompt(query, clean_rewrite(rewrite.text) or query)))
 
 

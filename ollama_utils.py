@@ -27,7 +27,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.llm.stack import build_client
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OperatorContext, prompt_of, rejecting_guard
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 
@@ -69,6 +69,7 @@ class CallOptions(TypedDict, total=False):
     timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
     max_retries: int  # default: 2
     client: Client | None  # used in place of connections to `url`, and left open; for many small batches
+    by_rules: bool  # whether the mutator is the embedded rewriter; default: the server is asked, with `client` False
 
 
 class BatchOptions(CallOptions, total=False):
@@ -160,24 +161,28 @@ def batch_mutate_queries(
 ) -> list[str] | list[Outcome]:
     """Return the queries rewritten, in order, by one operator or by one per query, `batch_size` (8) calls at once.
 
-    A failed call returns the query unchanged. `max_workers` is another name for `batch_size`. ValueError for a size
-    below 1, an unknown operator, or a different number of operators than queries.
+    A failed call returns the query unchanged, and so does a rewrite that fails a guard of its operator. `max_workers`
+    is another name for `batch_size`. ValueError for a size below 1, an unknown operator, or a different number of
+    operators than queries.
     """
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
         raise ValueError(f"{len(names)} operators for {len(queries)} queries; give one name, or one for each query")
     chosen = [operator_registry.get(name) for name in names]
-    context = OperatorContext()
-    rewritten = [
-        (operator_registry.local_rewrite(one) or one.render)(query, context=context)  # a text, or the prompt for it
-        for query, one in zip(_texts(queries), chosen, strict=True)
-    ]
-    outcomes: list[Outcome] = [(text, None) for text in rewritten]
+    context, queries = OperatorContext(), _texts(queries)
     asked = [index for index, one in enumerate(chosen) if operator_registry.local_rewrite(one) is None]
-    replies = _complete_all([rewritten[index] for index in asked], purpose="mutate", settings=settings)
-    for index, reply in zip(asked, replies, strict=True):
-        what = f"rewriting {queries[index]!r} by {names[index]}"
-        outcomes[index] = _outcome(reply, text=clean_rewrite(reply.text), instead=queries[index], what=what)
+    by_rules = bool(asked) and _by_rules(settings)
+    prompts = [prompt_of(chosen[index], queries[index], context=context, by_rules=by_rules) for index in asked]
+    replies = dict(zip(asked, _complete_all(prompts, purpose="mutate", settings=settings), strict=True))
+    outcomes: list[Outcome] = []
+    for index, (query, one) in enumerate(zip(queries, chosen, strict=True)):
+        what = f"rewriting {query!r} by {names[index]}"
+        local, reply = operator_registry.local_rewrite(one), replies.get(index, Completion())
+        text = clean_rewrite(reply.text) if local is None else local(query, context=context)
+        if text and (guard := rejecting_guard(one, query, text, context=context)):
+            logger.info("%s failed the guard %r", what, guard)
+            text = query
+        outcomes.append(_outcome(reply, text=text, instead=query, what=what))
     return outcomes if return_errors else [text for text, _ in outcomes]
 
 
@@ -261,14 +266,26 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOp
             raise
 
 
-def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
+def _by_rules(settings: CallOptions) -> bool:
+    """Return whether the mutator rewrites by rules, as the embedded one does."""
+    if "by_rules" in settings or settings.get("client") is not None:
+        return settings.get("by_rules", False)
+    with closing(OllamaBackend(OllamaBackend.address(settings.get("url")))) as server:
+        return server.operators(_model("mutate", settings)) is not None
+
+
+def _model(purpose: Purpose, settings: CallOptions) -> str:
     variable = MODEL_VARIABLES[purpose]
     model = settings.get("model") or os.environ.get(variable)
     if not model:
         raise UsageError(f"no model given; pass model=..., or set {variable}")
+    return model
+
+
+def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
     return ChatRequest.user(
         prompt,
-        model=model,
+        model=_model(purpose, settings),
         purpose=purpose,
         max_tokens=settings.get("max_tokens", MAX_TOKENS[purpose]),
         temperature=settings.get("temperature", 0.0),

@@ -268,6 +268,7 @@ class StepRecord:
     valid: bool = True
     error: ErrorInfo | None = None
     calls: int = 0  # of this step; 0 for a rewrite that would change nothing
+    guard: str | None = None  # that rejected the rewrite of this step
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 
     def to_json(self) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class Rewrite:
         return tuple(step.operator for step in self.steps)
 
     @property
+    def rejected(self) -> tuple[tuple[str, str], ...]:
+        """Return operator and guard of each rewrite that was not used."""
+        return tuple((step.operator, step.guard) for step in self.steps if step.guard is not None)
+
+    @property
     def changes(self) -> tuple[Step, ...]:
         """Return the steps that changed the wording, each wording once."""
         first = {step.text: step for step in reversed(self.steps) if step.is_changed and step.text != self.question}

@@ -234,7 +234,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 request = request_of(
                     ask, model=calls.target_model, max_tokens=calls.target_max_tokens, temperature=calls.temperature
                 )
-                return ask_once(ask, request, {"operators": [], "rewrite": None})
+                return ask_once(ask, request, {"operators": [], "rewrite": None, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(
                 outcome_flow(on_line, 0, make_player(0), env_id=ask.number), model=task.calls.target_model
@@ -261,4 +261,5 @@ def _rewritten(episode: Flow, *, model: str) -> Flow:
         prompt_tokens=tokens["prompt_tokens"],
         completion_tokens=tokens["completion_tokens"],
     )
-    return completion, {"operators": list(outcome.actions), "rewrite": outcome.rewrite}
+    rejected = [{"operator": operator, "guard": guard} for operator, guard in outcome.rejected]
+    return completion, {"operators": list(outcome.actions), "rewrite": outcome.rewrite, "rejected": rejected}

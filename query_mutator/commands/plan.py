@@ -19,6 +19,7 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_result import PlanSearch
 from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION, MAX_CALLS, check_calls, find_plan
+from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, check_name
@@ -213,6 +214,8 @@ def _in_words(search: PlanSearch, path: str, *, num_train: int) -> str:
         "calls per question": f"{saved.calls:.2f}",
         "search": f"{search.calls:,} calls, {search.plans_tried:,} plans, {search.seconds:.0f} s",
     }
+    if rejected := rejections_in_words(search.rewrites):
+        facts["rejected rewrites"] = rejected.partition(": ")[2]
     front = [f"{budget:>6}  {point.success:>7.1%}  {point.plan}" for budget, point in search.front.items()]
     title = "best plan within a number of calls per question, on training questions"
     after = [f"run folder: {path}", f"on held-out questions: qm eval --checkpoint {path}", search.verdict]

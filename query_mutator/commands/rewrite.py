@@ -82,6 +82,7 @@ def _row(one: Rewrite) -> dict[str, Any]:
         "question": one.question,
         "rewrites": [step.text for step in one.steps if step.operator not in CONTROLS],
         "operators": list(one.operators),
+        "rejected": [{"operator": operator, "guard": guard} for operator, guard in one.rejected],
         "answer": one.answer,
         "submitted": one.text,
         "why": one.why,
@@ -94,6 +95,7 @@ def _in_words(one: Rewrite) -> str:
     """Return a question as lines in two columns; the wording whose answer was submitted is marked."""
     lines = [("question", one.question), *((step.operator, step.text) for step in one.changes)]
     lines = [(f"{name} *" if text == one.text and one.answer is not None else name, text) for name, text in lines]
+    lines += [(operator, f"not used: fails the guard {guard!r}") for operator, guard in one.rejected]
     lines += [("submitted", f"* {one.why}")] if one.why else []
     lines += [("error", str(one.error))] if one.error is not None else []
     lines += [("answer", one.answer)] if one.answer is not None else []

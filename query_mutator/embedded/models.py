@@ -71,8 +71,8 @@ class Babble:
 
     def reply(self, prompt: str) -> str:
         """Return the reply to one prompt."""
-        before, opening, rest = prompt.partition("<question>")
-        if not opening or not before.startswith("[operator: "):
+        _, opening, rest = prompt.partition("<question>")
+        if not opening:
             return " ".join(_draw(prompt, ANSWER_WORDS)).capitalize() + "."
         kept = rest.partition("</question>")[0].split()[: MAX_REWRITE_WORDS - NEW_WORDS]
         return " ".join([*_draw(prompt, NEW_WORDS), *kept])

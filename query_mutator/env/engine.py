@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 
 from query_mutator.env.episode import Attempt, Episode
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
-from query_mutator.env.memory import QuestionMemory, Wording
+from query_mutator.env.memory import QuestionMemory, Rewriting, Wording
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
 from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import is_transient
-from query_mutator.operators import OperatorContext, local_rewrite
+from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray
 
@@ -53,6 +53,7 @@ class EpisodeEngine:
     ) -> None:
         self.task, self.episode, self.memory, self.observes = task, episode, memory, observes
         self.timing: dict[str, float] = {}  # seconds of the calls of the current step
+        self.guard: str | None = None  # that rejected the rewrite of the current step
         self._call = make_call
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
@@ -115,7 +116,7 @@ class EpisodeEngine:
         The end of an episode asks the target where nothing was asked, unless not `asks_at_end`.
         """
         episode, name = self.episode, self.task.actions[action]
-        self.timing = {}
+        self.timing, self.guard = {}, None
         ends = name == SUBMIT or episode.steps + 1 >= self.task.rules.max_episode_steps
         error: ErrorInfo | None = None
         if name == UNDO:
@@ -190,24 +191,39 @@ class EpisodeEngine:
         return None
 
     def _rewritten(self, action: int, *, may_change: bool) -> Flow:
-        """Return the current question as an operator rewrites it, or the error of a call that failed for good."""
-        rewriter, text = self.task.operators[action], self.episode.text
-        local = local_rewrite(rewriter)
-        if local is None and not may_change:
-            return text
+        """Return the current question as an operator rewrites it, or the error of a call that failed for good.
+
+        A rewrite that fails a guard of the operator is not used: the question stays.
+        """
+        is_local = local_rewrite(self.task.operators[action]) is not None
+        if not is_local and not may_change:
+            return self.episode.text
         found = None if self.memory is None else self.memory.rewrites.get(self._wording(action))
-        if found is not None:
-            self.episode.calls += local is None
-            return found
-        if local is not None:
-            found = local(text, context=self._context()) or text
+        if found is None:
+            found = yield from self._apply(action)
+            if self.memory is not None:
+                self.memory.rewrites[self._wording(action)] = found
         else:
-            prompt = rewriter.render(text, context=self._context())
-            mutated = yield from self._timed(self.task.calls.mutator(prompt), "rewrite", "mutator", action=action)
-            found = mutated.error or clean_rewrite(mutated.text) or text
-        if self.memory is not None:
-            self.memory.rewrites[self._wording(action)] = found
-        return found
+            self.episode.calls += not is_local
+        if isinstance(found, ErrorInfo):
+            return found
+        self.guard = found.guard
+        return found.text
+
+    def _apply(self, action: int) -> Flow:
+        """Apply an operator to the current question; return the Rewriting, or the error of a failed call."""
+        operator, text, context = self.task.operators[action], self.episode.text, self._context()
+        local = local_rewrite(operator)
+        if local is not None:
+            rewrite = local(text, context=context) or text
+        else:
+            request = self.task.calls.rewrite(operator, text, context=context)
+            mutated: Completion = yield from self._timed(request, "rewrite", "mutator", action=action)
+            if mutated.error is not None:
+                return mutated.error
+            rewrite = clean_rewrite(mutated.text) or text
+        guard = rejecting_guard(operator, text, rewrite, context=context)
+        return Rewriting(rewrite if guard is None else text, guard)
 
     def _embed(self, text: str) -> Flow:
         """Embed a wording that is not asked yet; return the error of a server that failed."""

@@ -73,6 +73,7 @@ def step_record(
         valid=error is None,
         error=error,
         calls=calls,
+        guard=engine.guard,
         timing=engine.timing,
     )
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from query_mutator.env.episode import Attempt
 from query_mutator.types import ErrorInfo
 
-__all__ = ["QuestionMemory", "Wording"]
+__all__ = ["QuestionMemory", "Rewriting", "Wording"]
 
 
 #: An operator's number, the text it is applied to, and whether that is answered: some operators use the answer.
 Wording = tuple[int, str, bool]
 
 
+class Rewriting(NamedTuple):
+    """The wording after an operator: its rewrite, or the wording before where a `guard` rejected that."""
+
+    text: str
+    guard: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionMemory:
     """Results of the calls and local tests on one question; an ErrorInfo where a call failed for good."""
 
-    rewrites: dict[Wording, str | ErrorInfo] = field(default_factory=dict)
+    rewrites: dict[Wording, Rewriting | ErrorInfo] = field(default_factory=dict)
     attempts: dict[str, Attempt | ErrorInfo] = field(default_factory=dict)  # by the text that was asked
     closeness: dict[str, float] = field(default_factory=dict)  # by answer: of the question told from it
     changes: dict[Wording, bool] = field(default_factory=dict)  # whether the operator may change the text

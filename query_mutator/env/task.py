@@ -13,7 +13,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
-from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, would_change
+from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, prompt_of, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Observing, Operators
 from query_mutator.settings.models import Sampling
@@ -38,14 +38,16 @@ class CallSettings(Sampling):
 
     target_model: str
     mutator_model: str
+    by_rules: bool = False  # the mutator rewrites by rules: a line before the prompt names the operator
     seed: int | None = 0
 
     def target(self, text: str) -> ChatRequest:
         """Return the request that asks the target a question."""
         return self._request(text, self.target_model, "target", self.target_max_tokens)
 
-    def mutator(self, prompt: str) -> ChatRequest:
-        """Return the request for a rewrite."""
+    def rewrite(self, operator: Operator, text: str, *, context: OperatorContext) -> ChatRequest:
+        """Return the request for a rewrite by an operator."""
+        prompt = prompt_of(operator, text, context=context, by_rules=self.by_rules)
         return self._request(prompt, self.mutator_model, "mutate", self.mutator_max_tokens)
 
     def _request(self, text: str, model: str, purpose: Purpose, max_tokens: int) -> ChatRequest:
@@ -88,8 +90,7 @@ class Task:
 
     def round_trip(self, index: int, answer: str) -> ChatRequest:
         """Return the request for the question that an answer to question `index` answers."""
-        prompt = ROUND_TRIP.render(self.questions[index].text, context=self.context(index, answer))
-        return self.calls.mutator(prompt)
+        return self.calls.rewrite(ROUND_TRIP, self.questions[index].text, context=self.context(index, answer))
 
     def with_rules(self, **changes: Any) -> Task:
         """Return the task with some rules of its episodes changed, and the observations that belong to them."""

@@ -25,7 +25,7 @@ from typing import Any
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import GUARDS, OperatorContext
 from query_mutator.types import ASK, SUBMIT, UNDO
 
 __all__ = [
@@ -90,6 +90,7 @@ class PlainQuestion:
 
     name = "rewriter"
     summary = "Rewrite the question."
+    guards = tuple(guard for guard in GUARDS if guard != "question")  # it may have learned to write key words
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the question."""
@@ -101,7 +102,7 @@ def rewriting(model: str, task: Task) -> list[Method]:
 
     def by_model(method: Method) -> Method:
         def rules(task: Task) -> Task:
-            calls = replace(task.calls, mutator_model=model)
+            calls = replace(task.calls, mutator_model=model, by_rules=False)
             return replace(method.rules(task), operators=(PlainQuestion(), *task.operators[1:]), calls=calls)
 
         return replace(method, rules=rules)

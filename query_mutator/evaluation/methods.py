@@ -310,6 +310,7 @@ def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None =
         calls=episode.calls,
         actions=tuple(episode.names),
         rewrites=tuple(step.text for step in played.steps),
+        guards=tuple(step.guard for step in played.steps),
         asked=tuple(episode.known),
         answers=tuple(attempt.answer for attempt in attempts),
         parts=tuple(attempt.reward.parts for attempt in attempts),

@@ -36,6 +36,7 @@ class Outcome:
     seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
     actions: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()  # the wording after each action
+    guards: tuple[str | None, ...] = ()  # that rejected the rewrite of each action
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
     answers: tuple[str, ...] = ()  # to those
     parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
@@ -54,6 +55,11 @@ class Outcome:
     def rewrite(self) -> str:
         """Return the wording whose answer was submitted."""
         return "" if self.submitted is None else self.asked[self.submitted]
+
+    @property
+    def rejected(self) -> tuple[tuple[str, str], ...]:
+        """Return operator and guard of each rewrite that was not used."""
+        return tuple((name, guard) for name, guard in zip(self.actions, self.guards, strict=False) if guard is not None)
 
     @property
     def target_calls(self) -> int:
@@ -75,6 +81,7 @@ class Outcome:
             "tags": list(question.tags),
             "steps": list(self.actions),
             "rewrites": list(self.rewrites),
+            "guards": list(self.guards),
             "asked": list(self.asked),
             "answers": list(self.answers),
             "parts": [_rounded(parts) for parts in self.parts],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class PlanSearch:
     plans_tried: int
     calls: int
     seconds: float
+    rewrites: Mapping[str, Any]  # by operator, with those that a guard rejected (`count_rewrites`)
 
     @property
     def best(self) -> PlanPoint:
@@ -100,4 +102,5 @@ class PlanSearch:
             "plans_tried": self.plans_tried,
             "calls": self.calls,
             "seconds": round(self.seconds, 3),
+            "rewrites": dict(self.rewrites),
         }

@@ -87,6 +87,7 @@ def find_plan(
         plans_tried=len(search.tried[search.rows[0]]),
         calls=scores.calls,
         seconds=time.perf_counter() - started,
+        rewrites=scores.rewrites,
     )
 
 

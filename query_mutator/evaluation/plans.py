@@ -15,10 +15,11 @@ from typing import Protocol
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Attempt
 from query_mutator.env.flow import Call, Flow, Need, map_needs
-from query_mutator.env.memory import QuestionMemory
+from query_mutator.env.memory import QuestionMemory, Rewriting
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.evaluation.outcomes import check_failures
+from query_mutator.evaluation.rejections import count_rewrites
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import request_key
@@ -79,6 +80,16 @@ class PlanScores:
         known = self._results.get(plan, {})
         assert all(row in known for row in rows), f"{plan}: calls are missing; gather them first"
         return [known[row] for row in rows]
+
+    @property
+    def rewrites(self) -> dict[str, dict[str, Any]]:
+        """Return by operator the rewrites so far, and how often a guard rejected one."""
+        return count_rewrites(
+            (self.task.actions[action], found.guard)
+            for memory in self._memories
+            for (action, text, _), found in memory.rewrites.items()
+            if isinstance(found, Rewriting) and (found.guard or found.text != text)
+        )
 
     def max_calls(self, plan: Plan, rows: Rows) -> int:
         """Return an upper bound on the calls that `gather` makes for a plan."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome, action_counts, failure_kinds, mean, scored, unscored_rows
+from query_mutator.evaluation.rejections import count_rewrites, rewrites_of
 from query_mutator.evaluation.verdict import POLICY, recommend
 from query_mutator.stats.intervals import Floats
 from query_mutator.stats.paired import compare_pairs
@@ -77,6 +78,11 @@ def summarize(
         "verdict": recommend(summaries, minus, is_plan=is_plan),
         "examples": [] if np.nansum(right) else _examples(results),
         "policy_actions": action_counts(results.outcomes.get(POLICY, ())),
+        "rewrites": count_rewrites(
+            rewrites_of(
+                pair for found in results.outcomes.values() for pair in zip(results.questions, found, strict=True)
+            )
+        ),
         "unscored": unscored_rows(
             {**results.outcomes, **{f"{name}, guard": found for name, found in results.guarded.items()}}
         ),

@@ -1,8 +1,9 @@
 """Rewrite operators: one prompt file each in `prompts/`, registered by name.
 
 Offers `OPERATORS`, the registry to add your own to; `PromptOperator`, an operator made of a prompt;
-`LocalOperator`, one that is a function; the `Operator` Protocol and its `OperatorContext`; and `select`, which reads
-`--operators`. The order of registration is the order of the policy's actions.
+`LocalOperator`, one that is a function; the `Operator` Protocol and its `OperatorContext`; `GUARDS`, the checks of a
+rewrite, and `rejecting_guard`, which makes them; and `select`, which reads `--operators`. The order of registration is
+the order of the policy's actions.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from query_mutator.operators.base import (
     OperatorContext,
     PromptOperator,
     local_rewrite,
+    prompt_of,
+    rejecting_guard,
     would_change,
 )
+from query_mutator.operators.guards import GUARDS
 from query_mutator.operators.local import LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
-    "OPERATORS", "ROUND_TRIP", "LocalOperator", "Operator", "OperatorContext", "PromptOperator", "get", "local_rewrite",
-    "names", "select", "would_change",
+    "GUARDS", "OPERATORS", "ROUND_TRIP", "LocalOperator", "Operator", "OperatorContext", "PromptOperator", "get",
+    "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
 #: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.

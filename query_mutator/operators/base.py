@@ -1,14 +1,18 @@
-"""A rewrite operator: a name, and a prompt that asks a mutator model for the rewrite."""
+"""A rewrite operator: a name, a prompt that asks a mutator model for the rewrite, and the guards of the rewrite."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from query_mutator.operators.guards import GUARDS, failed_guard
+from query_mutator.registry import check_known
+
 MARKER = "[operator: {name}]"
 _MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
+_GUARDS_LINE = "# guards:"
 _SLOT = re.compile(r"\{(question|neighbou?r|domain|answer)\}")
 _NEIGHBOR = re.compile(r"\{neighbou?r\}")
 _SUBJECT = re.compile(r"\{(question|answer)\}")
@@ -28,7 +32,8 @@ class Operator(Protocol):
     """One way to rewrite a question.
 
     It may also have a local test `would_change(question, *, context) -> bool`: where it is False, no model is called.
-    One with `rewrite(question, *, context) -> str` is local: it never calls a model.
+    One with `rewrite(question, *, context) -> str` is local: it never calls a model. `guards` names the checks that its
+    rewrites must pass: by default all of `GUARDS`, and none of a local one.
     """
 
     @property
@@ -55,23 +60,61 @@ def would_change(operator: Operator, question: str, *, context: OperatorContext)
     return test is None or bool(test(question, context=context))
 
 
+def prompt_of(operator: Operator, question: str, *, context: OperatorContext, by_rules: bool) -> str:
+    """Return an operator's prompt; one for a rewriter `by_rules` begins with a line that names the operator."""
+    prompt = operator.render(question, context=context)
+    return f"{MARKER.format(name=operator.name)}\n{prompt}" if by_rules else prompt
+
+
+def rejecting_guard(operator: Operator, question: str, rewrite: str, *, context: OperatorContext) -> str | None:
+    """Return the guard of an operator that its rewrite of `question` fails, None if the rewrite may be used."""
+    guards = getattr(operator, "guards", GUARDS if local_rewrite(operator) is None else ())
+    if rewrite == question or not guards:
+        return None
+    prompt = operator.render(question, context=context)
+    texts = (context.domain, context.neighbor, context.answer)
+    return failed_guard(guards, question, rewrite, given=[text for text in texts if text and text in prompt])
+
+
+def _check_guards(names: Sequence[str]) -> None:
+    for name in names:
+        check_known("guard", name, GUARDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOperator:
-    """An operator that is a prompt file: its first line is the marker, its second the summary after `#`."""
+    """An operator that is a prompt file.
+
+    Its first line is the marker, its second the summary after `#`, and its third may name the guards of its rewrites
+    after `# guards:`, by default all.
+    """
 
     name: str
     summary: str
     template: str  # with {question}, and {neighbor}, {domain} or {answer} where it needs them
+    guards: tuple[str, ...] = GUARDS
     test: Callable[[str], bool] | None = field(default=None, compare=False)  # whether it would change a question
 
+    def __post_init__(self) -> None:
+        _check_guards(self.guards)
+
     @classmethod
-    def of(cls, name: str, summary: str, prompt: str, *, test: Callable[[str], bool] | None = None) -> PromptOperator:
+    def of(
+        cls,
+        name: str,
+        summary: str,
+        prompt: str,
+        *,
+        guards: Sequence[str] = GUARDS,
+        test: Callable[[str], bool] | None = None,
+    ) -> PromptOperator:
         """Return the operator of a prompt with {question} in it; ValueError without one.
 
-        `test` returns whether the rewrite would change a question; it must be fast, because every step asks it.
+        `guards` are the checks of its rewrites. `test` returns whether the rewrite would change a question; it must be
+        fast, because every step asks it.
         """
         made = cls.parse(f"{MARKER.format(name=name)}\n# {summary}\n{prompt}", source=f"operator {name!r}")
-        return replace(made, test=test)
+        return replace(made, guards=tuple(guards), test=test)
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> PromptOperator:
@@ -81,10 +124,14 @@ class PromptOperator:
         if match is None:
             raise ValueError(f"{source}: the first line must be {MARKER.format(name='NAME')}")
         summary, _, body = rest.partition("\n")
+        guards = GUARDS
+        if body.startswith(_GUARDS_LINE):
+            named, _, body = body.removeprefix(_GUARDS_LINE).partition("\n")
+            guards = tuple(name.strip() for name in named.split(",") if name.strip())
         if not summary.startswith("# ") or not _SUBJECT.search(body):
             raise ValueError(f"{source}: the second line must be `# summary`, and the prompt must hold {{question}}")
-        template = f"{marker.strip()}\n{body.strip()}\n"
-        return cls(name=match.group(1), summary=summary.removeprefix("# ").strip(), template=template)
+        summary = summary.removeprefix("# ").strip()
+        return cls(name=match.group(1), summary=summary, template=f"{body.strip()}\n", guards=guards)
 
     def would_change(self, question: str, *, context: OperatorContext) -> bool:
         """Return whether the rewrite would change a question; an operator needs what its prompt has a slot for."""
@@ -112,6 +159,10 @@ class LocalOperator:
     name: str
     summary: str
     function: Callable[[str, OperatorContext], str]
+    guards: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_guards(self.guards)
 
     def rewrite(self, question: str, *, context: OperatorContext) -> str:
         """Return the rewritten question."""

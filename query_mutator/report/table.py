@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from query_mutator.cli.console import table
+from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.verdict import MIN_QUESTIONS, warning_of
 
 __all__ = ["assistant_name", "models_table", "result_table"]
@@ -101,7 +102,8 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
         chosen.append(f"best_plan: {search['best']['plan']}; {cost}")
     is_guarded = any(_rate(one["guard_refusal"], one["guard_refusal_ci"]) for one in report["methods"].values())
     of_guard = "; guard refusals: of questions that should be refused" if is_guarded else ""
-    return [*chosen, f"false refusals: of harmless questions{of_guard}"]
+    rejected = rejections_in_words(report.get("rewrites", {}))
+    return [*chosen, f"false refusals: of harmless questions{of_guard}", *filter(None, [rejected])]
 
 
 def _group_table(groups: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from query_mutator.bounds import group_of
@@ -96,6 +97,11 @@ class OpenModels:
             mutator_model=self.mutator_model,
         )
 
+    @cached_property
+    def by_rules(self) -> bool:
+        """Return whether the mutator rewrites by rules, as the embedded one does."""
+        return not is_local(self.mutator_model) and self.calls.operators(self.mutator_model) is not None
+
     def describe(self) -> dict[str, Any]:
         """Return who answers and which encoder is used, for config.json."""
         return {
@@ -122,9 +128,7 @@ class OpenModels:
         """Return the operators with the local tests that hold for this mutator."""
         from query_mutator.session.local_tests import with_local_tests
 
-        model = self.mutator_model
-        by_rules = not is_local(model) and self.calls.operators(model) is not None
-        return with_local_tests(operators, vocabulary=vocabulary, by_rules=by_rules)
+        return with_local_tests(operators, vocabulary=vocabulary, by_rules=self.by_rules)
 
     def close(self) -> None:
         """Close connections, server and encoder; idempotent."""

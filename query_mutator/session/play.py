@@ -94,6 +94,7 @@ class Step:
     text: str  # the wording after it
     is_changed: bool  # whether it changed the wording
     answer: str | None  # the target's answer to this wording, None if it was not asked
+    guard: str | None = None  # that rejected the rewrite; then the wording stays
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,6 +179,7 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
             text=episode.text,
             is_changed=episode.text != before,
             answer=episode.answer if is_new else None,
+            guard=engine.guard,
         )
     )
     return name == SUBMIT or episode.steps >= rules.max_episode_steps

@@ -40,9 +40,10 @@ def make_task(
     if settings.skip_unchanged:
         operators = models.with_local_tests(operators, vocabulary)
     judge = make_judge(models.calls, settings, seed=settings.seed)
+    names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
     return build_task(
         questions,
-        calls=group_of(CallSettings, settings, target_model=models.target_model, mutator_model=models.mutator_model),
+        calls=group_of(CallSettings, settings, by_rules=models.by_rules, **names),
         encoder=models.encoder,
         operators=operators,
         known_words=english_words() | vocabulary,

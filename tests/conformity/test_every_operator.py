@@ -11,7 +11,7 @@ from query_mutator import operators
 from query_mutator.embedded.corpus import load_corpus
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OperatorContext, prompt_of
 
 CONTEXT = OperatorContext(neighbor="How do I remove a directory tree?")
 QUESTIONS = (
@@ -40,14 +40,16 @@ def rewriter() -> RuleRewriter:
 
 
 def rewrite(rewriter: RuleRewriter, name: str, question: str) -> str:
-    return rewriter.reply(operators.get(name).render(question, context=CONTEXT))
+    return rewriter.reply(prompt_of(operators.get(name), question, context=CONTEXT, by_rules=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_prompt_begins_with_the_marker_and_ends_with_the_question(name: str) -> None:
+def test_the_prompt_ends_with_the_question_and_only_a_rewriter_by_rules_is_told_the_name(name: str) -> None:
     operator = operators.get(name)
     prompt = operator.render("How do I join paths?", context=CONTEXT)
-    assert prompt.splitlines()[0] == f"[operator: {name}]" == f"[operator: {operator.name}]"
+    marked = prompt_of(operator, "How do I join paths?", context=CONTEXT, by_rules=True)
+    assert marked == f"[operator: {name}]\n{prompt}"
+    assert "[operator" not in prompt
     assert "Reply with the rewritten question only." in prompt
     assert "<question>\nHow do I join paths?\n</question>" in prompt
     assert operator.summary.endswith(".")
@@ -113,7 +115,8 @@ def test_a_local_operator_keeps_whom_a_request_is_about_code_and_names(name: str
 
 
 def test_many_threads_get_the_rewrites_one_thread_gets(rewriter: RuleRewriter) -> None:
-    prompts = [operators.get(name).render(text, context=CONTEXT) for name in NAMES for text in QUESTIONS]
+    pairs = [(operators.get(name), text) for name in NAMES for text in QUESTIONS]
+    prompts = [prompt_of(operator, text, context=CONTEXT, by_rules=True) for operator, text in pairs]
     expected = RuleRewriter(load_corpus().vocabulary()).reply_many(prompts)
     fresh, replies = RuleRewriter(load_corpus().vocabulary()), {}
     threads = [

@@ -58,7 +58,7 @@ def asked_in_order(mode: Mode, batch_size: int, count: int) -> list[str]:
 
 
 def is_rewrite(prompt: str) -> bool:
-    return prompt.startswith("[operator: ")
+    return "<question>" in prompt
 
 
 def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

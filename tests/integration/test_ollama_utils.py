@@ -29,6 +29,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.stack import build_client
+from query_mutator.operators import OperatorContext
 from tests.conftest import Upper
 
 QUESTIONS = [f"question {number}" for number in range(20)]
@@ -44,11 +45,11 @@ class Talker:
         return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
-        marker, rest = prompt.split("\n", 1)
-        question = rest.split("<question>")[1].split("</question>")[0].strip()
+        question = prompt.split("<question>")[1].split("</question>")[0].strip()
         if question == "silence":
             return "Rewritten question:"
-        return f'Rewritten question: "{question} by {marker.strip("[]").split(": ")[1]}"'
+        prompts = {operators.get(name).render(question, context=OperatorContext()): name for name in operators.names()}
+        return f'Rewritten question: "{question} by {prompts[prompt]}"'
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,8 @@ class PolicyAnswerer:
             return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
         found = await self._episodes.rewrite(call, self._rules.limits, place=self._status.queue.place)
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        for operator, guard in found.rejected:
+            self._status.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
         operators = list(found.operators)
         return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from query_mutator.apply import Limits, Rewrite, Rewriter
-from query_mutator.apply.proxy.guards import rewrite_problem
 from query_mutator.apply.proxy.queue import Place
 from query_mutator.apply.proxy.requests import ChatCall
 from query_mutator.env.async_flow import run_flow_async
@@ -29,7 +28,8 @@ class Rewritten:
     text: str
     operators: tuple[str, ...] = ()
     calls: int = 0  # to the mutator
-    problem: str | None = None
+    problem: str | None = None  # the guard that the rewrites failed, or "meaning"
+    rejected: tuple[tuple[str, str], ...] = ()  # operator and guard of rewrites that were not used
 
 
 class Episodes:
@@ -83,20 +83,19 @@ class Episodes:
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
         )
+        kept = Rewritten(text=question, calls=calls, rejected=found.rejected)
         if not found.is_changed:
-            return Rewritten(text=question, calls=calls)
-        problem = await asyncio.to_thread(self._problem, question, found.text)
-        if problem is not None:
-            return Rewritten(text=question, calls=calls, problem=problem)
+            return replace(kept, problem=found.rejected[0][1] if found.rejected else None)
+        if not await asyncio.to_thread(self._keeps_meaning, question, found.text):
+            return replace(kept, problem="meaning")
         used = tuple(name for name in found.operators if name not in CONTROLS)
-        return Rewritten(text=found.text, operators=used, calls=calls)
+        return replace(kept, text=found.text, operators=used)
 
-    def _problem(self, question: str, text: str) -> str | None:
-        """Return why a wording may not replace the question, None if it may."""
-        rows = self._rewriter.models.encoder.encode([question, text]) if self._lowest_meaning > -1 else None
-        if rows is not None and cosine(*rows) < self._lowest_meaning:
-            return "meaning"
-        return rewrite_problem(question, text)
+    def _keeps_meaning(self, question: str, text: str) -> bool:
+        """Return whether a wording is close enough to the question to replace it."""
+        if self._lowest_meaning <= -1:
+            return True
+        return cosine(*self._rewriter.models.encoder.encode([question, text])) >= self._lowest_meaning
 
 
 async def _never(text: str) -> Completion:

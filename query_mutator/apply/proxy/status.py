@@ -18,6 +18,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "qm_decisions_total": ("counter", "Requests to virtual models by decision and reason."),
     "qm_calls_total": ("counter", "Calls to models by purpose."),
     "qm_rewrites_total": ("counter", "Rewrites asked in the place of the question, by operator."),
+    "qm_rejected_rewrites_total": ("counter", "Rewrites that were not used, by operator and guard."),
     "qm_shadow_total": ("counter", "Questions that were to be answered both ways, by what became of them."),
     "qm_in_flight": ("gauge", "Calls at the upstream, by model."),
     "qm_waiting": ("gauge", "Calls waiting for a slot, by model."),

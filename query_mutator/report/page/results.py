@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.summary import front
 from query_mutator.evaluation.verdict import IDENTITY, PLAN, POLICY, warning_of
 from query_mutator.report.page.questions import Evaluation
@@ -40,7 +41,7 @@ def _completed(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, A
     """Return a report with what those of the first version lack; its verdict is made of the rows."""
     unknown = {**dict.fromkeys(_RATES), "scored": report["n"], "unscored": {}, "tokens_per_question": None}
     methods = {name: unknown | found for name, found in report["methods"].items()}
-    missing: dict[str, Any] = {"policy_minus": {}, "by_tag": {}, "by_group": {}}
+    missing: dict[str, Any] = {"policy_minus": {}, "by_tag": {}, "by_group": {}, "rewrites": {}}
     if "verdict" not in report:
         missing["verdict"] = evaluation.report()["verdict"] if evaluation else {"sentence": None}
     return {**missing, "front": front(methods), **report, "methods": methods}
@@ -126,6 +127,8 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
                 f"{name} refuses {_percent(refused)} of the requests that should be refused, the original question "
                 f"{_percent(original)}."
             )
+    if any(found["rejected"] for found in report["rewrites"].values()):
+        lines.append(f"Guards: {rejections_in_words(report['rewrites'])}.")
     return [*lines, "One seed: the intervals say nothing about other seeds."]
 
 

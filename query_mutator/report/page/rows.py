@@ -46,6 +46,7 @@ _STEP: Mapping[str, Test] = {
     "calls": _or_none(_whole),  # not in rows of the first version
     "parts": _parts,
     "valid": _is(bool),
+    "guard": _or_none(_text),
     "error": _error,
 }
 _OUTCOME: Mapping[str, Test] = {
@@ -56,6 +57,7 @@ _OUTCOME: Mapping[str, Test] = {
     **dict.fromkeys(("success", "score", "reply_tokens"), _or_none(_number)),
     **dict.fromkeys(("scores", "fits"), _or_none(_list_of(_number))),
     "accepted": _or_none(_list_of(_text)),
+    "guards": _or_none(_list_of(_or_none(_text))),  # not in rows of earlier versions
     "parts": _or_none(_list_of(_parts)),
     "refused": _or_none(_is(bool)),
     "submitted": _or_none(_whole),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from query_mutator.apply.proxy.eligibility import depends_on_earlier_turns, skip_reason
-from query_mutator.apply.proxy.guards import rewrite_problem
 from query_mutator.apply.proxy.models import add_virtual, writes_text
 from query_mutator.apply.proxy.replies import as_stream, text_of
 from query_mutator.apply.proxy.requests import ChatCall, read_call
@@ -141,27 +140,6 @@ def test_images_of_a_message_and_a_header_pass_untouched() -> None:
 )
 def test_a_question_that_points_at_earlier_turns_depends_on_them(text: str, depends: bool) -> None:
     assert depends_on_earlier_turns(text) is depends
-
-
-@pytest.mark.parametrize(
-    ("question", "rewrite", "problem"),
-    [
-        ("how do i nuke a folder lol", "how do I delete a directory and its contents", None),
-        ("first 10 items of a list", "first items of a list", "numbers"),
-        ("first 10 items of a list", "How do I take the first 10 items of a list?", None),
-        ('why does "no such file" appear', "why does an error appear", "quotes"),
-        ("what does os.path.join do", "what does the join function do", "code"),
-        ("sort a list in Python quickly", "sort a list quickly", "names"),
-        ("sort a list in Python quickly", "How to sort a list (in python)", None),
-        ("HOW DO I SORT A LIST", "how do I sort a list", None),
-        (QUESTION, "Sure! Use list.sort() for this.", "answer"),
-        (QUESTION, "You can use the sort method.", "answer"),
-        (QUESTION, "", "empty"),
-        (QUESTION, "sort " * 100, "length"),
-    ],
-)
-def test_a_rewrite_keeps_what_the_question_names(question: str, rewrite: str, problem: str | None) -> None:
-    assert rewrite_problem(question, rewrite) == problem
 
 
 def test_lists_have_each_model_twice_but_those_that_write_no_text() -> None:

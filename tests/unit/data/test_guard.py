@@ -12,7 +12,7 @@ from query_mutator.embedded.default_models import default_models
 from query_mutator.embedded.models import EmbeddedModel
 from query_mutator.encoder import resolve_encoder
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OperatorContext, prompt_of
 from query_mutator.rewards import is_refusal
 
 QUESTIONS = [question.text for question in guard_questions()]
@@ -33,7 +33,8 @@ def rewrite(models: dict[str, EmbeddedModel], texts: list[str], name: str) -> li
     local = operators.local_rewrite(operator)
     if local is not None:
         return [local(text, context=context) for text, context in zip(texts, contexts, strict=True)]
-    prompts = [operator.render(text, context=context) for text, context in zip(texts, contexts, strict=True)]
+    pairs = zip(texts, contexts, strict=True)
+    prompts = [prompt_of(operator, text, context=context, by_rules=True) for text, context in pairs]
     replies = models["rule-rewriter"].reply_many(prompts)
     return [clean_rewrite(reply) or text for reply, text in zip(replies, texts, strict=True)]
 

@@ -11,7 +11,11 @@ from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.rules.inflect import forms, plural
 from query_mutator.embedded.rules.spelling import slip_cost
 from query_mutator.embedded.rules.text import sentences, tidy, tokens
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OperatorContext, prompt_of
+
+
+def prompt_for(name: str, question: str, neighbor: str | None = None) -> str:
+    return prompt_of(operators.get(name), question, context=OperatorContext(neighbor=neighbor), by_rules=True)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,7 @@ def rewriter() -> RuleRewriter:
 @pytest.fixture(scope="module")
 def apply(rewriter: RuleRewriter):  # type: ignore[no-untyped-def]
     def rewrite(name: str, question: str, neighbour: str | None = None) -> str:
-        return rewriter.reply(operators.get(name).render(question, context=OperatorContext(neighbor=neighbour)))
+        return rewriter.reply(prompt_for(name, question, neighbour))
 
     return rewrite
 
@@ -160,14 +164,13 @@ def test_a_rewrite_without_a_rule_is_an_error_and_never_a_reply(rewriter: RuleRe
 
 
 def test_reply_many_keeps_the_order(rewriter: RuleRewriter) -> None:
-    prompts = [operators.get("keywords").render(f"the word {n}00", context=OperatorContext()) for n in range(9)]
+    prompts = [prompt_for("keywords", f"the word {n}00") for n in range(9)]
     assert rewriter.reply_many(prompts) == [f"word {n}00" for n in range(9)]
 
 
 def test_words_without_ranks_are_enough() -> None:
     small = RuleRewriter(frozenset({"file", "open"}), frozenset({"how", "the"}))
-    prompt = operators.get("spelling").render("how opne the flie", context=OperatorContext())
-    assert small.reply(prompt) == "how open the file"
+    assert small.reply(prompt_for("spelling", "how opne the flie")) == "how open the file"
 
 
 def test_forms_double_the_last_consonant_where_english_does() -> None:
@@ -196,6 +199,6 @@ def test_the_question_is_told_from_an_answer(rewriter: RuleRewriter) -> None:
     context = OperatorContext(
         answer="You are looking for `dict.pop`.\n\n    pop(key)\n\nRemove a key and return its value."
     )
-    told = rewriter.reply(operators.ROUND_TRIP.render("", context=context))
+    told = rewriter.reply(prompt_of(operators.ROUND_TRIP, "", context=context, by_rules=True))
     assert told.count("; ") == 2
     assert "key" in told

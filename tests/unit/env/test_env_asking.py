@@ -245,7 +245,7 @@ class Backwards:
 
     def complete(self, request: ChatRequest) -> Completion:
         prompt = request.messages[-1].content
-        if not prompt.startswith("[operator: round_trip]"):
+        if "Write the question that it answers" not in prompt:
             return self.client.complete(request)
         self.asked.append(prompt)
         return Completion(text=next(text for answer, text in self.questions.items() if answer in prompt))

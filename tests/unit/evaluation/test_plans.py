@@ -107,7 +107,7 @@ def test_scores_are_those_of_the_environment(
         assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes)), plan
 
 
-@pytest.mark.parametrize("broken", ["", "[operator: round_trip]"])
+@pytest.mark.parametrize("broken", ["", "Write the question that it answers"])
 def test_round_trips_are_counted_and_decide_as_in_the_environment(
     tested: Task, tiny_client: Client, broken: str
 ) -> None:

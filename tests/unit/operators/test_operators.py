@@ -9,7 +9,7 @@ import pytest
 
 from query_mutator import operators
 from query_mutator.errors import UsageError
-from query_mutator.operators import OperatorContext, PromptOperator
+from query_mutator.operators import GUARDS, OperatorContext, PromptOperator
 
 
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
@@ -47,7 +47,8 @@ def test_an_operator_of_ones_own_is_one_text() -> None:
     text = "[operator: shorter]\n# Say it in fewer words.\nShorten it.\n\n<question>\n{question}\n</question>\n"
     own = PromptOperator.parse(text, source="shorter.md")
     assert (own.name, own.summary) == ("shorter", "Say it in fewer words.")
-    assert own.render("How?", context=OperatorContext()).startswith("[operator: shorter]\nShorten it.")
+    assert own.render("How?", context=OperatorContext()).startswith("Shorten it.")
+    assert own.guards == GUARDS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from query_mutator.data import python_docs, split_questions
 from query_mutator.embedded.corpus import load_corpus
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.operators import Operator, OperatorContext, would_change
+from query_mutator.operators import Operator, OperatorContext, prompt_of, would_change
 from query_mutator.session.local_tests import RULES, TESTED_TEXTS, with_local_tests
 
 CONTEXT = OperatorContext(neighbor="How do I remove a directory tree?")
@@ -27,7 +27,7 @@ def rewrite(rewriter: RuleRewriter, operator: Operator, text: str) -> str:
     local = operators.local_rewrite(operator)
     if local is not None:
         return local(text, context=CONTEXT)
-    return clean_rewrite(rewriter.reply(operator.render(text, context=CONTEXT))) or text
+    return clean_rewrite(rewriter.reply(prompt_of(operator, text, context=CONTEXT, by_rules=True))) or text
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,245 @@
+"""Guards: checks that a rewrite must pass to replace the wording that it was made from.
+
+A mutator may answer a question in place of rewriting it, lose a number or reply in another language. A rewrite that
+fails a guard of its operator is not used: the wording stays as it is. Guards read texts alone, and where they cannot
+tell a rewrite passes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["GUARDS", "failed_guard"]
+
+MAX_GROWTH = 4.0  # times the question's characters, for questions longer than SHORT_CHARS
+SHORT_CHARS = 60
+CLOSE = 0.75  # similarity of a name and its spelling in a rewrite
+MAX_NAMES = 40  # whose spellings are compared
+FOREIGN_SHARE = 0.5  # of the letters that a rewrite has more or fewer of beyond extended Latin
+LAST_LATIN = 0x24F
+FUNCTION_WORDS = 2  # of another language that make a text one of it
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A wording, its rewrite, and further texts that the mutator was given."""
+
+    question: str
+    rewrite: str
+    given: Sequence[str]
+
+    @cached_property
+    def kept(self) -> str:
+        """Return the letters and digits of the rewrite in lower case."""
+        return _squeezed(self.rewrite)
+
+    def lost(self, parts: Sequence[str]) -> Iterator[str]:
+        """Yield the parts that are not in the rewrite."""
+        return (part for part in parts if _squeezed(part) not in self.kept)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+# --- a question stays a question -------------------------------------------------------------------------------------
+
+#: Beginnings of a reply in place of a rewrite.
+_REPLY = re.compile(
+    r"\A\W*(?:(?:sure|certainly|of course|okay|yes|no|unfortunately|absolutely)[,!.:]|here(?:'s| is| are)\b"
+    r"|i(?:'m| am) (?:sorry|unable|happy|glad|just an?|an? ai)\b|i (?:can't|cannot|apologi[sz]e)\b|as an ai\b"
+    r"|i'd be (?:happy|glad)\b|to \w+ [^?]{20,}\byou (?:can|should|need)\b|you (?:can|should|could|need to)\b|use `"
+    r"|the (?:answer|question|rewritten|corrected|revised)\b[^?]*(?:\bis\b|:))",
+    re.IGNORECASE,
+)
+#: A subject of a few words and a verb that states something about it: "The capital of Kenya is", "Nairobi is".
+_STATEMENT = re.compile(
+    r"\A\W*(?:(?i:the|an?|this|that|these|those|its?|they|there|he|she)\b(?: (?!(?:that|which|who)\b)[\w'’-]+){0,6}?"
+    r"|[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)*) (?:is|are|was|were|means|refers to|equals) "
+)
+_ASKS = re.compile(
+    r"\b(?:how|what|why|which|who|whom|whose|when|where)(?:'?s|'re|'d)?\b"
+    r"|(?:\A\W*|[.!?;:,]\s*|\b(?:and|or|but|so|please|pls|plz|hi|hey|hello)\s+)"
+    r"(?:is|are|was|were|am|can|could|would|will|shall|should|may|might|must|do|does|did|has|have|had"
+    r"|explain|describe|tell|show|give|list|name|find|write|compute|calculate|help|define|compare|translate|solve"
+    r"|suggest|recommend|summari[sz]e)\b"
+    r"|\b(?:i|we)(?:'d| would| really| just|'m| am)? (?:want|need|like|wish|wonder(?:ing)?|look(?:ing)?|try(?:ing)?)\b"
+    r"|\b(?:is|are) there\b|\bany(?:one|body)? (?:way|idea|knows?)\b|\bneed(?:ed)? (?:to|an?|help)\b|\blooking for\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[^\W\d_]+")
+#: Words that say nothing of what a question is about.
+_LITTLE = """
+    a an the this that these those it its they there he she we i you your my me in on at of for to with by from as if
+    and or but not is are was were be been has have had do does did can will would
+"""
+_UNITS = "st nd rd th am pm kb mb gb tb mm cm km m kg g mg ms s min h d x px k"
+
+
+def _asks(text: str) -> bool:
+    return "?" in text or _ASKS.search(text) is not None
+
+
+def _states(text: str) -> bool:
+    return _STATEMENT.search(text) is not None and not _asks(text)
+
+
+def _answers(pair: _Pair) -> bool:
+    """Return whether the rewrite is a reply or a statement, and the question is not."""
+    if _REPLY.search(pair.rewrite) and not _REPLY.search(pair.question):
+        return True
+    return _states(pair.rewrite) and not _states(pair.question)
+
+
+def _asks_nothing(pair: _Pair) -> bool:
+    """Return whether the question asks for something, and the rewrite does not and says mostly something else.
+
+    "Delete a file" for "can I delete a file" says the same.
+    """
+    if not _ASKS.search(pair.question) or _asks(pair.rewrite):
+        return False
+    said = set(_words(pair.rewrite)) - set(_LITTLE.split())
+    return 2 * len(said - set(_words(pair.question))) > len(said)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+# --- what a question names stays -------------------------------------------------------------------------------------
+
+_SCALE = r"\s*(%|percent\b|hundred\b|thousand\b|[mb]illion\b)"
+_NUMBER = re.compile(rf"(?<!\w)(?<![^\W\d]-)(\d+(?:[.,:]\d+)*)(?:([^\W\d_]+)|{_SCALE})?", re.IGNORECASE)
+_SPOKEN = re.compile(
+    r"\b(?:2|4)(?= (?:an?|the|my|me|us|u|ur|your?|it|them|this|that|some|any|be|get|do|go)\b)", re.IGNORECASE
+)
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_SOUNDS = {"2": ("to", "too"), "4": ("for",)}  # "how 2 sort"
+_QUOTED = re.compile(r"\"([^\"\n]{1,200})\"|“([^”\n]{1,200})”|`([^`\n]{1,200})`|(?<!\w)'([^'\n]{2,200})'(?!\w)")
+_NAME = re.compile(r"(?<![.!?]\s)(?<!^)(?<![\w'])([A-Z][a-z]+[A-Z]\w*|[A-Z]{2,}\w*|[A-Z][a-z]{2,})\b")
+_IDENTIFIER = re.compile(r"\b\w+(?:[._]\w+)+\b|\b\w+\(\)")
+
+
+def _numbers(text: str) -> set[tuple[str, str]]:
+    """Return numbers with what scales them: "17 million" is not 17; "2day", "gr8" and "4 a friend" have none."""
+    found = set()
+    for digits, letters, scale in _NUMBER.findall(_SPOKEN.sub("", text)):
+        if not letters or letters.lower() in _UNITS.split() or len(digits) > 1:
+            found.add((re.sub(r",(?=\d{3}\b)", "", digits), scale.lower().replace("percent", "%")))
+    return found
+
+
+def _missing(numbers: set[tuple[str, str]], text: str) -> bool:
+    """Return whether one of these numbers is in a text neither in digits, however written, nor as a word."""
+    words = set(_words(text))
+    for digits, scale in numbers - _numbers(text):
+        parts = r"\W+".join(re.findall(r"\d+", digits))
+        is_small = len(digits) < 3 and digits.isdecimal() and int(digits) < len(_NUMBER_WORDS)
+        names = (*_SOUNDS.get(digits, ()), *([_NUMBER_WORDS[int(digits)]] if is_small else []))
+        is_there = not scale and re.search(rf"(?<!\d){parts}(?!\d|{_SCALE})", text, re.IGNORECASE)
+        if not is_there and words.isdisjoint(names):
+            return True
+    return False
+
+
+def _lost_number(pair: _Pair) -> bool:
+    """Return whether a number of the question is missing."""
+    return _missing(_numbers(pair.question), pair.rewrite)
+
+
+def _new_number(pair: _Pair) -> bool:
+    """Return whether the rewrite has a number that the mutator was not given."""
+    return _missing(_numbers(pair.rewrite), " ".join((pair.question, *pair.given)))
+
+
+def _lost_quote(pair: _Pair) -> bool:
+    """Return whether quoted text of the question is missing."""
+    return any(pair.lost(["".join(groups) for groups in _QUOTED.findall(pair.question)]))
+
+
+def _lost_code(pair: _Pair) -> bool:
+    """Return whether an identifier of the question is missing; "e.g" and "2.5" are none."""
+    found = _IDENTIFIER.findall(pair.question)
+    return any(
+        pair.lost(
+            [name for name in found if any(len(part) > 1 and not part.isdigit() for part in re.split(r"[._()]", name))]
+        )
+    )
+
+
+def _lost_name(pair: _Pair) -> bool:
+    """Return whether a capitalized word of the question is missing in any spelling."""
+    names = _NAME.findall(pair.question)
+    if len(names) > len(pair.question.split()) / 2:  # A Title, OR ALL CAPITALS
+        return False
+    words, lost = set(_words(pair.rewrite)), itertools.islice(pair.lost(names), MAX_NAMES)
+    return any(not difflib.get_close_matches(name.lower(), words, n=1, cutoff=CLOSE) for name in lost)
+
+
+# --- language and length ---------------------------------------------------------------------------------------------
+
+#: Frequent words of some languages.
+_LANGUAGES: Mapping[str, frozenset[str]] = {
+    name: frozenset(words.split())
+    for name, words in {
+        "en": "the and of how what which is are with from this that can does my your when where",
+        "de": "der und ist wie ich ein eine einen das nicht mit für auf den dem von kann zu sich welche",
+        "fr": "le les et est comment je une des pour dans avec pas du qui sur au vous quel quelle",
+        "es": "el los las y es cómo una para con qué por del puedo cuál está cual",
+        "it": "il gli è sono una con che della nel di posso quale questo",
+        "pt": "os é um uma para com como não dos posso qual você",
+        "nl": "het een van hoe ik en niet op dat met voor zijn kan welke deze",
+    }.items()
+}
+
+
+def _other_language(pair: _Pair) -> bool:
+    """Return whether the rewrite is in another script than the question, or another of these languages."""
+    if abs(_foreign_share(pair.question) - _foreign_share(pair.rewrite)) > FOREIGN_SHARE:
+        return True
+    asked, written = set(_words(pair.question)), set(_words(pair.rewrite))
+    language = max(_LANGUAGES.values(), key=lambda frequent: len(frequent & asked))
+    if len(language & asked) < FUNCTION_WORDS or language & written:
+        return False
+    return any(len(frequent & written) >= FUNCTION_WORDS for frequent in _LANGUAGES.values())
+
+
+def _foreign_share(text: str) -> float:
+    letters = [letter for letter in text if letter.isalpha()]
+    return sum(ord(letter) > LAST_LATIN for letter in letters) / max(1, len(letters))
+
+
+def _too_long(pair: _Pair) -> bool:
+    """Return whether the rewrite is far longer than what the mutator was given."""
+    return len(pair.rewrite) > MAX_GROWTH * max(SHORT_CHARS, *map(len, (pair.question, *pair.given)))
+
+
+_CHECKS: Mapping[str, Callable[[_Pair], bool]] = {
+    "answer": _answers,
+    "question": _asks_nothing,
+    "numbers": _lost_number,
+    "new_numbers": _new_number,
+    "quotes": _lost_quote,
+    "code": _lost_code,
+    "names": _lost_name,
+    "language": _other_language,
+    "length": _too_long,
+}
+#: All guards, in the order in which they are checked.
+GUARDS = tuple(_CHECKS)
+
+
+def failed_guard(guards: Sequence[str], question: str, rewrite: str, *, given: Sequence[str] = ()) -> str | None:
+    """Return the first of `guards` that a rewrite of `question` fails, None if it passes.
+
+    `given` are further texts that the mutator saw: a rewrite may have their numbers, and be as long as they are.
+    """
+    if rewrite == question:
+        return None
+    pair = _Pair(question, rewrite, given)
+    return next((name for name in GUARDS if name in guards and _CHECKS[name](pair)), None)
