@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from query_mutator.env.task import Task
 from query_mutator.llm.hf import is_local
 from query_mutator.llm.http_server import USUAL_CONTEXT
 from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Question
 
 __all__ = ["LongPrompts", "cut_line", "long_questions"]
@@ -79,52 +81,85 @@ def cut_line(totals: CallTotals) -> list[str]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompts:
+    """Prompts to one model: texts by question, and the characters that a prompt adds to them."""
+
+    model: str
+    texts: Mapping[str, str]
+    around: int = 0
+    name: str = "the prompt"
+
+    def is_long(self, text: str, context: int) -> bool:
+        """Return whether a text may have more tokens than a context."""
+        return len(text) + self.around >= CHARS_PER_TOKEN * context
+
+
 def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question], *, send: bool = True) -> list[str]:
     """Return lines about questions whose prompt will not fit, by the server's tokenizer or an estimate.
 
-    The mutator's prompt is the question and the longest operator's text. Without `send` only lengths are read: no part
-    of a question is sent to the server.
+    The mutator's prompt is the question and the longest operator's text; an operator that adds the nearest question has
+    a line of its own. Without `send` only lengths are read: no part of a question is sent to the server.
     """
     if not questions:
         return []
-    first = questions[0].text
-    context = task.context(0, "x" * CHARS_PER_TOKEN * task.calls.target_max_tokens)
-    around = max(len(operator.render(first, context=context)) for operator in task.operators) - len(first)
-    models: Mapping[str, int] = {task.calls.target_model: 0}
+    texts = {question.id: question.text for question in questions}
+    prompts = [_Prompts(model=task.calls.target_model, texts=texts)]
     if not is_local(task.calls.mutator_model):
-        models = {**models, task.calls.mutator_model: around}
-    return [line for model, extra in models.items() for line in _too_long(calls, model, extra, questions, send)]
+        of_mutator = _of_mutator(task, texts)
+        prompts = [*(one for one in prompts if one.model != task.calls.mutator_model), *of_mutator]
+    lines, named = [], set[tuple[str, str]]()
+    for one in prompts:
+        context = _context(calls, one)
+        found = {} if context is None else _too_long(calls if send else None, one, context)
+        found = {question: tokens for question, tokens in found.items() if (one.model, question) not in named}
+        named.update((one.model, question) for question in found)
+        if found:
+            lines.append(
+                f"{_ids([*found])}: {one.name} (up to about {max(found.values())} tokens) does not fit the context of "
+                f"{one.model} ({context} tokens) and will not be scored; {calls.backend_class.more_context}"
+            )
+    return lines
 
 
-def _too_long(calls: ClientStack, model: str, around: int, questions: Sequence[Question], send: bool) -> list[str]:
-    """Return the line for one model; `around` are the characters that a prompt adds to the question."""
-    longest = max(len(question.text) for question in questions) + around
-    context = calls.context(model)
-    if context is None and longest > CHARS_PER_TOKEN * USUAL_CONTEXT:
-        calls.limit.complete(ChatRequest.user("Hello", model=model, max_tokens=1))  # a loaded model has a context
-        context = calls.context(model)
-    if context is None:
-        return []
-    counting = calls if send else None
-    found = {q.id: _tokens(counting, model, q.text, around) for q in questions if _is_long(q.text, around, context)}
-    found = {question: tokens for question, tokens in found.items() if tokens >= context}
-    if not found:
-        return []
-    most = max(found.values())
+def _of_mutator(task: Task, texts: Mapping[str, str]) -> list[_Prompts]:
+    """Return the longest prompts without the nearest question, then those of each operator that adds it."""
+    model, answer = task.calls.mutator_model, "x" * CHARS_PER_TOKEN * task.calls.target_max_tokens
+    alone, near = (OperatorContext(domain=task.domain, neighbor=text, answer=answer) for text in ("", "x"))
+    around = {operator.name: len(operator.render("", context=alone)) for operator in task.operators}
+    merging = [one.name for one in task.operators if len(one.render("", context=near)) > around[one.name]]
+    pairs = zip(task.questions, task.neighbors, strict=True)
+    both = {q.id: f"{texts[q.id]} {near}" for q, near in pairs if q.id in texts and near is not None}
     return [
-        f"{_ids([*found])}: the prompt (up to about {most} tokens) does not fit the context of {model} ({context} "
-        f"tokens) and will not be scored; {calls.backend_class.more_context}"
+        _Prompts(model=model, texts=texts, around=max(around.values())),
+        *(
+            _Prompts(
+                model=model, texts=both, around=around[name], name=f"the prompt of {name}, with the nearest question,"
+            )
+            for name in merging
+        ),
     ]
 
 
-def _is_long(text: str, around: int, context: int) -> bool:
-    return len(text) + around >= CHARS_PER_TOKEN * context
+def _context(calls: ClientStack, prompts: _Prompts) -> int | None:
+    """Return the context of a model in tokens, None where it is unknown and the prompts are short."""
+    context = calls.context(prompts.model)
+    if context is None and any(prompts.is_long(text, USUAL_CONTEXT) for text in prompts.texts.values()):
+        calls.limit.complete(ChatRequest.user("Hello", model=prompts.model, max_tokens=1))  # a loaded model has one
+        context = calls.context(prompts.model)
+    return context
 
 
-def _tokens(calls: ClientStack | None, model: str, text: str, around: int) -> int:
-    """Return the tokens of a prompt: the server's count of the question's, or an estimate."""
-    counted = calls.count_tokens(model, text) if calls else None
-    return (len(text) + around) // CHARS_PER_TOKEN if counted is None else counted + around // CHARS_PER_TOKEN
+def _too_long(calls: ClientStack | None, prompts: _Prompts, context: int) -> dict[str, int]:
+    """Return the tokens of prompts that do not fit, by question: the server's count of the text, or an estimate."""
+    found = {}
+    for question, text in prompts.texts.items():
+        if prompts.is_long(text, context):
+            counted = calls.count_tokens(prompts.model, text) if calls else None
+            found[question] = prompts.around // CHARS_PER_TOKEN + (
+                len(text) // CHARS_PER_TOKEN if counted is None else counted
+            )
+    return {question: tokens for question, tokens in found.items() if tokens >= context}
 
 
 def _ids(questions: Sequence[str]) -> str:

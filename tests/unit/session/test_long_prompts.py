@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+from query_mutator import operators
+from query_mutator.env.task import Task
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import CallTotals
-from query_mutator.session.truncation import LongPrompts, cut_line
+from query_mutator.session.truncation import LongPrompts, cut_line, long_questions
+from query_mutator.types import Question
 
 
 class Env:
@@ -37,3 +43,32 @@ def test_a_line_about_cut_replies_appears_above_five_percent() -> None:
     assert cut_line(CallTotals(calls=110, failed=10, cut_replies=5)) == []
     [line] = cut_line(CallTotals(calls=110, failed=10, cut_replies=6))
     assert line.startswith("6% of the replies (6) ended at the token limit")
+
+
+class Servers:
+    """A model with a context of 1,000 tokens, which counts none."""
+
+    backend_class = OllamaBackend
+
+    def context(self, model: str) -> int:
+        return 1000
+
+    def count_tokens(self, model: str, text: str) -> None:
+        return None
+
+
+def test_a_long_nearest_question_makes_no_other_prompt_long(tiny_task: Callable[..., Task]) -> None:
+    questions = [Question(id=f"q{number}", text=f"how do i sort it {number}") for number in range(9)]
+    long = [Question(id=f"long{number}", text="sort the list " * 200) for number in range(2)]
+    task = replace(tiny_task([*questions, *long]), operators=operators.select("spelling,merge"))
+    neighbors = [long[0].text] * 3 + [questions[0].text] * 8
+    calls: Any = Servers()
+    lines = long_questions(calls, replace(task, neighbors=tuple(neighbors)), task.questions)
+    assert [line.partition(" (")[0] for line in lines] == [
+        "questions long0, long1: the prompt",
+        "questions long0, long1: the prompt",
+        "questions q0, q1, q2: the prompt of merge, with the nearest question,",
+    ]
+    no_merge = replace(task, operators=task.operators[:1])
+    assert len(long_questions(calls, no_merge, task.questions)) == 2
+    assert long_questions(calls, no_merge, questions) == []
