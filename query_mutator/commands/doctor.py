@@ -165,7 +165,8 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
     questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
         Question(id="probe", text=PROBE_TEXT)
     ]
-    calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
+    by_rules = server.operators(models[-1]) is not None
+    calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1], by_rules=by_rules)
     pace = measure_pace(server, calls, questions, _calling(operators.select("")), at_once=at_once)
     limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
     if isinstance(pace, ErrorInfo):

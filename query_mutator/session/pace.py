@@ -25,7 +25,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.probe import together
 from query_mutator.operators import Operator, OperatorContext, would_change
 from query_mutator.settings.models import Address, Sampling
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import ChatRequest, ErrorInfo, Question
 
 __all__ = ["Pace", "combined_pace", "keep_pace", "kept_pace", "measure_pace"]
 
@@ -62,7 +62,7 @@ def measure_pace(
     `client` must let that many calls through, share none and retry none; `operators` are those that call a model.
     """
     texts = [question.text for question in itertools.islice(itertools.cycle(questions), at_once)]
-    rewrites = together(client, [calls.mutator(_prompt(text, operators)) for text in texts])
+    rewrites = together(client, [_rewrite(calls, text, operators) for text in texts])
     answers = together(client, [calls.target(text) for text in texts])
     errors = [reply.error for reply in (*rewrites, *answers) if reply.error is not None]
     if failed := next((error for error in errors if error.kind != "empty"), None):
@@ -104,10 +104,12 @@ def kept_pace(where: Address, limits: Sampling, *, mutator: str | None) -> Pace 
     return None
 
 
-def _prompt(text: str, operators: Sequence[Operator]) -> str:
+def _rewrite(calls: CallSettings, text: str, operators: Sequence[Operator]) -> ChatRequest:
+    if not operators:
+        return calls.target(text)
     context = OperatorContext(original=text)
     changing = (operator for operator in operators if would_change(operator, text, context=context))
-    return next(changing, operators[0]).render(text, context=context) if operators else text
+    return calls.rewrite(next(changing, operators[0]), text, context=context)
 
 
 def _path() -> Path:
