@@ -25,7 +25,7 @@ _CHANGED = (
 )
 _LABEL = re.compile(
     rf"""\W*(?:
-        (?:{_CHANGED}|new|final)?\s*(?:question|query|version|text|output)\s*(?:\(.*\))?
+        (?:the\s)?(?:{_CHANGED}|new|final)?\s*(?:question|query|version|text|output)\s*(?:is|\(.*\))?
       | {_CHANGED}
       | (?:sure|okay|ok|certainly|of\ course|here|this\ is|the)\b.*\b{_CHANGED}\b.*
     )[\W_]*""",

@@ -49,29 +49,32 @@ def _squeezed(text: str) -> str:
 
 # --- a question stays a question -------------------------------------------------------------------------------------
 
-#: Beginnings of a reply in place of a rewrite.
+#: Beginnings of a reply in place of a rewrite, and tags of a prompt.
 _REPLY = re.compile(
     r"\A\W*(?:(?:sure|certainly|of course|okay|yes|no|unfortunately|absolutely)[,!.:]|here(?:'s| is| are)\b"
-    r"|i(?:'m| am) (?:sorry|unable|happy|glad|just an?|an? ai)\b|i (?:can't|cannot|apologi[sz]e)\b|as an ai\b"
-    r"|i'd be (?:happy|glad)\b|to \w+ [^?]{20,}\byou (?:can|should|need)\b|you (?:can|should|could|need to)\b|use `"
-    r"|the (?:answer|question|rewritten|corrected|revised)\b[^?]*(?:\bis\b|:))",
+    r"|i(?:'m| am) (?:sorry|unable|happy|glad|ready|not sure|here to|just an?|an? ai)\b|as an ai\b"
+    r"|i (?:can't|cannot|apologi[sz]e)\b|i'd be (?:happy|glad)\b|to \w+ [^?]{20,}\byou (?:can|should|need)\b"
+    r"|you (?:can|should|could|need to)\b|use `|the (?:answer|rewritten|corrected|revised)\b[^?]*(?:\bis\b|:))"
+    r"|</?(?:answer|domain|neighbou?r|response)>",
     re.IGNORECASE,
 )
 #: A subject of a few words and a verb that states something about it: "The capital of Kenya is", "Nairobi is".
 _STATEMENT = re.compile(
-    r"\A\W*(?:(?i:the|an?|this|that|these|those|its?|they|there|he|she)\b(?: (?!(?:that|which|who)\b)[\w'’-]+){0,6}?"
-    r"|[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)*) (?:is|are|was|were|means|refers to|equals) "
+    r"\A\W*(?:(?i:the|an?|this|that|these|those|its?|they|there|he|she)\b"
+    r"(?: (?!(?:that|which|who)\b)[\w'’\"“”`().-]+){0,6}?"
+    r"|[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)*) (?:is|are|was|were|means|refers to|equals|asks|wants) "
 )
-_ASKS = re.compile(
-    r"\b(?:how|what|why|which|who|whom|whose|when|where)(?:'?s|'re|'d)?\b"
+_OPEN = (
+    r"\b(?:how|what|why)(?:'?s|'re|'d)?\b"
     r"|(?:\A\W*|[.!?;:,]\s*|\b(?:and|or|but|so|please|pls|plz|hi|hey|hello)\s+)"
     r"(?:is|are|was|were|am|can|could|would|will|shall|should|may|might|must|do|does|did|has|have|had"
     r"|explain|describe|tell|show|give|list|name|find|write|compute|calculate|help|define|compare|translate|solve"
     r"|suggest|recommend|summari[sz]e)\b"
     r"|\b(?:i|we)(?:'d| would| really| just|'m| am)? (?:want|need|like|wish|wonder(?:ing)?|look(?:ing)?|try(?:ing)?)\b"
-    r"|\b(?:is|are) there\b|\bany(?:one|body)? (?:way|idea|knows?)\b|\bneed(?:ed)? (?:to|an?|help)\b|\blooking for\b",
-    re.IGNORECASE,
+    r"|\b(?:is|are) there\b|\bany(?:one|body)? (?:way|idea|knows?)\b|\bneed(?:ed)? (?:to|an?|help)\b|\blooking for\b"
 )
+_ASKS_OPENLY = re.compile(rf"\?|\A\W*(?:which|who|whom|whose|when|where)\b|{_OPEN}", re.IGNORECASE)
+_ASKS = re.compile(rf"\b(?:which|who|whom|whose|when|where)(?:'?s|'re|'d)?\b|{_OPEN}", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 #: Words that say nothing of what a question is about.
 _LITTLE = """
@@ -86,7 +89,7 @@ def _asks(text: str) -> bool:
 
 
 def _states(text: str) -> bool:
-    return _STATEMENT.search(text) is not None and not _asks(text)
+    return _STATEMENT.search(text) is not None and not _ASKS_OPENLY.search(text)
 
 
 def _answers(pair: _Pair) -> bool:
