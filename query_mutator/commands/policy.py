@@ -84,7 +84,7 @@ def _compared(
         trained_on=asked.trained_targets,
         guard=guard_requests(asked.guard, with_bundled=flags.guard),
         dataset=asked.dataset,
-        rows_path=Path(flags.evaluation) if flags.evaluation else None,
+        rows_path=Path(flags.evaluation).resolve() if flags.evaluation else None,
         show=lambda report: show(flags, report, result_table(report)),
     )
 

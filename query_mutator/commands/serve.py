@@ -210,7 +210,7 @@ def _shadow(flags: ServeFlags, rewriter: Rewriter, other: Counterfactual, status
 def _shadow_file(flags: ServeFlags) -> Path:
     """Return --shadow-file, by default that of the run folder; UsageError without one."""
     if flags.shadow_file is not None:
-        return Path(flags.shadow_file)
+        return Path(flags.shadow_file).resolve()
     path = Path(flags.checkpoint).resolve()
     folder = next((each for each in (path, path.parent, path.parent.parent) if (each / "config.json").exists()), None)
     if folder is None or path.suffix == ".qm":

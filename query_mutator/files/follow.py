@@ -164,6 +164,8 @@ class _Warning:
 def _own_stderr(log: Path) -> TextIO:
     """Return the standard error of the run; what is printed from here on, also by child processes, goes to the log."""
     stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+    if log.is_symlink():  # of a stranger's run folder
+        log.unlink()
     with log.open("ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

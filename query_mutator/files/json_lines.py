@@ -22,6 +22,7 @@ __all__ = ["JsonLines", "JsonRow", "check_json_lines", "read_json_lines", "scan_
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_APPEND |= getattr(os, "O_NOFOLLOW", 0)  # a link in a stranger's run folder may lead anywhere
 #: Checksums of their rows start with the name: no two can be exchanged.
 _NAMED = ("metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl")
 
@@ -35,7 +36,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, cut_at: int | None = None, mode: int = 0o666) -> None:
-        """Open a file, which is made with the permissions `mode`."""
+        """Open a file, which is made with the permissions `mode`; DiskError for a symbolic link."""
         self.path = path
         self._lock = threading.Lock()  # guards the checksum and the order of rows
         self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -143,6 +144,11 @@ class _Mlflow:
             self._client = mlflow.MlflowClient(tracking_uri=uri)
             experiment = self._experiment(run.project, f"file://{save_dir / 'mlartifacts'}" if is_ours else None)
         self._id = self._run_id(experiment, run)
+        place = self._client.get_run(self._id).info.artifact_uri
+        if is_ours and urlsplit(place).scheme not in ("", "file"):  # the store of a stranger
+            raise ValueError(
+                f"{save_dir / 'mlflow.db'} sends files to {place}; to use it, set MLFLOW_TRACKING_URI={uri}"
+            )
         self._client.log_dict(self._id, dict(run.config), "config.json")
 
     def _experiment(self, name: str, artifacts: str | None) -> str:

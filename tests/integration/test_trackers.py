@@ -23,6 +23,7 @@ from query_mutator.files import read_checked_json, tracking, write_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import MetricsWriter
 from query_mutator.files.run_dir import checkpoints_in
+from query_mutator.files.trackers import TrackedRun, open_sink
 from query_mutator.files.tracking import TRACKING, Tracker, TrackFlags, tracked
 from tests.integration.conftest import ROWS, write_dataset
 from train_query_mutator import main
@@ -319,3 +320,12 @@ def test_a_killed_run_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trainer.kill()
     wait_for(run, "trackio")
     assert read_trackio(run).state == "killed"
+
+
+def test_a_store_next_to_a_run_does_not_choose_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = importlib.import_module("mlflow").MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client.create_experiment("questions", artifact_location="http://127.0.0.1:9/stranger")
+    run = TrackedRun(id="ab", folder=tmp_path / "run", project="questions", group=None, config={})
+    with pytest.raises(ValueError, match="sends files to http:"):
+        open_sink("mlflow", run)

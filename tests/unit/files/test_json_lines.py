@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines, check_json_lines, read_json_lines
 
@@ -139,3 +139,12 @@ def test_a_checked_object_is_verified_and_one_without_a_checksum_is_read(tmp_pat
         read_checked_json(path.rename(tmp_path / "summary.json"))
     path.write_text('{"flags": {}}')
     assert read_checked_json(path) == {"flags": {}}
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("the user's\n")
+    (tmp_path / "transcripts.jsonl").symlink_to(own)
+    with pytest.raises(DiskError, match=r"transcripts\.jsonl"):
+        JsonLines(tmp_path / "transcripts.jsonl", cut_at=0)
+    assert own.read_text() == "the user's\n"
