@@ -126,8 +126,8 @@ def compare(
             more = more.grown(whole, calls_left - len(comparison.calls))
     except KeyboardInterrupt:
         if comparison.results().questions:
+            _write_rows(comparison.results(), rows_path)  # first: the process ends soon, whatever is left to do
             show(report())
-            _write_rows(comparison.results(), rows_path)
         raise
     _write_rows(comparison.results(), rows_path)
     return report()

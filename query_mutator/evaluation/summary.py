@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def summarize(
     tags = sorted({tag for question in results.questions for tag in question.tags})
     parts = {tag: [tag in question.tags for question in results.questions] for tag in tags}
 
+    @cache
     def minus(ours: str, theirs: str) -> dict[str, Any]:
         return _difference(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
 

@@ -68,9 +68,8 @@ def _others(deploy: str, safe: Summaries, summaries: Summaries, minus: Minus, na
     rest = [name for name in safe if name not in (deploy, IDENTITY)]
     words = [_against(names[name], minus(name, deploy), safe[name]) for name in rest]
     rows = [name for name, summary in summaries.items() if name not in _NAMES and summary["scored"]]
-    rivals = [name for name in rows if minus(name, deploy)["success_ci"][1] >= 0]
-    if rivals and deploy != IDENTITY:
-        best = max(rivals, key=lambda name: float(summaries[name]["success"]))
+    best = max(rows, key=lambda name: float(summaries[name]["success"]), default=IDENTITY)
+    if deploy != IDENTITY != best and minus(best, deploy)["success_ci"][1] >= 0:
         words.append(f"{best} is not clearly worse ({_points(minus(best, deploy))})")
     return "".join(f"; {word}" for word in words)
 
