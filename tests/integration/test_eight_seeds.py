@@ -12,6 +12,7 @@ from benchmarks.eight_seeds import arguments_of, flags_of, question_sets, run
 from benchmarks.front_picture import draw_front
 from benchmarks.learning import World, task_settings
 from benchmarks.seeds_report import POOLED, Results, differences, figures, in_words
+from query_mutator.data.bundled import FOLDER
 from query_mutator.data.split import in_test
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.settings.models import ModelSettings
@@ -23,7 +24,10 @@ SMALL = "--encoder hash --num-env-steps 64 --num-processes 4 --num-steps 8 --ope
 
 @pytest.mark.slow
 def test_the_table_of_two_seeds(tmp_path: Path) -> None:
-    arguments = arguments_of(["--validation", "--seeds", "1", "2", "--plan-calls", "200", "--flags", SMALL])
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join((FOLDER / "python_docs.jsonl").read_text(encoding="utf-8").splitlines(True)[::6]))
+    flags = f"{SMALL} --dataset {few}"
+    arguments = arguments_of(["--validation", "--seeds", "1", "2", "--plan-calls", "200", "--flags", flags])
     world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         found = run(world, flags_of(arguments), arguments)

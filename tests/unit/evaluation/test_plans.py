@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_environment(
     task = tested.with_rules(skip_unchanged=skip_unchanged, max_asks=max_asks)
     runner, rows = evaluator(tiny_client), range(len(task.questions))
     scores = PlanScores(runner, task)
-    chosen = plans()[:: 11 if max_asks is None else 41]
+    chosen = plans()[:: 23 if max_asks is None else 41]
     scores.gather(chosen, rows)
     for plan in chosen:
         outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))

@@ -17,7 +17,7 @@ FIVE = (64, 128, 256, 512, 1024), (128, 256, 512, 1024, 2048)
 Curve = Callable[[Floats], Floats]
 
 
-def found_on(surface: Curve, *levels: tuple[int, ...], noise: float, seeds: int = 3, count: int = 40) -> list[Optimum]:
+def found_on(surface: Curve, *levels: tuple[int, ...], noise: float, seeds: int = 3, count: int = 25) -> list[Optimum]:
     points = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape(-1, len(levels))
     x = np.repeat(points, seeds, axis=0).astype(float)
     rng, names = np.random.default_rng(1), ["batch", "speed"][: x.shape[1]]
