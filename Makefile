@@ -16,6 +16,8 @@ CASES ?= 10000
 MINUTES ?= 10
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+ALL    := -r requirements.txt -r requirements-dev.txt -e .
 
 .PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev clean
 
@@ -28,9 +30,11 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	touch $@
+# uv installs the same wheels in a fraction of pip's time; where it finds no index, as pip.conf has one, pip does it.
+$(VENV)/.installed-dev: requirements-dev.txt requirements.txt pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^uv==' requirements-dev.txt)
+	$(UV) $(ALL) || $(BIN)/pip install --quiet $(ALL)
+	touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
 

@@ -48,13 +48,14 @@ def timed(words: Sequence[str], folder: Path, *, wanted: str = "", environ: dict
 
 def install(python: Path, wheel: Path, *, lowest: bool) -> None:
     """Install torch, then the wheel with its dependencies, and check that they fit together."""
-    pip = [str(python), "-I", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    uv = [sys.executable, "-m", "uv", "pip"]
+    where = ["--quiet", "--python", str(python)]
+    environ = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), **os.environ}
     index = ["--index-url", os.environ["TORCH_INDEX"]] if "TORCH_INDEX" in os.environ else []
-    timed([*pip, "install", *index, TORCH], python.parent)
+    timed([*uv, "install", *where, *index, TORCH], python.parent, environ=environ)
     resolution = "lowest-direct" if lowest else "highest"
-    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", resolution]
-    timed([*uv, str(wheel)], python.parent)
-    timed([*pip, "check"], python.parent)
+    timed([*uv, "install", *where, "--resolution", resolution, str(wheel)], python.parent, environ=environ)
+    timed([*uv, "check", *where], python.parent)
 
 
 def smoke(bin_folder: Path, folder: Path) -> None:
@@ -76,7 +77,7 @@ def main() -> None:
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", name, str(ROOT)]
         timed(build, folder)
         (wheel,) = folder.glob("*.whl")
-        venv.create(folder / "venv", with_pip=True)
+        venv.create(folder / "venv")
         install(folder / "venv" / "bin" / "python", wheel, lowest=flags.lowest)
         smoke(folder / "venv" / "bin", folder / "project")
     print("the wheel works in an empty environment and an empty folder")
