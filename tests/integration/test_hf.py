@@ -185,8 +185,7 @@ def test_code_in_a_folder_is_not_run_and_nobody_is_asked(tmp_path: Path, monkeyp
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": classes}))
     with pytest.raises(UsageError, match="no model can be loaded"):
         HfModel(f"hf:{folder}")
-    with pytest.raises(UsageError, match="no loadable tokenizer"):
-        load_tokenizer(str(folder))
+    load_tokenizer(str(folder))
     assert not ran.exists()
 
 

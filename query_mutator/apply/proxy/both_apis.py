@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from query_mutator.apply.proxy.replies import STREAM_TYPES, parsed, read_lines, text_of
-from query_mutator.apply.proxy.upstream import Header, Response, Upstream, UpstreamGone, json_headers
+from query_mutator.apply.proxy.replies import STREAM_TYPES, choice_of, parsed, read_lines, text_of
+from query_mutator.apply.proxy.upstream import Header, Response, Upstream, UpstreamGone, json_headers, read_object
 from query_mutator.types import Json
 
 __all__ = ["BothApis", "openai_body"]
@@ -103,7 +103,7 @@ class BothApis(Upstream):
             elif asked["stream"]:
                 yield self._made(_lines(path, asked["model"], response, started), STREAM_TYPES["ollama_chat"])
             else:
-                reply = parsed(await response.aread()) or {}
+                reply = await read_object(response)
                 yield self._made(orjson.dumps(_whole(path, asked["model"], reply, started)))
 
     async def _list(self, response: Response) -> Response:
@@ -159,6 +159,8 @@ def _message_with_images(message: Json) -> Json:
     kept: Json = {name: message[name] for name in ("role", "content") if name in message}
     if not (images := message.get("images")):
         return kept
+    if not isinstance(images, list):
+        raise ValueError("images must be a list")
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}} for image in images]
     return {**kept, "content": [{"type": "text", "text": message.get("content", "")}, *parts]}
 
@@ -188,7 +190,7 @@ def _end(started: float, reason: str | None, usage: object) -> Json:
 
 
 def _whole(path: bytes, model: str, reply: Json, started: float) -> Json:
-    choice: Json = next(iter(reply.get("choices") or [{}]), {})
+    choice = choice_of(reply)
     end = _end(started, choice.get("finish_reason"), reply.get("usage"))
     return {**_about(model), **_text(path, text_of("openai_chat", reply)), **end}
 
@@ -207,7 +209,7 @@ async def _lines(path: bytes, model: str, response: Response, started: float) ->
         if event.get("error"):
             yield orjson.dumps({"error": _message(event)}) + b"\n"
             return
-        choice: Json = next(iter(event.get("choices") or [{}]), {})
+        choice = choice_of(event)
         reason, usage = choice.get("finish_reason") or reason, event.get("usage") or usage
         if text := text_of("openai_chat", event):
             yield orjson.dumps({**_about(model), **_text(path, text), "done": False}) + b"\n"

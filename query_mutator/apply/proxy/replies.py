@@ -14,8 +14,8 @@ from query_mutator.files import count_values
 from query_mutator.types import Json
 
 __all__ = [
-    "STREAM_TYPES", "LineReader", "as_stream", "parsed", "read_lines", "renamed", "renamed_lines", "text_of",
-    "tokens_of", "with_fields",
+    "STREAM_TYPES", "LineReader", "as_stream", "choice_of", "parsed", "read_lines", "renamed", "renamed_lines",
+    "text_of", "tokens_of", "with_fields",
 ]  # fmt: skip
 
 T = TypeVar("T", list[Any], Json)
@@ -36,13 +36,13 @@ def text_of(api: Api, reply: Json) -> str:
     elif api == "ollama_chat":
         found = _shaped(reply.get("message"), dict).get("content")
     else:
-        choice = _choice(reply)
+        choice = choice_of(reply)
         found = _shaped(choice.get("message") or choice.get("delta"), dict).get("content")
     return found if isinstance(found, str) else ""
 
 
-def _choice(reply: Json) -> Json:
-    """Return the first choice of a reply."""
+def choice_of(reply: Json) -> Json:
+    """Return the first choice of a reply, {} without one; UpstreamGone for a reply of another shape."""
     choices = _shaped(reply.get("choices"), list)
     return _shaped(choices[0] if choices else None, dict)
 
@@ -156,7 +156,7 @@ def _ollama_lines(api: Api, reply: Json) -> Iterator[Json]:
 def _openai_chunks(call: ChatCall, reply: Json) -> Iterator[Json]:
     names = ("id", "created", "model", "system_fingerprint")
     kept: Json = {"object": "chat.completion.chunk", **{name: reply[name] for name in names if name in reply}}
-    choice = _choice(reply)
+    choice = choice_of(reply)
     message = _shaped(choice.get("message"), dict)
     asked = call.body.get("stream_options")
     counts = isinstance(asked, dict) and bool(asked.get("include_usage"))
