@@ -58,7 +58,7 @@ def _candidates(before: Sequence[str], last: str) -> Iterator[str]:
         if len(parts) > len(before) and parts[: len(before)] == list(before):
             yield parts[len(before)]
     if not before:
-        yield from ("--help", "--version", "--completion")
+        yield from ("help", "--help", "--version", "--completion")
     elif before[-1] == "--completion":
         yield from SCRIPTS
     command = next((COMMANDS[name] for name in _prefixes(before) if name in COMMANDS), None)

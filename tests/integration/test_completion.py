@@ -19,6 +19,7 @@ from tests.qm_command import qm
     ("line", "offered"),
     [
         ("tr", ["train"]),
+        ("he", ["help"]),
         ("train ", ["sft"]),
         ("data batch", ["batchplan", "batching", "batch"]),
         ("data batchplan ", ["build", "info", "verify", "shard"]),
@@ -26,7 +27,7 @@ from tests.qm_command import qm
         ("train sft --lora-r", ["--lora-rank"]),
         ("train --answer cl", ["closest"]),
         ("train --validation-fold n", ["none"]),
-        ("rewrite --cache ", ["off", "eval", "all"]),
+        ("rewrite --cache ", ["auto", "off", "eval", "all"]),
         ("--completion z", ["zsh"]),
         ("nothing ", []),
         ("report runs/la", []),
