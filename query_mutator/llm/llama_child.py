@@ -1,6 +1,6 @@
 """The program of a LlamaProcess: load a GGUF file, print the server's address, and end with the parent process.
 
-python llama_child.py FILE NAME SLOTS CONTEXT PORT     the first line of stdin is the key that requests must carry
+python llama_child.py FILE NAME SLOTS CONTEXT PORT SECONDS     the key that requests must carry is a line of stdin
 
 It imports nothing of ours, so that it runs by its path.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 
@@ -19,8 +20,13 @@ _POLL_S = 0.5
 _ERRORS_ONLY = 1  # llama.cpp's verbosity
 
 
-def main(path: str, name: str, slots: int, context: int, port: int) -> None:
-    """Serve a file until the parent process is gone; `context` is that of a slot, and port 0 takes a free one."""
+def main(path: str, name: str, slots: int, context: int, port: int, start_s: int) -> None:
+    """Serve a file until the parent process is gone; `context` is that of a slot, and port 0 takes a free one.
+
+    The system ends the process after `start_s` in which it does not serve: native code holds the interpreter meanwhile.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(start_s)
     parent = os.getppid()
     key = sys.stdin.readline().strip()
     waiting = threading.Thread(target=_end_with, args=(parent,), daemon=True)
@@ -30,6 +36,7 @@ def main(path: str, name: str, slots: int, context: int, port: int) -> None:
     except Exception as error:  # whatever the binding raises
         print(FAILED, str(error).partition("\n")[0], flush=True)
         return
+    signal.alarm(0)
     print(READY, server.listening_address, flush=True)  # type: ignore[attr-defined]
     waiting.join()
 

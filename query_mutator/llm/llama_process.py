@@ -11,11 +11,10 @@ import importlib.util
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -52,7 +51,9 @@ class LlamaProcess:
         self._path, self._owner = path, os.getpid()
         self.key = key or secrets.token_hex(16)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in `close`
-        command = [sys.executable, "-P", llama_child.__file__, str(path), name, str(slots), str(context), str(port)]
+        self._start_s = int(START_S + size_bytes(path) / _SLOW_BYTES_PER_S)
+        numbers = map(str, (slots, context, port, self._start_s))
+        command = [sys.executable, "-P", llama_child.__file__, str(path), name, *numbers]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # for the key; its end is the sign that this process is gone
@@ -62,7 +63,7 @@ class LlamaProcess:
         )
         try:
             self._send_key()
-            self.url = self._started_url(START_S + size_bytes(path) / _SLOW_BYTES_PER_S)
+            self.url = self._ready_url()
         except BaseException:
             self.close()
             raise
@@ -96,22 +97,6 @@ class LlamaProcess:
             self._process.stdin.write(f"{self.key}\n".encode())
             self._process.stdin.flush()
 
-    def _started_url(self, start_s: float) -> str:
-        """Return the address of the process, which is killed if it does not serve after `start_s`."""
-        ends_s = time.monotonic() + start_s
-        timer = threading.Timer(start_s, self._process.kill)
-        timer.start()
-        try:
-            return self._ready_url()
-        except BackendError:
-            if time.monotonic() < ends_s:
-                raise
-            raise UsageError(
-                f"--gguf {self._path}: not loaded after {start_s:.0f} s; its chat template may not end; give another"
-            ) from None
-        finally:
-            timer.cancel()
-
     def _ready_url(self) -> str:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -121,6 +106,9 @@ class LlamaProcess:
             if word == llama_child.FAILED:
                 raise UsageError(f"--gguf {self._path}: {self._reason() or said}; give a file that llama.cpp can run")
         code = self._process.wait()
+        if code == -signal.SIGALRM:
+            waited = f"not loaded after {self._start_s} s"
+            raise UsageError(f"--gguf {self._path}: {waited}; its chat template may not end; give another file")
         raise BackendError(
             f"--gguf {self._path}: llama.cpp ended with code {code} while it loaded the model"
             f"{f' ({reason})' if (reason := self._reason()) else ''}; give a smaller --num-ctx, or another file"
