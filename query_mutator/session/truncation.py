@@ -21,6 +21,7 @@ from query_mutator.types import ChatRequest, Question
 __all__ = ["LongPrompts", "cut_line", "long_questions"]
 
 MAX_CUT_SHARE = 0.05  # of the replies, without a line about it
+MOSTLY_CUT = 0.5
 CHARS_PER_TOKEN = 2  # fewer than any language has in the mean: a prompt of more tokens than that is rare
 _SHOWN = 5
 
@@ -75,9 +76,11 @@ def cut_line(totals: CallTotals) -> list[str]:
     """Return a line about replies that ended at the token limit, if their share is above 5 %."""
     if totals.cut_share <= MAX_CUT_SHARE:
         return []
+    more = ", or a smaller one to a model that does not end by itself (qm doctor suggests it)"
     return [
         f"{totals.cut_share:.0%} of the replies ({totals.cut_replies}) ended at the token limit and were scored as "
         "they are; give a larger --target-max-tokens or --mutator-max-tokens"
+        f"{more if totals.cut_share > MOSTLY_CUT else ''}"
     ]
 
 

@@ -42,6 +42,8 @@ def test_a_line_about_cut_replies_appears_above_five_percent() -> None:
     assert cut_line(CallTotals()) == []
     assert cut_line(CallTotals(calls=110, failed=10, cut_replies=5)) == []
     [line] = cut_line(CallTotals(calls=110, failed=10, cut_replies=6))
+    assert "smaller" not in line
+    assert "a smaller one to a model that does not end by itself" in cut_line(CallTotals(calls=10, cut_replies=6))[0]
     assert line.startswith("6% of the replies (6) ended at the token limit")
 
 
