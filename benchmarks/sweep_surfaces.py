@@ -1,13 +1,15 @@
 """How often `qm sweep` is right about the optimum of surfaces whose optimum is known, by simulation.
 
-    python benchmarks/sweep_surfaces.py                               200 simulations per row, about 20 minutes
+    python benchmarks/sweep_surfaces.py                               200 simulations per row, about two hours
     python benchmarks/sweep_surfaces.py --simulations 50 --only cliff
+    python benchmarks/sweep_surfaces.py --only "two peaks" --noise 0.05
     PYTHONPATH=OTHER python benchmarks/sweep_surfaces.py              the same of another checkout
 
 `held`: the region holds the truth, or "grid too coarse" is said. Along a ridge the truth is the product; of a plateau,
 the end of it, and the smallest setting named as good must cost no more than is said. `false interior`: said without
-an optimum inside, or of a region that misses it. `coarse`: how often that is said. `advice`: how often the truth lies
-between the values that it names. `width`: octaves, mean of the axes, where "too coarse" is not said.
+an optimum inside, or of a region that misses it. `false edge`: the best is said to lie at an end where it does not.
+`coarse`: how often that is said. `advice`: how often the truth lies between the values that it names. `width`: octaves,
+mean of the axes, where "too coarse" is not said.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ Surface = Callable[[Floats], Floats]
 BATCHES = (6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 13.0)
 SPEEDS = (math.log2(160), 9.0, 10.0)
 FIVE = (6.0, 7.0, 8.0, 9.0, 10.0), (7.0, 8.0, 9.0, 10.0, 11.0)
+NINE = (tuple(float(level) for level in range(4, 13)),)
 NAMES = "batch", "speed"
 
 
@@ -64,6 +67,11 @@ def kinked(at: float, left: float, right: float) -> Surface:
 
 def peak(at: Sequence[float], width: float, height: float = 0.4) -> Surface:
     return lambda z: 0.3 + height * np.exp(-((z - np.array(at)) ** 2).sum(axis=1) / (2 * width**2))
+
+
+def two_peaks(best: Sequence[float], other: Sequence[float], widths: tuple[float, float]) -> Surface:
+    """Return a bell and another one 0.8 times as high."""
+    return lambda z: np.maximum(peak(best, widths[0], 1.0)(z), peak(other, widths[1], 0.8)(z)) - 0.3
 
 
 def cliff(at: float, slope: float = 0.05, beyond: float = 0.0) -> Surface:
@@ -123,6 +131,20 @@ def cases() -> list[Case]:
             surface=lambda z: 0.3 + 0.4 * (z[:, 0] - 5.5) * np.exp(1 - (z[:, 0] - 5.5) / 2.2) / 2.2,
             truth=(7.7,),
         ),
+        Case(name="two peaks", grid=NINE, surface=two_peaks([10.8], [5.2], (0.7, 1.3)), truth=(10.8,)),
+        Case(name="two peaks, both narrow", grid=NINE, surface=two_peaks([10.9], [5.0], (0.6, 0.7)), truth=(10.9,)),
+        Case(
+            name="two peaks 5 x 5",
+            grid=FIVE,
+            surface=two_peaks([9.5, 8.3], [8.0, 9.6], (0.5, 0.8)),
+            truth=(9.5, 8.3),
+        ),
+        Case(
+            name="480 of 100 to 600",
+            grid=(tuple(math.log2(100 * number) for number in range(1, 7)),),
+            surface=lambda z: 1 - 0.15 * (z[:, 0] - math.log2(480)) ** 2,
+            truth=(math.log2(480),),
+        ),
         # cliffs and peaks that the grid does not resolve
         Case(name="cliff at 9.6", grid=line, surface=cliff(9.6), truth=(9.6,), kind="coarse"),
         Case(name="cliff at 9.9", grid=line, surface=cliff(9.9), truth=(9.9,), kind="coarse"),
@@ -140,6 +162,7 @@ def cases() -> list[Case]:
         Case(name="peak of width 0.4", grid=line, surface=peak([8.4], 0.4), truth=(8.4,), kind="coarse"),
         Case(name="peak of width 0.4, between", grid=line, surface=peak([8.5], 0.4), truth=(8.5,), kind="coarse"),
         Case(name="peak 5 x 5, width 0.35", grid=FIVE, surface=peak([8.2, 9.3], 0.35), truth=(8.2, 9.3), kind="coarse"),
+        # TWO
         # ridges
         Case(name="ridge, product", grid=FIVE, surface=ridge(1, 17), kind="ridge", ridge=(1, 17)),
         Case(name="ridge, product, between", grid=FIVE, surface=ridge(1, 17.5), kind="ridge", ridge=(1, 17.5)),
@@ -215,6 +238,19 @@ def says_false_interior(case: Case, found: Optimum) -> bool:
     return case.kind in ("edge", "flat", "plateau", "ridge") or not held(case, found)
 
 
+def says_false_edge(case: Case, found: Optimum) -> bool:
+    """Return whether the best is said to lie at an end of an axis, and does not."""
+    if "lies at the edge" not in found.why:
+        return False
+    ends = [
+        (f"{name} at its {end} end", of(levels))
+        for name, levels in zip(NAMES, case.grid, strict=False)
+        for end, of in (("low", min), ("high", max))
+    ]
+    named = [place for words, place in ends if words in found.why]
+    return case.truth is None or not set(named) <= set(case.truth)
+
+
 def advice_holds(case: Case, found: Optimum) -> bool:
     """Return whether the truth lies within the values to try, on the axes that they are of."""
     for item in found.finer:
@@ -242,7 +278,12 @@ def row_of(case: Case, found: Sequence[Optimum]) -> str:
     common = " ".join(f"{kind} {kinds.count(kind)}" for kind in sorted(set(kinds), key=kinds.count, reverse=True))
     shares = (
         100 * float(np.mean([of(one) for one in found]))
-        for of in (lambda one: held(case, one), lambda one: says_false_interior(case, one), is_coarse)
+        for of in (
+            lambda one: held(case, one),
+            lambda one: says_false_interior(case, one),
+            lambda one: says_false_edge(case, one),
+            is_coarse,
+        )
     )
     numbers = "  ".join(f"{share:5.1f}" for share in shares)
     advised = [advice_holds(case, one) for one in found if getattr(one, "finer", ()) and case.truth is not None]
@@ -252,7 +293,8 @@ def row_of(case: Case, found: Sequence[Optimum]) -> str:
 
 def show_verdicts(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[float], count: int) -> None:
     print(
-        f"{'surface':<28} {'seeds':>5} {'noise':>5}   held  false interior  coarse  advice  width  verdicts", flush=True
+        f"{'surface':<28} {'seeds':>5} {'noise':>5}   held  false interior  edge  coarse  advice  width  verdicts",
+        flush=True,
     )
     for case in chosen:
         for noise in noises:

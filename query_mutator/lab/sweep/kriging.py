@@ -2,14 +2,14 @@
 
     C cells (settings), D axes, M mesh points over the grid, B simulated surfaces
 
-The process is a quadratic with a wide prior plus a squared-exponential remainder, whose size and length follow from the
-cells' means by maximum likelihood. The noise is known from the spread of the seeds within cells.
+The process is a quadratic with a wide prior plus a squared-exponential remainder of several sizes and lengths, each as
+often as the cells' means make it likely: the likeliest alone misses an optimum between cells. The noise is known from
+the spread of the seeds within cells.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,17 @@ __all__ = ["Surface"]
 SURFACES = 800
 MESH_POINTS = 500
 _WIDE = 10.0  # prior variance of the quadratic, in units of that of the means; axes run from -1 to 1
-_SIZES = (1e-3, 1e3)  # variance of the remainder, in the same unit
-_LENGTHS = (0.4, 10.0)  # of the remainder; a shorter one than a fifth of the grid is not resolved by it
-_LEAST_NOISE = 1e-8  # keeps the equations solvable
+_SIZES = (0.1, 1.0)  # variance of the remainder, in the same unit
+_LENGTHS = (0.25, 0.4, 0.8, 1.6, 3.2, 6.4)  # of the remainder; the grid does not resolve a shorter one
+_PRIOR = np.tile(np.square(_LENGTHS), len(_SIZES))  # of each size and length: most curves are smooth
+_LEAST_NOISE = 1e-6  # keeps the equations solvable
 
 
 class Surface:
     """Surfaces over a mesh, conditioned on the results: their mean [M], and B simulated ones [M, B]."""
+
+    mean: Floats
+    simulated: Floats
 
     def __init__(self, cells: Cells, rng: np.random.Generator) -> None:
         low, high = cells.logs.min(axis=0), cells.logs.max(axis=0)
@@ -37,14 +41,20 @@ class Surface:
         places, mesh = (2 * (at - low) / (high - low) - 1 for at in (cells.places, self.mesh))
         means = (cells.means - center) / scale
         noise = cells.variance / scale**2 if cells.degrees else _residual(places, means)
-        process = _process(places, means, np.maximum(noise / cells.count, _LEAST_NOISE))
-        mean, covariance = process.predict(mesh, return_cov=True)
-        values, vectors = np.linalg.eigh(covariance)
-        drawn = vectors @ (np.sqrt(np.maximum(values, 0))[:, None] * rng.normal(size=(len(mesh), SURFACES)))
-        if cells.degrees:  # the noise is estimated too: Student's t in place of a normal
-            drawn *= np.sqrt(cells.degrees / rng.chisquare(cells.degrees, SURFACES))
-        self.mean: Floats = center + scale * mean
-        self.simulated: Floats = self.mean[:, None] + scale * drawn
+        processes = _processes(places, means, np.maximum(noise / cells.count, _LEAST_NOISE))
+        evidence = np.array([process.log_marginal_likelihood_value_ for process in processes])
+        likely = _PRIOR * np.exp(evidence - evidence.max())
+        chosen = rng.choice(len(processes), SURFACES, p=likely / likely.sum())
+        # The noise is estimated too: Student's t in place of a normal.
+        spread = np.sqrt(cells.degrees / rng.chisquare(cells.degrees, SURFACES)) if cells.degrees else np.ones(SURFACES)
+        self.mean, self.simulated = np.zeros(len(mesh)), np.empty((len(mesh), SURFACES))
+        for number in np.unique(chosen).tolist():
+            drawn = np.flatnonzero(chosen == number)
+            mean, covariance = processes[number].predict(mesh, return_cov=True)
+            root = np.linalg.cholesky(covariance + _LEAST_NOISE * np.eye(len(mesh)))
+            deviations = spread[drawn] * (root @ rng.normal(size=(len(mesh), len(drawn))))
+            self.mean += (center + scale * mean) * len(drawn) / SURFACES
+            self.simulated[:, drawn] = center + scale * (mean[:, None] + deviations)
 
     @property
     def steps(self) -> Floats:
@@ -61,6 +71,11 @@ class Surface:
         """Return the maximum of each simulated surface [B, D]."""
         return np.asarray(self.mesh[np.argmax(self.simulated, axis=0)])
 
+    def end_shares(self) -> Floats:
+        """Return the share of surfaces whose maximum lies at the low and at the high end of each axis [D, 2]."""
+        ends = np.stack([self.mesh.min(axis=0), self.mesh.max(axis=0)], axis=1)
+        return np.asarray((self.optima()[:, :, None] == ends).mean(axis=0))
+
     def end_p(self) -> Floats:
         """Return the share of surfaces not higher at the top than at the low and high end of each axis [D, 2].
 
@@ -76,16 +91,14 @@ class Surface:
         return found
 
 
-def _process(places: Floats, means: Floats, noise: Floats) -> Any:
-    """Return a fitted Gaussian process of cells' means [C] with noise [C] at places [C, D] from -1 to 1."""
-    from sklearn.exceptions import ConvergenceWarning
+def _processes(places: Floats, means: Floats, noise: Floats) -> list[Any]:
+    """Return Gaussian processes of cells' means [C] with noise [C] at places [C, D] from -1 to 1."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
-    quadratic = ConstantKernel(_WIDE, "fixed") * DotProduct(1.0, "fixed") ** 2
-    remainder = ConstantKernel(1.0, _SIZES) * RBF(0.8, _LENGTHS)
-    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # a bound is as good an estimate
-        return GaussianProcessRegressor(quadratic + remainder, alpha=noise).fit(places, means)
+    quadratic = ConstantKernel(_WIDE) * DotProduct(1.0) ** 2
+    kernels = [quadratic + ConstantKernel(size) * RBF(length) for size, length in itertools.product(_SIZES, _LENGTHS)]
+    return [GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(places, means) for kernel in kernels]
 
 
 def _residual(places: Floats, means: Floats) -> float:

@@ -29,6 +29,7 @@ _MOST = 1e300  # printed numbers are below: NaN, infinity and integers beyond fl
 _KINDS = {
     "interior": "The golden middle is at",
     "edge": "An edge optimum, at",
+    "near": "Perhaps an edge optimum; the best guess is",
     "coarse": "The grid is too coarse; the best guess is",
     "undecided": "Undecided; the best guess is",
 }
@@ -167,7 +168,8 @@ def sentence(metric: MetricSpec, found: Optimum | str, best: SettingResult) -> s
         f"({found.confidence:.0%} region {number(axis.low)} to {number(axis.high)})"
         for axis in found.axes
     )
-    return f"{_KINDS[found.kind]} {where}: {found.why}. Best measured nearby: {measured}."
+    kind = found.kind if found.kind != "edge" or any(axis.at_edge for axis in found.axes) else "near"
+    return f"{_KINDS[kind]} {where}: {found.why}. Best measured nearby: {measured}."
 
 
 def _cheapest(results: Sequence[SettingResult], found: Optimum) -> SettingResult:

@@ -43,7 +43,7 @@ class AxisOptimum:
     best: float
     low: float
     high: float
-    at_edge: Literal["", "low", "high"]  # the estimate lies at that end of the grid
+    at_edge: End | None  # nearly all surfaces have their maximum at that end of the grid
     reaches: tuple[End, ...]  # ends that the region reaches
 
     @property
@@ -82,8 +82,9 @@ def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool =
     finer = finer_grid(cells, names)
     (low, high), best, predicted = _region(cells, surface, is_coarse=bool(finer))
     ends = logs.min(axis=0), logs.max(axis=0)
+    is_at = surface.end_shares() > 1 - _EXCLUDED
     axes = tuple(
-        _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), 0.0 if finer else step)
+        _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), 0.0 if finer else step, is_at=is_at[d])
         for d, (name, step) in enumerate(zip(names, surface.steps, strict=True))
     )
     flats = find_flats(cells, [axis.reaches for axis in axes], names, scale=scale)
@@ -149,18 +150,20 @@ def _likely(cells: Cells, surface: Surface) -> Floats:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def _axis(name: str, best: float, low: float, high: float, ends: tuple[float, float], step: float) -> AxisOptimum:
+def _axis(
+    name: str, best: float, low: float, high: float, ends: tuple[float, float], step: float, *, is_at: Floats
+) -> AxisOptimum:
     """Return the optimum of an axis; the region is widened by one mesh step, the resolution."""
     low, high = max(ends[0], min(low, best) - step), min(ends[1], max(high, best) + step)
-    at_edge: Literal["", "low", "high"] = ""
-    if best <= ends[0] + step / 2:
-        at_edge = "low"
-    elif best >= ends[1] - step / 2:
-        at_edge = "high"
     sides: tuple[tuple[End, bool], ...] = (("low", low <= ends[0]), ("high", high >= ends[1]))
     reaches = tuple(end for end, there in sides if there)
     return AxisOptimum(
-        name=name, best=float(2**best), low=float(2**low), high=float(2**high), at_edge=at_edge, reaches=reaches
+        name=name,
+        best=float(2**best),
+        low=float(2**low),
+        high=float(2**high),
+        at_edge="low" if is_at[0] else "high" if is_at[1] else None,
+        reaches=reaches,
     )
 
 

@@ -121,6 +121,28 @@ def test_a_plateau_names_the_smallest_setting_that_is_as_good(
     assert share([one.kind == "interior" for one in found]) <= 0.1
 
 
+@pytest.mark.parametrize(("best", "other", "widths", "seeds"), [(10.8, 5.2, (0.7, 1.3), 8), (10.9, 5.0, (0.6, 0.7), 8)])
+def test_the_region_holds_the_higher_of_two_peaks(
+    best: float, other: float, widths: tuple[float, float], seeds: int
+) -> None:
+    def peaks(z: Floats) -> Floats:
+        return np.maximum(
+            np.exp(-(((z[:, 0] - best) / widths[0]) ** 2) / 2),
+            0.8 * np.exp(-(((z[:, 0] - other) / widths[1]) ** 2) / 2),
+        )
+
+    found = found_on(peaks, tuple(2**level for level in range(4, 13)), noise=0.05, seeds=seeds)
+    assert share([one.axes[0].low <= 2**best <= one.axes[0].high for one in found]) >= 0.95
+
+
+def test_an_edge_is_said_only_where_the_results_show_it() -> None:
+    found = found_on(
+        lambda z: 1 - 0.15 * (z[:, 0] - np.log2(480)) ** 2, (100, 200, 300, 400, 500, 600), noise=0.2, count=100
+    )
+    assert share(["the best lies at the edge" in one.why for one in found]) <= 0.05
+    assert not any(one.axes[0].at_edge == "low" for one in found)
+
+
 @pytest.mark.parametrize("at", [6.3, 9.0, 12.0, 13.0])
 def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
     found = found_on(lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, BATCHES, noise=0.04)
