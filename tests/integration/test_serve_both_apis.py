@@ -149,3 +149,20 @@ class Saved:
 def test_the_start_says_what_the_mode_does_with_the_policy(mode: Any, flags: dict[str, str], said: str) -> None:
     checkpoint: Any = Saved(**flags)
     assert said in mode_line(ServeFlags(mode=mode), checkpoint, blind=True)
+
+
+def test_what_a_model_thought_is_kept(hash_encoder: Encoder) -> None:
+    message = {"role": "assistant", "content": "Use sorted.", "reasoning_content": "A list."}
+    whole = http(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}))
+    deltas = [{"reasoning_content": "A list."}, {"content": "Use sorted."}]
+    rows = [{"choices": [{"delta": delta}]} for delta in deltas] + [{"choices": [{"finish_reason": "stop"}]}]
+    events = http("".join(f"data: {json.dumps(row)}\n\n" for row in rows))
+    with (
+        closing(ScriptedServer(whole, events)) as upstream,
+        proxy(upstream.url, hash_encoder, upstream_class=OpenAIOnly) as url,
+    ):
+        client = ollama.Client(url)
+        said = client.chat("m", [{"role": "user", "content": "hi"}]).message
+        assert (said.thinking, said.content) == ("A list.", "Use sorted.")
+        first, second, _ = client.generate("m", "hi", stream=True)
+        assert (first.thinking, second.response) == ("A list.", "Use sorted.")

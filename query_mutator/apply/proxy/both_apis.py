@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from query_mutator.apply.proxy.replies import STREAM_TYPES, choice_of, parsed, read_lines, text_of
+from query_mutator.apply.proxy.replies import STREAM_TYPES, choice_of, parsed, read_lines, text_of, thought_of
 from query_mutator.apply.proxy.upstream import Header, Response, Upstream, UpstreamGone, json_headers, read_object
 from query_mutator.types import Json
 
@@ -172,9 +172,11 @@ def _about(model: str) -> Json:
     return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
-def _text(path: bytes, text: str) -> Json:
-    field = _ASKING[path]
-    return {field: {"role": "assistant", "content": text} if field == "message" else text}
+def _text(path: bytes, text: str, thought: str = "") -> Json:
+    field, thinking = _ASKING[path], {"thinking": thought} if thought else {}
+    if field == "message":
+        return {field: {"role": "assistant", "content": text, **thinking}}
+    return {field: text, **thinking}
 
 
 def _end(started: float, reason: str | None, usage: object) -> Json:
@@ -192,7 +194,7 @@ def _end(started: float, reason: str | None, usage: object) -> Json:
 def _whole(path: bytes, model: str, reply: Json, started: float) -> Json:
     choice = choice_of(reply)
     end = _end(started, choice.get("finish_reason"), reply.get("usage"))
-    return {**_about(model), **_text(path, text_of("openai_chat", reply)), **end}
+    return {**_about(model), **_text(path, text_of("openai_chat", reply), thought_of(reply)), **end}
 
 
 async def _events(response: Response) -> AsyncIterator[Json]:
@@ -211,8 +213,9 @@ async def _lines(path: bytes, model: str, response: Response, started: float) ->
             return
         choice = choice_of(event)
         reason, usage = choice.get("finish_reason") or reason, event.get("usage") or usage
-        if text := text_of("openai_chat", event):
-            yield orjson.dumps({**_about(model), **_text(path, text), "done": False}) + b"\n"
+        text, thought = text_of("openai_chat", event), thought_of(event)
+        if text or thought:
+            yield orjson.dumps({**_about(model), **_text(path, text, thought), "done": False}) + b"\n"
     if reason is None:
         raise UpstreamGone(f"{response.url}: the stream ended before the reply was complete")
     yield orjson.dumps({**_about(model), **_text(path, ""), **_end(started, reason, usage)}) + b"\n"

@@ -15,7 +15,7 @@ from query_mutator.types import Json
 
 __all__ = [
     "STREAM_TYPES", "LineReader", "as_stream", "choice_of", "parsed", "read_lines", "renamed", "renamed_lines",
-    "text_of", "tokens_of", "with_fields",
+    "text_of", "thought_of", "tokens_of", "with_fields",
 ]  # fmt: skip
 
 T = TypeVar("T", list[Any], Json)
@@ -36,8 +36,14 @@ def text_of(api: Api, reply: Json) -> str:
     elif api == "ollama_chat":
         found = _shaped(reply.get("message"), dict).get("content")
     else:
-        choice = choice_of(reply)
-        found = _shaped(choice.get("message") or choice.get("delta"), dict).get("content")
+        found = _message_of(reply).get("content")
+    return found if isinstance(found, str) else ""
+
+
+def thought_of(reply: Json) -> str:
+    """Return what a model thought before it answered, in a reply of OpenAI's API or a line of its stream."""
+    message = _message_of(reply)
+    found = message.get("reasoning_content") or message.get("reasoning")
     return found if isinstance(found, str) else ""
 
 
@@ -45,6 +51,11 @@ def choice_of(reply: Json) -> Json:
     """Return the first choice of a reply, {} without one; UpstreamGone for a reply of another shape."""
     choices = _shaped(reply.get("choices"), list)
     return _shaped(choices[0] if choices else None, dict)
+
+
+def _message_of(reply: Json) -> Json:
+    choice = choice_of(reply)
+    return _shaped(choice.get("message") or choice.get("delta"), dict)
 
 
 def _shaped(found: Any, kind: type[T]) -> T:
