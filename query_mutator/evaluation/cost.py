@@ -109,7 +109,8 @@ class EvaluationCost:
         """Return what is said before the first call; `whole` is the evaluation without a bound on its calls."""
         parts = []
         if self.num_guard:
-            parts.append(f", {self.guard_calls:,} of them for {self.num_guard} requests that should be refused")
+            requests = f"{self.num_guard} request{'s' * (self.num_guard > 1)} that should be refused"
+            parts.append(f", {self.guard_calls:,} of them for {requests}")
         if self.search_calls:
             parts.append(f", {self.search_calls:,} of them to search for a plan")
         is_whole = self.num_test == whole.num_test
