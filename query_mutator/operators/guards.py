@@ -49,13 +49,13 @@ def _squeezed(text: str) -> str:
 
 # --- a question stays a question -------------------------------------------------------------------------------------
 
-#: Beginnings of a reply in place of a rewrite, and tags of a prompt.
+#: Beginnings of a reply in place of a rewrite, and tags as prompts have them.
 _REPLY = re.compile(
     r"\A\W*(?:(?:sure|certainly|of course|okay|yes|no|unfortunately|absolutely)[,!.:]|here(?:'s| is| are)\b"
     r"|i(?:'m| am) (?:sorry|unable|happy|glad|ready|not sure|here to|just an?|an? ai)\b|as an ai\b"
     r"|i (?:can't|cannot|apologi[sz]e)\b|i'd be (?:happy|glad)\b|to \w+ [^?]{20,}\byou (?:can|should|need)\b"
     r"|you (?:can|should|could|need to)\b|use `|the (?:answer|rewritten|corrected|revised)\b[^?]*(?:\bis\b|:))"
-    r"|</?(?:answer|domain|neighbou?r|response)>",
+    r"|</?[a-z][a-z ]{2,20}>",
     re.IGNORECASE,
 )
 #: A subject of a few words and a verb that states something about it: "The capital of Kenya is", "Nairobi is".
@@ -89,7 +89,8 @@ def _asks(text: str) -> bool:
 
 
 def _states(text: str) -> bool:
-    return _STATEMENT.search(text) is not None and not _ASKS_OPENLY.search(text)
+    is_statement = text.rstrip().endswith(":") or _STATEMENT.search(text) is not None
+    return is_statement and not _ASKS_OPENLY.search(text)
 
 
 def _answers(pair: _Pair) -> bool:
@@ -119,7 +120,7 @@ def _words(text: str) -> list[str]:
 _SCALE = r"\s*(%|percent\b|hundred\b|thousand\b|[mb]illion\b)"
 _NUMBER = re.compile(rf"(?<!\w)(?<![^\W\d]-)(\d+(?:[.,:]\d+)*)(?:([^\W\d_]+)|{_SCALE})?", re.IGNORECASE)
 _SPOKEN = re.compile(
-    r"\b(?:2|4)(?= (?:an?|the|my|me|us|u|ur|your?|it|them|this|that|some|any|be|get|do|go)\b)", re.IGNORECASE
+    r"\b1 2 3\b|\b(?:2|4)(?= (?:an?|the|my|me|us|u|ur|your?|it|them|this|that|some|any|be|get|do|go)\b)", re.IGNORECASE
 )
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SOUNDS = {"2": ("to", "too"), "4": ("for",)}  # "how 2 sort"
@@ -129,7 +130,7 @@ _IDENTIFIER = re.compile(r"\b\w+(?:[._]\w+)+\b|\b\w+\(\)")
 
 
 def _numbers(text: str) -> set[tuple[str, str]]:
-    """Return numbers with what scales them: "17 million" is not 17; "2day", "gr8" and "4 a friend" have none."""
+    """Return numbers with what scales them: "17 million" is not 17; "2day", "gr8", "4 a friend", "1 2 3" have none."""
     found = set()
     for digits, letters, scale in _NUMBER.findall(_SPOKEN.sub("", text)):
         if not letters or letters.lower() in _UNITS.split() or len(digits) > 1:
@@ -141,10 +142,10 @@ def _missing(numbers: set[tuple[str, str]], text: str) -> bool:
     """Return whether one of these numbers is in a text neither in digits, however written, nor as a word."""
     words = set(_words(text))
     for digits, scale in numbers - _numbers(text):
-        parts = r"\W+".join(re.findall(r"\d+", digits))
         is_small = len(digits) < 3 and digits.isdecimal() and int(digits) < len(_NUMBER_WORDS)
         names = (*_SOUNDS.get(digits, ()), *([_NUMBER_WORDS[int(digits)]] if is_small else []))
-        is_there = not scale and re.search(rf"(?<!\d){parts}(?!\d|{_SCALE})", text, re.IGNORECASE)
+        forms = [rf"(?<!\d){part}(?!\d|{_SCALE})" for part in re.findall(r"\d+", digits)]  # "2 5" has 2.5
+        is_there = not scale and all(re.search(form, text, re.IGNORECASE) for form in forms)
         if not is_there and words.isdisjoint(names):
             return True
     return False

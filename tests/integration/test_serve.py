@@ -274,6 +274,18 @@ def test_a_rewrite_that_means_something_else_is_not_asked(tiny_server: EmbeddedS
     assert reply.headers["x-qm-operators"] == ""
 
 
+def test_a_rewrite_that_answers_is_not_asked_and_is_counted(hash_encoder: Encoder) -> None:
+    class Answering(Softener):
+        def reply(self, prompt: str) -> str:
+            return "The answer is to call sorted."
+
+    with start_server([Librarian(), Answering()]) as server, proxy(server.url, hash_encoder, mode="blind") as url:
+        reply, counted = chat(url, SORT), requests.get(f"{url}/metrics", timeout=10).text
+    assert reply.headers["x-qm-decision"] == "guarded; answer"
+    assert answer(reply) == "`sorted` is what you want."
+    assert 'qm_rejected_rewrites_total{guard="answer",operator="neutral"} 1' in counted
+
+
 def test_the_body_says_what_was_done_only_on_request(gate: str) -> None:
     body = {"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": KILL}]}
     asked = requests.post(f"{gate}/api/chat", json=body, headers={"X-QM-Body": "1"}, timeout=10).json()

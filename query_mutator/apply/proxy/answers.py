@@ -164,9 +164,7 @@ class PolicyAnswerer:
         if not self._episodes.can_be_blind:
             return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
         found = await self._episodes.rewrite(call, self._rules.limits, place=self._status.queue.place)
-        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
-        for operator, guard in found.rejected:
-            self._status.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
+        self._count(found)
         operators = list(found.operators)
         return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
 
@@ -224,11 +222,16 @@ class PolicyAnswerer:
     def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
         request.operators, request.acted = found.operators, True
         request.calls += found.calls
-        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        self._count(found)
         if found.problem is not None:
             request.decision = f"guarded; {found.problem}"
         else:
             request.decision = "rewritten" if found.text != question else "kept"
+
+    def _count(self, found: Rewritten) -> None:
+        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        for operator, guard in found.rejected:
+            self._status.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
 
     # --- calls and replies -----------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ def rejected(operator: str, question: str, rewrite: str) -> str | None:
         (KENYA, 'The word "Nairobi" is the name of a city, which is the capital of Kenya.', "answer"),
         (KENYA, "The user wants to know a capital.", "answer"),
         (KENYA, "What is the capital of Kenya? <domain>general</domain>", "answer"),
+        (KENYA, "The capital city of a country in Africa:", "answer"),
         (KENYA, "Nairobi.", "question"),
         (KENYA, "Kenya's capital city, Nairobi, with 4 million people", "question"),
         ("what is 17 times 7?", "what is 17 million 7?", "numbers"),
