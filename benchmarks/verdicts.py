@@ -14,6 +14,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def compared(
     """Return the analysis of runs that end at these values; each run is there `copies` times."""
     groups = []
     for number, values in enumerate(finals):
-        runs = [run for value in values for run in [noisy_run(value, rng, points)] * copies]
+        runs = [replace(run) for value in values for run in [noisy_run(value, rng, points)] * copies]
         groups.append(Group(name=f"g{number}", runs=tuple(runs), seeds=tuple(range(len(runs)))))
     return analyze(groups, spec)
 
