@@ -10,6 +10,7 @@ its loaded model stay what they are.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -255,7 +256,7 @@ class PolicyAnswerer:
         self,
         request: _Request,
         response: Response,
-        held: Iterable[bytes],
+        held: Iterable[list[bytes]],
         lines: AsyncIterator[list[bytes]],
         stack: AsyncExitStack,
     ) -> Reply:
@@ -264,8 +265,9 @@ class PolicyAnswerer:
 
         async def body() -> AsyncIterator[bytes]:
             async with stack:
-                if held:
-                    yield b"".join(renamed(line, model) for line in held)
+                for together in held:
+                    yield b"".join(renamed(line, model) for line in together)
+                    await asyncio.sleep(0)  # a turn for others: nothing here waits for the upstream
                 async for piece in renamed_lines(lines, model):
                     yield piece
 
@@ -293,16 +295,17 @@ async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[bytes], str]:
+async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:
     """Return the lines up to the end of an answer's first sentence, or of what verdicts read, and that text."""
-    held: list[bytes] = []
-    text = ""
+    held: list[list[bytes]] = []
+    text, num_lines = "", 0
     async for together in lines:
-        held += together
+        held.append(together)
+        num_lines += len(together)
         for found in filter(None, map(parsed, together)):
             text = (text + text_of(call.api, found)).lstrip()[:OPENING_CHARS]
             if (sentence := first_sentence(text)) is not None or len(text) == OPENING_CHARS:
                 return held, sentence or text
-        if len(held) > MAX_HELD_LINES:
+        if num_lines > MAX_HELD_LINES:
             break
     return held, text

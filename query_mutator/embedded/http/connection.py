@@ -129,9 +129,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         """Cancel the client's request, which frees its slot."""
         self._clients.connections.pop(self, None)
-        self._reader.close()
         if self._task is not None:
             self._task.cancel()
+        self._drop_requests()
 
     def data_received(self, data: bytes) -> None:
         """Start the next request if none is running, or feed the body that the running one reads."""
@@ -350,12 +350,19 @@ class Connection(asyncio.Protocol):
 
     def _discard(self) -> None:
         """Take no other request, and close when the client has had time to read the reply."""
-        self._is_refused, self._current = True, None
-        self._requests.clear()
-        self._waiting.clear()
-        self._reader.close()
+        self._is_refused = True
+        self._drop_requests()
         if not self.transport.is_closing():
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self.transport.resume_reading()
         self.deadline_s = time.monotonic() + DISCARD_S
+
+    def _drop_requests(self) -> None:
+        """Give up the memory of all requests; a cancelled task refers to its own until a garbage collection."""
+        for request in (*self._requests, *((self._current,) if self._current is not None else ())):
+            request.drop_body()
+        self._requests.clear()
+        self._waiting.clear()
+        self._current = None
+        self._reader.close()

@@ -47,6 +47,12 @@ class Request:
         """Return the memory of the body."""
         return len(self.body) if self.incoming is None else len(self.incoming.held)
 
+    def drop_body(self) -> None:
+        """Give up the memory of the body, whoever still refers to the request."""
+        self.body = b""
+        if self.incoming is not None:
+            self.incoming.held.clear()
+
 
 class RequestReader:
     """Reads the requests of one connection; the methods `on_...` are callbacks of httptools.
@@ -63,6 +69,7 @@ class RequestReader:
         self.held_bytes = 0  # of the budget
         self._parser = httptools.HttpRequestParser(self)
         self._ready: list[Request] = []
+        self._pieces: list[bytes] = []  # of a body, from the bytes that are being parsed
         self._failure: HttpError | None = None
         self._expects = False
         self._is_within = False
@@ -129,6 +136,7 @@ class RequestReader:
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed request: {error}") from error
             break
+        self._take_pieces()
         if self._unread_bytes > MAX_HEAD_BYTES:
             raise HttpError(431, _TOO_LARGE)
 
@@ -191,7 +199,15 @@ class RequestReader:
             self._ready.append(self._request)
 
     def on_body(self, piece: bytes) -> None:
-        """Add a piece of the body."""
+        """Add a piece of the body, which may be a byte."""
+        self._pieces.append(piece)
+
+    def _take_pieces(self) -> None:
+        """Add to the body what has arrived of it."""
+        if not self._pieces:
+            return
+        piece = b"".join(self._pieces)
+        self._pieces.clear()
         self._unread_bytes = 0
         incoming = self._request.incoming if self._request is not None else None
         if incoming is None and len(self._body) + len(piece) > self._max_body_bytes:
@@ -205,6 +221,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """Finish the request."""
+        self._take_pieces()
         request = self._request
         if request is None:
             return
