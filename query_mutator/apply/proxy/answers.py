@@ -302,7 +302,8 @@ async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[l
     async for together in lines:
         held.append(together)
         num_lines += len(together)
-        for found in filter(None, map(parsed, together)):
+        texts = map(parsed, together) if any(b'"' in line for line in together) else ()
+        for found in filter(None, texts):
             text = (text + text_of(call.api, found)).lstrip()[:OPENING_CHARS]
             if (sentence := first_sentence(text)) is not None or len(text) == OPENING_CHARS:
                 return held, sentence or text

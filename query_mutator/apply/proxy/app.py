@@ -14,7 +14,7 @@ import orjson
 from query_mutator.apply.proxy.contract import Answerer, ClientLimits, Reply
 from query_mutator.apply.proxy.cors import PREFLIGHT, cors_headers, without_origin
 from query_mutator.apply.proxy.models import LISTS, merged_list
-from query_mutator.apply.proxy.names import MAX_PARSED_BYTES, find_model, is_small
+from query_mutator.apply.proxy.names import MAX_PARSED_BYTES, SOUGHT_BYTES, find_model, is_small
 from query_mutator.apply.proxy.queue import Counts
 from query_mutator.apply.proxy.replies import parsed, read_lines, renamed_lines
 from query_mutator.apply.proxy.requests import (
@@ -186,13 +186,20 @@ class _Exchange:
             elif self._method == "POST" and self._path == _REWRITE:
                 await self._rewrite()
             elif self._method in ("POST", "DELETE") and self._path.startswith(_APIS):
-                await (self._post() if is_small(self._incoming.held) else self._pass_large())
+                content = self._small()
+                await (self._pass_large() if content is None else self._post(content))
             else:
                 await self._forward(self._incoming.pieces() if has_body else None)
 
-    async def _post(self) -> None:
+    def _small(self) -> bytes | None:
+        """Return the body, None for one that is too large to parse."""
+        if self._incoming.held_bytes > MAX_PARSED_BYTES:
+            return None
+        content = b"".join(self._incoming.held)
+        return content if is_small(content) else None
+
+    async def _post(self, content: bytes) -> None:
         """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
-        content = bytes(self._incoming.held)
         body = parsed(content)
         call = read_call(self._path, body)
         if call is not None:
@@ -208,13 +215,15 @@ class _Exchange:
 
     async def _pass_large(self) -> None:
         """Forward a request that is too large to parse; one to a virtual model under the upstream's name."""
-        content = self._incoming.held
-        found = find_model(content)
+        self._incoming.join_ends(SOUGHT_BYTES)
+        pieces = self._incoming.held
+        found = find_model(pieces[0], pieces[-1])
         if found is None or not is_virtual(found.text):
             await self._forward(self._incoming.pieces(), model=None if found is None else found.text)
             return
         name = upstream_name(found.text)
-        content[found.start : found.end] = orjson.dumps(name).ljust(found.end - found.start)
+        end, string = (-1 if found.is_in_tail else 0), orjson.dumps(name).ljust(found.end - found.start)
+        pieces[end] = pieces[end][: found.start] + string + pieces[end][found.end :]  # of the same length
         added: list[Header] = []
         if self._path in CHAT_PATHS:
             self._app.status.count("qm_decisions_total", decision="passed", mode="passed")
@@ -234,9 +243,10 @@ class _Exchange:
             await self._whole(response.status_code, content, *end_to_end(response.headers))
 
     async def _rewrite(self) -> None:
-        if not is_small(self._incoming.held):
+        content = self._small()
+        if content is None:
             raise HttpError(413, f"send a question of at most {MAX_PARSED_BYTES:,} bytes")
-        body = parsed(bytes(self._incoming.held))
+        body = parsed(content)
         messages = body.get("messages") if isinstance(body, dict) else None
         call = read_call("/api/chat", {"model": virtual_name(""), "messages": messages})
         if call is None or not messages:

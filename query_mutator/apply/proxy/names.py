@@ -14,7 +14,7 @@ import orjson
 
 from query_mutator.files import count_values
 
-__all__ = ["MAX_PARSED_BYTES", "ModelName", "find_model", "is_small"]
+__all__ = ["MAX_PARSED_BYTES", "SOUGHT_BYTES", "ModelName", "find_model", "is_small"]
 
 MAX_PARSED_BYTES = 1_000_000  # of a request; a larger one is forwarded as it is
 MAX_PARSED_VALUES = 100_000
@@ -25,57 +25,58 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class ModelName(NamedTuple):
-    """A model's name in JSON, and where its string stands there."""
+    """A model's name, and where its string stands in the beginning or the end of JSON."""
 
     text: str
     start: int
     end: int
+    is_in_tail: bool
 
 
-def is_small(content: bytes | bytearray) -> bool:
+def is_small(content: bytes) -> bool:
     """Return whether a request is parsed."""
     return len(content) <= MAX_PARSED_BYTES and (
         len(content) <= MAX_PARSED_VALUES or count_values(content) <= MAX_PARSED_VALUES
     )
 
 
-def find_model(content: bytes | bytearray) -> ModelName | None:
-    """Return the field `model` of an object, None if it is neither in its first 64 KiB nor in its last."""
-    found = _in_head(content, bytes(content[:SOUGHT_BYTES]))
-    if found is None and len(content) > SOUGHT_BYTES:
-        start = max(SOUGHT_BYTES, len(content) - SOUGHT_BYTES)
-        found = _in_tail(content, start, bytes(content[start:]))
+def find_model(head: bytes, tail: bytes) -> ModelName | None:
+    """Return the field `model` of an object by its beginning and its end, None if it is in neither."""
+    found, is_in_tail = _in_head(head), False
+    if found is None:
+        found, is_in_tail = _in_tail(tail), True
     if found is None:
         return None
     try:
-        return ModelName(str(orjson.loads(content[found.start : found.stop])), found.start, found.stop)
+        text = str(orjson.loads((tail if is_in_tail else head)[found]))
     except ValueError:
         return None
+    return ModelName(text, found.start, found.stop, is_in_tail)
 
 
-def _in_head(content: bytes | bytearray, head: bytes) -> slice | None:
+def _in_head(head: bytes) -> slice | None:
     depth = begin = 0
     for field in islice(_FIELD.finditer(head), _MAX_FIELDS):
-        if _is_field(content, field.start()):
+        if _is_field(head, field.start()):
             depth, begin = depth + _rise(head[begin : field.start()]), field.start()
             if depth == 1:
                 return slice(*field.span(1))
     return None
 
 
-def _in_tail(content: bytes | bytearray, start: int, tail: bytes) -> slice | None:
+def _in_tail(tail: bytes) -> slice | None:
     depth, end = 0, len(tail)
     for field in reversed(deque(_FIELD.finditer(tail), maxlen=_MAX_FIELDS)):
-        if _is_field(content, start + field.start()):
+        if _is_field(tail, field.start()):
             depth, end = depth - _rise(tail[field.end() : end]), field.end()
             if depth == 1:
-                return slice(start + field.start(1), start + end)
+                return slice(*field.span(1))
     return None
 
 
-def _is_field(content: bytes | bytearray, start: int) -> bool:
+def _is_field(content: bytes, start: int) -> bool:
     """Return whether a quotation mark begins a string: within one, it would be escaped."""
-    return content[start - 1 : start] != b"\\"
+    return start > 0 and content[start - 1] != ord("\\")
 
 
 def _rise(part: bytes) -> int:

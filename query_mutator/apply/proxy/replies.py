@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from query_mutator.apply.proxy.names import find_model
+from query_mutator.apply.proxy.names import SOUGHT_BYTES, find_model
 from query_mutator.apply.proxy.requests import Api, ChatCall
 from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, Response, UpstreamGone
 from query_mutator.files import count_values
@@ -26,7 +26,7 @@ STREAM_TYPES = {
     "openai_chat": b"text/event-stream",
 }
 _DATA = b"data:"
-_MAX_PARSED_LINE_BYTES = 64 * 1024  # a longer one is a vector, or a picture
+_MAX_PARSED_LINE_BYTES = SOUGHT_BYTES  # a longer one is a vector, or a picture
 
 
 def text_of(api: Api, reply: Json) -> str:
@@ -119,7 +119,7 @@ def parsed(line: bytes) -> Json | None:
 def renamed(line: bytes, model: str) -> bytes:
     """Return a line with the client's model name in the place of the upstream's."""
     if len(line) > _MAX_PARSED_LINE_BYTES:
-        name = find_model(line)
+        name = find_model(line[:SOUGHT_BYTES], b"")  # servers write it first
         return line if name is None else line[: name.start] + orjson.dumps(model) + line[name.end :]
     found = parsed(line)
     inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
@@ -133,7 +133,8 @@ def renamed(line: bytes, model: str) -> bytes:
 async def renamed_lines(lines: AsyncIterator[list[bytes]], model: str) -> AsyncIterator[bytes]:
     """Yield the lines of a reply with the client's model name, those that arrive together in one piece."""
     async for together in lines:
-        yield b"".join(renamed(line, model) for line in together)
+        piece = b"".join(together)
+        yield b"".join(renamed(line, model) for line in together) if b'"model"' in piece else piece
 
 
 def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:

@@ -45,13 +45,13 @@ class Request:
     @property
     def held_bytes(self) -> int:
         """Return the memory of the body."""
-        return len(self.body) if self.incoming is None else len(self.incoming.held)
+        return len(self.body) if self.incoming is None else self.incoming.held_bytes
 
     def drop_body(self) -> None:
         """Give up the memory of the body, whoever still refers to the request."""
         self.body = b""
         if self.incoming is not None:
-            self.incoming.held.clear()
+            self.incoming.clear()
 
 
 class RequestReader:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query_mutator.embedded.http import MAX_BODY_BYTES, BodyBudget, HttpError, Request, RequestReader
+from query_mutator.embedded.http import MAX_BODY_BYTES, BodyBudget, HttpError, IncomingBody, Request, RequestReader
 
 PLAIN = b"GET /v1/models/a%20b?x=1 HTTP/1.1\r\nHost: here\r\nX-Odd:  yes \r\n\r\n"
 SIZED = b"POST /api/chat HTTP/1.1\r\nContent-Length: 11\r\nConnection: close\r\n\r\nhello\r\n\r\nab"
@@ -154,3 +154,20 @@ def test_an_announced_body_that_is_too_large_is_refused_before_it_arrives() -> N
             b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1)
         )
     assert raised.value.status == 413
+
+
+@given(st.lists(st.integers(1, 9_000), max_size=20), st.integers(1, 30_000))
+def test_the_ends_of_a_body_are_joined_and_its_bytes_stay(sizes: list[int], num_bytes: int) -> None:
+    body = IncomingBody(0, release=lambda _: None)
+    for place, size in enumerate(sizes):
+        body.feed(bytes([place]) * size)
+    body.join_ends(num_bytes)
+    assert b"".join(body.held) == b"".join(bytes([place]) * size for place, size in enumerate(sizes))
+    assert len(body.held) < 2 or min(len(body.held[0]), len(body.held[-1])) >= num_bytes
+
+
+def test_a_body_that_arrives_byte_by_byte_is_held_in_few_pieces() -> None:
+    body = IncomingBody(0, release=lambda _: None)
+    for _ in range(100_000):
+        body.feed(b"x")
+    assert (len(body.held), body.held_bytes) == (13, 100_000)
