@@ -59,7 +59,7 @@ class ProxyServer:
             handler=self._app,
             request_timeout_s=limits.request_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
-            max_bodies_bytes=2 * max(limits.body_bytes, MAX_BODY_BYTES),
+            max_bodies_bytes=limits.body_bytes + MAX_BODY_BYTES,
             max_connections=_most_open_files() // 2,  # a call to the upstream takes another file
             is_incremental=True,
         )

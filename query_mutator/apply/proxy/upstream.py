@@ -86,10 +86,7 @@ class Response:
 
     async def aread(self) -> bytes:
         """Return the whole body; UpstreamGone as above."""
-        content = bytearray()
-        async for chunk in self.aiter_bounded():
-            content += chunk
-        return bytes(content)
+        return b"".join([chunk async for chunk in self.aiter_bounded()])
 
 
 class Upstream:

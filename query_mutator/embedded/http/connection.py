@@ -31,6 +31,7 @@ IDLE_FACTOR = 10  # by default an idle connection is kept this many times as lon
 SWEEP_S = 1.0
 DRAIN_POLL_S = 0.05
 MAX_BODIES_BYTES = 4 * MAX_BODY_BYTES
+TURN_BYTES = 64 * 1024  # read of a client, after which the others have their turn
 PARSED_BYTES = 8 * 1024  # at once: requests behind the first wait until it is answered
 
 
@@ -137,6 +138,18 @@ class Connection(asyncio.Protocol):
         """Start the next request if none is running, or feed the body that the running one reads."""
         if not self._is_refused:
             self._read(data)
+        if (
+            len(data) >= TURN_BYTES and not self.transport.is_closing()
+        ):  # uvloop would read 8 MB before it serves others
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Resume reading unless what arrived is not taken yet."""
+        incoming = self._current.incoming if self._current is not None else None
+        is_full = incoming is not None and not incoming.is_complete and incoming.is_full
+        if not (is_full or len(self._waiting) > MAX_HEAD_BYTES or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         """Make `drain` wait, but not for a client that reads nothing."""

@@ -15,6 +15,7 @@ JSON_TYPE = "application/json; charset=utf-8"
 TEXT_TYPE = "text/plain; charset=utf-8"
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 CLOSE = "Connection: close\r\n"
+LARGE_BYTES = 64 * 1024  # beyond which data are not copied to be framed
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -53,7 +54,10 @@ class Stream:
 
     def write(self, data: bytes) -> None:
         """Send `data`, unless the reply can have no body."""
-        if data and not self._is_silent:
+        if len(data) > LARGE_BYTES and self._is_chunked and not self._is_silent:
+            self._transport.writelines((self._pending + b"%x\r\n" % len(data), data, b"\r\n"))
+            self._pending = b""
+        elif data and not self._is_silent:
             framed = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
             self._transport.write(self._pending + framed)
             self._pending = b""
