@@ -210,7 +210,8 @@ def _read(stream: Any) -> tuple[str, Mapping[str, Any]] | None:
         if line.lower().startswith(b"content-length:"):
             length = int(line.split(b":")[1])
     body = stream.read(length)
-    return (start.split()[1].decode(), _object(body)) if start else None
+    words = start.split()
+    return (words[1].decode(), _object(body)) if len(words) > 1 else None
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The rewriting proxy before strangers: damaged heads, bodies and streams over raw sockets.
 
-A case is wrong when a reply is not HTTP or has status 500, when a right reply does not arrive, when a reply to a
-virtual model is longer than it may be, or when another client is not answered afterwards.
+A case is wrong when a reply is not HTTP or the proxy's own status 500, when a right reply does not arrive, when a reply
+to a virtual model is longer than it may be, or when another client is not answered afterwards.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _judged(got: bytes) -> str:
     found = _STATUS.match(got)
     if got and found is None:
         return f"not HTTP: {got[:200]!r}"
-    return f"status 500: {got[:500]!r}" if found is not None and found.group(1) == b"500" else ""
+    return f"the proxy failed: {got[:500]!r}" if b"\r\n\r\ninternal server error" in got[:5_000] else ""
 
 
 def _text(got: bytes) -> str:
