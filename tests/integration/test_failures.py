@@ -48,11 +48,11 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def flags(tiny_flags: list[str], tmp_path: Path) -> list[str]:
     flags = [*tiny_flags[2:], "--no-evaluate", "--eval-interval", "0", "--timeout", "0.3", "--deterministic"]
-    return [*flags, "--num-processes", "16", "--batch-size", "16", "--num-env-steps", "256"]
+    return [*flags, "--cache", "off", "--num-processes", "16", "--batch-size", "16", "--num-env-steps", "256"]
 
 
 def test_every_step_is_accounted_for_under_faults_of_every_kind(flags: list[str], serve: Serve, tmp_path: Path) -> None:
-    server = serve(0.2)
+    server = serve(0.3)
     assert exit_code(main, [*flags, "--ollama-url", server.url], prog="train") == 0
     rows = transcript((tmp_path / "runs" / "latest").resolve())
     assert len(rows) == 256

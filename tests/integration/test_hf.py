@@ -149,7 +149,8 @@ def test_a_run_has_it_as_its_mutator(
     run = tmp_path / "runs" / "latest"
     steps = list(read_json_lines(run / "transcripts.jsonl"))
     assert all(step["valid"] for step in steps)
-    rewrites = {step["rewrite"] for step in steps if step["operator"] in ("spelling", "neutral", "filler")}
+    operators = ("spelling", "neutral", "filler")
+    rewrites = {step["rewrite"] for step in steps if step["operator"] in operators and not step["guard"]}
     assert len(rewrites) > 1
     assert rewrites <= set(WORDS)
     assert json.loads((run / "config.json").read_text())["backend"]["mutator_model"] == rewriter

@@ -221,7 +221,7 @@ def test_bench_compares_the_ways(rows: Path, tiny_tokenizer: str, capsys: pytest
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["data"], "data needs a command: lengths, batchplan, batching, batch"),
+        (["data"], "data needs a command: export, lengths, batchplan, batching, batch"),
         (["data", "batchplan"], "data batchplan needs a command: build, info, verify, shard"),
         (["data", "lengths", "bild"], "unknown command 'data lengths bild'; did you mean data lengths build?"),
         (["data", "lengths", "build", "-d", "x"], "--tokenizer is missing; see --help"),
