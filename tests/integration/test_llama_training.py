@@ -34,7 +34,7 @@ def flags(dataset: Path, tmp_path: Path) -> list[str]:
         *("--operators", "spelling,neutral,filler", "--save-dir", str(tmp_path / "runs"), "--save-interval", "1"),
         *("--num-processes", "8", "--num-steps", "4", "--batch-size", "8", "--num-mini-batch", "2"),
         *("--num-env-steps", str(STEPS), "--eval-questions", "3", "--target-max-tokens", "32"),
-        *("--mutator-max-tokens", "24"),
+        *("--mutator-max-tokens", "24", "--cache", "eval"),  # the advice on slots comes after enough calls
     ]
 
 
