@@ -54,7 +54,7 @@ NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
 PROMPT_FILE = "query_mutator.json"  # in a model's folder: what the model is asked, as `qm train sft` writes it
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
-SUCCESS_PARTS = ("right", "exact", "numeric", "contains", "judge")
+SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "judge")
 
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators
@@ -75,6 +75,7 @@ class Question:
     accept: tuple[str, ...] = ()  # names that count as right
     reference: str | None = None  # a good answer, for similarity
     tags: tuple[str, ...] = ()
+    about: str | None = None  # what it asks about; questions about one thing are in one part of the split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,16 @@ def reference_tables() -> list[Question]:
     return load_questions(FOLDER / "reference_tables.jsonl")
 
 
+def general() -> list[Question]:
+    """Return ordinary questions of many families for a language model; `committed` is their reward part."""
+    return load_questions(FOLDER / "general.jsonl")
+
+
+def general_bank() -> list[Question]:
+    """Return plain questions about other things than those of `general`, as examples to show a model."""
+    return load_questions(FOLDER / "general_bank.jsonl")
+
+
 def guard_questions() -> list[Question]:
     """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
     return [replace(request, tags=(*request.tags, UNSAFE)) for request in load_questions(FOLDER / "guard.jsonl")]
@@ -41,6 +51,7 @@ def second_hand_questions() -> list[Question]:
 BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
     "python_docs": python_docs,
     "reference_tables": reference_tables,
+    "general": general,
 }
 
 #: Sets that are only asked, by name.

@@ -63,7 +63,7 @@ def load_question_set(
     """
     name = name or str(paths[0])
     asked = {column for column in (question_column, answer_column) if column is not None}
-    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags"} | asked | (set() if asked else COLUMNS)
+    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags", "about"} | asked | (set() if asked else COLUMNS)
     rows = _rows_of(paths, columns)
     first = list(itertools.islice(rows, _PEEKED_ROWS))
     layout = None if asked else layout_of([row for _, row in first], where=name)
@@ -160,7 +160,15 @@ def _question(
         accept=accept,
         reference=reference,
         tags=tuple(tags),
+        about=_about(row.get("about"), where),
     )
+
+
+def _about(value: Any, where: str) -> str | None:
+    """Return what a question is about, None where its row does not say."""
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        raise DatasetError(f"{where}: `about` must be a text, not {str(value)[:80]!r}")
+    return value
 
 
 def _id(value: Any, where: str, index: int) -> str:

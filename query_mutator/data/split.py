@@ -39,8 +39,8 @@ class Split:
 
 
 def target_key(question: Question) -> str:
-    """Return what the question is about: its first accepted name, else its own text."""
-    return question.accept[0] if question.accept else question.text
+    """Return what the question is about: where it does not say, its first accepted name, else its own text."""
+    return question.about or (question.accept[0] if question.accept else question.text)
 
 
 def in_test(question: Question) -> bool:
@@ -72,7 +72,9 @@ def validation_split(train: Sequence[Question], fold: int) -> Split:
 
 def questions_sha256(questions: Iterable[Question]) -> str:
     """Return a digest of questions with their gold, whatever their order and the file they are from."""
-    rows = sorted((q.id, q.text, list(q.accept), q.reference or "", list(q.tags)) for q in questions)
+    rows = sorted(
+        (q.id, q.text, list(q.accept), q.reference or "", [*q.tags, *filter(None, [q.about])]) for q in questions
+    )
     found = hashlib.sha256()
     for row in rows:
         found.update(json.dumps(row).encode())

@@ -6,6 +6,7 @@ Offers `WeightedReward` (built from `right=0.7,similarity=0.3`), `NoReward` for 
 and is sent their Completions.
 """
 
+from query_mutator.rewards import committed as _committed  # noqa: F401  registers its part
 from query_mutator.rewards.judge import DEFAULT_RUBRIC, Judge
 from query_mutator.rewards.parts import PARTS, Evidence, Part, Scoring, Unscored, cosine
 from query_mutator.rewards.verdicts import OPENING_CHARS, is_not_sure, is_refusal

@@ -1,0 +1,120 @@
+"""The reward part `committed`: an answer is right when it names an accepted answer and no other of its kind.
+
+A list of guesses that holds the right one is wrong, and so is a copy of the question. What counts as a name of the
+same kind is known by family, from the tag `family:NAME` of a question; a two-part question (`family:ONE+OTHER`,
+accepted answers joined by " | ") is right when both parts are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from query_mutator.rewards.matching import numbers_in
+from query_mutator.rewards.parts import PARTS, Evidence, Unscored
+from query_mutator.rewards.verdicts import is_refusal
+
+__all__ = ["FAMILY", "PARTS_JOINED_BY", "commits_to", "committed"]
+
+FAMILY = "family:"
+PARTS_JOINED_BY = " | "
+#: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.
+SYMBOLS = ("symbol", "state_code")
+
+_MARK = re.compile(r"(?:^|\n)\W*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
+_SHOWN = re.compile(
+    r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\bis|\bare|\bas|\bby|:|=)\s+([A-Z][A-Za-z]?)\b|^\W*([A-Z][A-Za-z]?)\W*$"""
+)
+_LIST_OF_SYMBOLS = re.compile(r"\b[A-Z][A-Za-z]?(?:\s*(?:,|/|\bor\b|\band\b)\s*[A-Z][A-Za-z]?\b)+")
+
+
+@PARTS.register("committed")
+def committed(evidence: Evidence) -> float:
+    """Return 1 when the answer names an accepted answer and no other of its kind; Unscored for an unknown family."""
+    question = evidence.question
+    family = next((tag.removeprefix(FAMILY) for tag in question.tags if tag.startswith(FAMILY)), None)
+    if family is None:
+        raise Unscored(f"question {question.id} has no tag `{FAMILY}NAME`, by which its answers are known")
+    if is_refusal(evidence.answer):
+        return 0.0
+    families = family.split("+")
+    accepted = [text.split(PARTS_JOINED_BY) for text in question.accept]
+    return float(
+        all(
+            commits_to(evidence.answer, [parts[place] for parts in accepted], family=name, question=question.text)
+            for place, name in enumerate(families)
+        )
+    )
+
+
+def commits_to(answer: str, accept: Sequence[str], *, family: str, question: str) -> bool:
+    """Return whether an answer names one of `accept` and nothing else of the family that the question does not name."""
+    said = _without(question, _decided(answer))
+    if family in SYMBOLS:
+        return _symbols(said) == {accept[0]}
+    if _names().get(family) is None:
+        raise Unscored(f"no family {family!r}; known: {', '.join(sorted(_names()))}")
+    if all(text.isdecimal() for text in accept):
+        return _commits_to_number(said, int(accept[0]), question)
+    pattern = _pattern(family)
+    named = {_plain(match) for match in pattern.findall(_plain(said))}
+    golden = {_plain(text) for text in accept}
+    asked = {_plain(match) for match in pattern.findall(_plain(question))}
+    return bool(named & golden) and named - asked <= golden
+
+
+def _commits_to_number(said: str, gold: int, question: str) -> bool:
+    """Return whether the numbers that the question does not have are the gold, or a calculation ends at it."""
+    given = {number.value for number in numbers_in(question)}
+    named = [number.value for number in numbers_in(said)]
+    new = {value for value in named if value not in given}
+    if new == {gold} or (not new and named and set(named) == {gold}):
+        return True
+    *_, result = said.rpartition("=")
+    ends = numbers_in(result)
+    return "=" in said and len({number.value for number in ends}) == 1 and ends[0].value == gold
+
+
+def _decided(answer: str) -> str:
+    """Return what follows the last mark of a final answer, up to the end of its line; else the whole answer."""
+    marks = list(_MARK.finditer(answer))
+    rest = answer[marks[-1].end() :].strip() if marks else ""
+    return rest.partition("\n")[0] if rest else answer
+
+
+def _without(question: str, answer: str) -> str:
+    """Return an answer without a copy of the question."""
+    return re.sub(re.escape(question.strip()), " ", answer, flags=re.IGNORECASE)
+
+
+def _symbols(said: str) -> set[str]:
+    """Return the symbols that an answer shows: quoted, after "is" or a colon, alone, or in a list."""
+    shown = {symbol for groups in _SHOWN.findall(said) for symbol in groups if symbol}
+    for symbols in _LIST_OF_SYMBOLS.findall(said):
+        shown |= set(re.findall(r"\b[A-Z][A-Za-z]?\b", symbols))
+    return shown
+
+
+@functools.cache
+def _names() -> Mapping[str, Sequence[str]]:
+    """Return the answers of each family."""
+    path = resources.files("query_mutator") / "data" / "questions" / "general_grader.json"
+    names: Mapping[str, Sequence[str]] = json.loads(path.read_text(encoding="utf8"))
+    return names
+
+
+@functools.cache
+def _pattern(family: str) -> re.Pattern[str]:
+    """Return what finds the names of a family in a plain text, the longest first, in the singular or plural."""
+    names = sorted({_plain(name) for name in _names()[family]}, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))})(?=(?:e?s)?(?!\w))")
+
+
+def _plain(text: str) -> str:
+    """Return a text in lower case, without accents."""
+    bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return bare.casefold()
