@@ -36,7 +36,7 @@ from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
-from tests.integration.killing import kill_when, start, transcript, weights
+from tests.integration.killing import kill_when, run_in, start, transcript, weights
 from train_query_mutator import main
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_trainer_that_is_killed_resumes_on_its_journals(
     trainer = start([*flags, "--save-dir", str(folder), *ray_flags], folder)
     assert kill_when(trainer, lambda: server.stats()["calls"] - before > 60)
     wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
-    run = (folder / "latest").resolve()
+    run = run_in(folder)
     assert main(["--resume", str(run)]) == 0
     assert_same(run, local)
     assert repeated_calls(run) == 0

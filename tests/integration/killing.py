@@ -72,6 +72,12 @@ def kill_when(process: BaseProcess, moment: Callable[[], bool], *, number: int =
     return False
 
 
+def run_in(save_dir: Path) -> Path:
+    """Return the one run folder; `latest` names it only after the first step, which a kill may forestall."""
+    (run,) = {path.parent for path in save_dir.glob("*/config.json")} - {save_dir / "latest"}
+    return run
+
+
 def weights(run: Path) -> dict[str, Any]:
     """Return the policy in a run's newest checkpoint."""
     policy: dict[str, Any] = read_checkpoint(run).learner["policy"]

@@ -17,7 +17,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.types import FloatArray
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import kill_when, start, train, transcript, weights
+from tests.integration.killing import kill_when, run_in, start, train, transcript, weights
 from train_query_mutator import main
 
 Serve = Callable[..., EmbeddedServer]
@@ -79,7 +79,7 @@ def test_killed_under_faults_ends_as_one_that_was_not(flags: list[str], serve: S
     for share in (0.2, 0.4, 0.6):
         moment = (1 + share) * served
         assert kill_when(start(argv, tmp_path / "killed"), lambda: server.stats()["requests"] > moment)  # noqa: B023
-        argv = ["--resume", str(tmp_path / "killed" / "latest")]
+        argv = ["--resume", str(run_in(tmp_path / "killed"))]
     train(argv, tmp_path / "killed")
     whole, killed = (tmp_path / name / "latest" for name in ("whole", "killed"))
     assert transcript(killed) == transcript(whole)

@@ -14,7 +14,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import kill_when, metrics, start, train, transcript, weights
+from tests.integration.killing import kill_when, metrics, run_in, start, train, transcript, weights
 
 BATCH_SIZE = 4
 KILLS = 20
@@ -67,7 +67,7 @@ def test_run_killed_twenty_times_ends_as_one_that_was_not(
         if not kill_when(start(argv, save_dir), lambda: server.stats()["calls"] - served >= moment):  # noqa: B023
             break  # it reached its end before the last kills
         kills += 1
-        argv = ["--resume", str(save_dir / "latest")]
+        argv = ["--resume", str(run_in(save_dir))]
     else:
         train(argv, save_dir)
     killed = (save_dir / "latest").resolve()
@@ -114,8 +114,8 @@ def test_what_the_journal_knows_is_not_asked_again_without_deterministic_either(
     flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
     argv = [*flags, "--save-interval", "100", "--save-dir", str(tmp_path)]
     assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= 150)
-    train(["--resume", str(tmp_path / "latest")], tmp_path)
-    run = (tmp_path / "latest").resolve()
+    run = run_in(tmp_path)
+    train(["--resume", str(run)], tmp_path)
     assert len(transcript(run)) == 256
     assert 0 <= server.stats()["calls"] - calls_of(run) <= BATCH_SIZE
 
@@ -125,17 +125,19 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
     with start_server([Librarian(), Softener()], encoder=encoder, num_parallel=8, latency_ms=4) as server:
         argv = [*only_url(tiny_flags, server.url), "--encoder", "ollama:all-minilm", "--no-evaluate", "--seed", "7"]
         argv += ["--eval-interval", "0", "--num-env-steps", "256", "--save-interval", "100", "--deterministic"]
-        (tmp_path / "whole").mkdir()
-        train([*argv, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
+        whole, killed = tmp_path / "whole", tmp_path / "killed"
+        whole.mkdir()
+        killed.mkdir()
+        train([*argv, "--save-dir", str(whole)], whole)
         asked = server.stats()["routes"]["/api/embed"]
-        process = start([*argv, "--save-dir", str(tmp_path)], tmp_path)
+        process = start([*argv, "--save-dir", str(killed)], killed)
         assert kill_when(process, lambda: server.stats()["routes"]["/api/embed"] >= asked + asked // 2)
-        train(["--resume", str(tmp_path / "latest")], tmp_path)
-    run = (tmp_path / "latest").resolve()
+        train(["--resume", str(run_in(killed))], killed)
+    run = run_in(killed)
     texts = [row["text"] for path in (run / "journal").iterdir() for row in read_json_lines(path) if "text" in row]
     assert len(texts) > 5
     assert len(set(texts)) == len(texts)
-    assert transcript(run) == transcript((tmp_path / "whole" / "latest").resolve())
+    assert transcript(run) == transcript(run_in(whole))
 
 
 @pytest.mark.slow
@@ -151,8 +153,8 @@ def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
     before: list[dict[str, object]] = []
     for moment in (40, 120, 200):  # calls, of 250 to 290 that the whole run makes
         assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= moment)  # noqa: B023
-        argv = ["--resume", str(tmp_path / "latest")]
-        before += transcript((tmp_path / "latest").resolve())
+        argv = ["--resume", str(run_in(tmp_path))]
+        before += transcript(run_in(tmp_path))
     train(argv, tmp_path)
     run = (tmp_path / "latest").resolve()
     after = {(row["env"], row["step"]): row for row in transcript(run)}

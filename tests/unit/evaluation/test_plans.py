@@ -13,6 +13,7 @@ from query_mutator.cli.bar import FittingBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.evaluation import plan_search
 from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.plan_search import find_plan
@@ -21,7 +22,7 @@ from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.types import AnswerRule, ChatRequest, Completion, Question
+from query_mutator.types import ASK, AnswerRule, ChatRequest, Completion, Question
 
 MakeTask = Callable[..., Task]
 OPERATORS = ("spelling", "neutral", "filler", "shout")
@@ -248,6 +249,19 @@ def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, 
         tried[plan.steps] += 1
     assert {plan.answer for plan in asking} == {"best", "closest", "last", "round_trip"}
     assert max(tried.values()) == 4 * 5
+
+
+def test_only_plans_within_a_budget_compete_for_it(tested: Task, tiny_client: Client) -> None:
+    search = plan_search._Search(
+        PlanScores(evaluator(tiny_client), tested), max_calls=2000, seed=0, on_best=lambda point: None
+    )
+    rows, names = search.rows[-1], search.operators
+    plans = [Plan(), *(Plan(steps=(name,)) for name in names), Plan(steps=(ASK, names[0]), answer="best")]
+    search._try(plans, rows, search.max_calls)
+    calls = {plan: search.point(plan, rows).calls for plan in plans}
+    assert min(calls.values()) <= 1 < max(calls.values())
+    within = [plan for group in search._ranked(plans, rows, 1) for plan in group]
+    assert set(within) == {plan for plan in plans if calls[plan] <= 1}
 
 
 def test_a_blind_search_asks_at_the_end_only(tested: Task, tiny_client: Client) -> None:
