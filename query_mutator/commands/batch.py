@@ -44,7 +44,7 @@ SHOWN_BAD_LINES = 5  # all are in the file of errors
 @dataclass(frozen=True, kw_only=True)
 @defaults(target_max_tokens=1024)
 class BatchFlags(PolicyFlags, Sampling, OutputFlags):
-    """Answer a file of questions: OpenAI's batch format, or one {"id", "prompt"} per line.
+    """Answer a file of questions: OpenAI's batch format, or one question per line as in a question set.
 
     Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice. Without
     --checkpoint an answer has at most 1024 tokens and temperature 0, unless a flag or its line says.

@@ -75,8 +75,8 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
 ) -> None:
     bad = {
         2: ('{"id": 7', "not JSON"),
-        3: ({"id": 1}, "neither"),
-        5: ({"id": 1, "prompt": " "}, '"prompt" must be text'),
+        3: ({"id": 1}, 'neither a question (query, question, prompt, text) nor "body"'),
+        5: ({"id": 1, "query": " "}, '"query" must be text'),
         6: (chat("x", ("user", "a"), tools=[{"type": "function"}]), '"tools" in the body is not supported'),
         7: (chat("x", ("user", [{"type": "image_url", "image_url": {}}])), "content of a message must be text"),
         8: ({"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {}}, "/v1/embeddings"),
@@ -99,6 +99,20 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
     assert f"{tmp_path}/in.jsonl:2: not JSON" in said.err
     assert said.err.count("in.jsonl:") == 5
     assert said.out == f"{out}: 2 answers\n"
+
+
+def test_rows_of_a_question_set_are_asked_too(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+    lines = [
+        {"query": "plz sort my list", "accept": ["sorted"], "tags": ["a"]},
+        {"id": "q", "question": "plz sort my list", "answer": "sorted"},
+        {"id": "t", "text": "plz sort my list"},
+        {"id": "p", "prompt": "plz sort my list", "question": "another"},
+    ]
+    out = tmp_path / "out.jsonl"
+    assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server, "--target-model", "librarian") == 0
+    rows = read(out)
+    assert [row["id"] for row in rows] == [1, "q", "t", "p"]
+    assert {row["answer"] for row in rows} == {"`sorted` is what you want."}
 
 
 def test_a_failed_call_is_a_row_of_the_errors(tiny_server: EmbeddedServer, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The lines of an input file: OpenAI's batch format, or a prompt.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ..., "messages": [...]}}
-{"id": "a", "prompt": "How do I sort a list?"}
+{"id": "a", "prompt": "How do I sort a list?"}            the prompt under any name that question sets have for it
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from query_mutator.data.loaders import QUESTION_COLUMNS
 from query_mutator.errors import UsageError
 from query_mutator.files import parse_json_object
 from query_mutator.types import Message, Role
@@ -113,17 +114,20 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def parse_line(number: int, line: bytes) -> Ask:
     """Return what a line asks; ValueError, without the line's number, for one that asks nothing we can send."""
     row = parse_json_object((line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip())
-    if "prompt" in row:
-        return _from_prompt(number, row)
+    names = ("prompt",) if "body" in row else ("prompt", *QUESTION_COLUMNS)
+    column = next((name for name in names if name in row), None)
+    if column is not None:
+        return _from_prompt(number, row, column)
     if "body" not in row:
-        raise ValueError('neither "prompt" nor "body"; write {"id", "prompt"} or OpenAI\'s batch format')
+        known = ", ".join(QUESTION_COLUMNS)
+        raise ValueError(f'neither a question ({known}) nor "body"; write {{"query"}} or OpenAI\'s batch format')
     return _from_openai(number, row)
 
 
-def _from_prompt(number: int, row: Mapping[str, Any]) -> Ask:
-    prompt = row["prompt"]
+def _from_prompt(number: int, row: Mapping[str, Any], column: str) -> Ask:
+    prompt = row[column]
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError('"prompt" must be text')
+        raise ValueError(f'"{column}" must be text')
     message = Message(role="user", content=prompt)
     return Ask(number=number, id=row.get("id", number), messages=(message,), model=_model(row))
 
