@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from query_mutator.apply import Limits, Rewriter
-from query_mutator.bounds import Cosine, Count, Megabytes, Million, Retries, Seconds, Share, defaults
+from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million, Retries, Seconds, Share, defaults
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
@@ -21,6 +21,7 @@ from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.lock import locked_file
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import is_loopback
+from query_mutator.llm.openai import token_field
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
     from query_mutator.apply.proxy.status import Status
 
-__all__ = ["ServeFlags", "mode_line", "serve", "serving"]
+__all__ = ["ServeFlags", "limit_line", "mode_line", "serve", "serving"]
 
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
 #: Maximum calls to mutator and target for a question, by mode.
 MAX_CALLS = {"blind": 9, "gate": 3, "full": 12}
+#: An answer may have so many times the tokens of an answer in training, which was only to be judged.
+ANSWER_LENGTHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,9 @@ class ServeFlags(RunFlags, Listening, OutputFlags):
     """Gate mode: also rewrite what is answered with "I'm not sure"."""
     min_meaning: Cosine = 0.1
     """Lowest cosine of a rewrite with its question; a rewrite below it is not asked."""
+    max_tokens: CountOrNone | None = None
+    """Most tokens of an answer of MODEL+qm where the client sets no limit; by default four times the
+    training's --target-max-tokens, 0 for none."""
     max_question_tokens: Million = 200
     """Longer questions pass untouched; estimated from characters."""
     slots: Retries = 0
@@ -108,6 +114,7 @@ def serve(flags: ServeFlags) -> None:
         host, port = listening.getsockname()[:2]
         note(f"{policy.models.url} is served on http://{host}:{port}; {policy.models.target_model}+qm is rewritten")
         note(mode_line(flags, policy.checkpoint, blind="blind" in rewriter.modes))
+        note(limit_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         run_frozen(app, listening)
 
@@ -127,6 +134,20 @@ def mode_line(flags: ServeFlags, checkpoint: Checkpoint, *, blind: bool) -> str:
         )
     how = "then asked once" if flags.mode == "blind" else "asked whenever it decides to"
     return f"mode {flags.mode}: every question is rewritten by {who} and {how}, with at most {calls} calls"
+
+
+def max_tokens(flags: ServeFlags, rewriter: Rewriter) -> int:
+    """Return the limit on an answer's tokens where a client sets none; 0 for none."""
+    return ANSWER_LENGTHS * rewriter.task.calls.target_max_tokens if flags.max_tokens is None else flags.max_tokens
+
+
+def limit_line(flags: ServeFlags, rewriter: Rewriter) -> str:
+    """Return how long answers are."""
+    limit, trained = max_tokens(flags, rewriter), rewriter.task.calls.target_max_tokens
+    if not limit:
+        return "answers: as long as the model writes, where a client sets no limit"
+    why = f"{ANSWER_LENGTHS} x the {trained} of the training; " if flags.max_tokens is None else ""
+    return f"answers: at most {limit} tokens ({why}--max-tokens), where a client of +qm sets no limit"
 
 
 @contextmanager
@@ -152,6 +173,8 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         limits=Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s),
         gates_not_sure=flags.gate_not_sure,
         max_question_tokens=flags.max_question_tokens,
+        max_tokens=max_tokens(flags, rewriter),
+        token_field=token_field(rewriter.models.calls.servers[0].http_url(rewriter.target_model)),
     )
     episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))

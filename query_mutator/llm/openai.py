@@ -103,7 +103,7 @@ class OpenAIBackend(HttpServer):
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         super().__init__(base_url(url), headers=self._headers, runner_options=options, **settings)
         self._answered: set[str] = set()  # models that a server without a list of them has
-        self._token_field = _NEW_TOKEN_FIELD.get(urlsplit(self.url).hostname or "", "max_tokens")
+        self._token_field = token_field(self.url)
 
     def http_headers(self, model: str) -> Mapping[str, str]:
         """Return the header with the key."""
@@ -227,6 +227,11 @@ def base_url(text: str) -> str:
     """Return the address that routes such as `/models` are appended to; without a path it is that of `/v1`."""
     url = server_url(text)
     return url if urlsplit(url).path else f"{url}/v1"
+
+
+def token_field(url: str) -> str:
+    """Return the name under which the server at a URL takes the limit on the tokens of a reply."""
+    return _NEW_TOKEN_FIELD.get(urlsplit(url).hostname or "", "max_tokens")
 
 
 def chat_payload(request: ChatRequest, *, token_field: str = "max_tokens") -> Json:

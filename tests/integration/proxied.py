@@ -77,6 +77,7 @@ def proxy(
     max_reply_bytes: int = MAX_REPLY_BYTES,
     shadow: Path | None = None,
     judge: str | None = None,
+    max_tokens: int = 0,
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address; every question is kept in a file `shadow`."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
@@ -86,7 +87,7 @@ def proxy(
     urls = (upstream_url, *others)
     bounds: dict[str, int] = {"timeout_s": 30, "max_reply_bytes": max_reply_bytes}
     upstream = Upstreams([upstream_class(each, headers=upstream_headers, **bounds) for each in urls])
-    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds))
+    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds), max_tokens=max_tokens)
     kept = None
     if shadow is not None:
         other = Counterfactual(upstream, episodes, status, rules.limits)

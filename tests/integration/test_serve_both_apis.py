@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import ollama
@@ -12,7 +13,7 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.both_apis import BothApis, openai_body
-from query_mutator.commands.serve import ServeFlags, mode_line
+from query_mutator.commands.serve import ServeFlags, limit_line, mode_line
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
@@ -166,3 +167,16 @@ def test_what_a_model_thought_is_kept(hash_encoder: Encoder) -> None:
         assert (said.thinking, said.content) == ("A list.", "Use sorted.")
         first, second, _ = client.generate("m", "hi", stream=True)
         assert (first.thinking, second.response) == ("A list.", "Use sorted.")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "answers: at most 384 tokens (4 x the 96 of the training; --max-tokens)"),
+        ({"max_tokens": 500}, "answers: at most 500 tokens (--max-tokens), where a client of +qm sets no limit"),
+        ({"max_tokens": 0}, "answers: as long as the model writes, where a client sets no limit"),
+    ],
+)
+def test_the_start_says_how_long_answers_are(given: dict[str, int], said: str) -> None:
+    rewriter: Any = SimpleNamespace(task=SimpleNamespace(calls=SimpleNamespace(target_max_tokens=96)))
+    assert limit_line(ServeFlags(**given), rewriter).startswith(said)

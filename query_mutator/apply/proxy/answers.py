@@ -56,6 +56,8 @@ class Rules:
     limits: Limits
     gates_not_sure: bool = False  # whether "not sure" is rewritten too, next to refusals
     max_question_tokens: int = MAX_QUESTION_TOKENS
+    max_tokens: int = 0  # of an answer where the client sets no limit; 0: none
+    token_field: str = "max_tokens"  # of a request to OpenAI's API
 
     def is_bad(self, text: str) -> bool:
         """Return whether an answer, or its first sentence, is to be replaced."""
@@ -129,9 +131,11 @@ class PolicyAnswerer:
     async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
         """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
         named = _named(headers)
+        reason = skip_reason(call, named, max_tokens=self._rules.max_question_tokens)
+        if reason is None:
+            call = call.limited(self._rules.max_tokens, openai_field=self._rules.token_field)
         request = _Request(call=call, headers=headers, path=path, rules=self._rules)
         request.wants_field = named.get(BODY_HEADER, "0") not in ("", "0")
-        reason = skip_reason(call, named, max_tokens=self._rules.max_question_tokens)
         mode = self._rules.mode if reason is None else "passed"
         if call.question is None or reason is not None:
             request.decision = f"passed; {reason}"

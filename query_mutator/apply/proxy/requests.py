@@ -34,6 +34,12 @@ _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "n
 ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
 _VIRTUAL_FIELD = re.compile(rb'"(?:model|name|source|destination|from)"\s*:\s*"[^"\\]*\+qm')
+#: Where a client limits the tokens of an answer; Ollama has it in `options`.
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    "ollama_chat": ("num_predict",),
+    "ollama_generate": ("num_predict",),
+    "openai_chat": ("max_tokens", "max_completion_tokens", "n_predict"),  # n_predict is llama.cpp's
+}
 #: Fields that a request with a plain question does not have, per API.
 _SPECIAL: Mapping[str, tuple[str, ...]] = {
     "ollama_chat": ("tools", "format", "logprobs"),
@@ -140,6 +146,16 @@ class ChatCall:
             return {**body, "prompt": question}
         *before, last = body["messages"]
         return {**body, "messages": [*before, {**last, "content": question}]}
+
+    def limited(self, max_tokens: int, *, openai_field: str) -> ChatCall:
+        """Return the call with a limit on the tokens of the answer, unless the client set one; 0 sets none."""
+        is_openai = self.api == "openai_chat"
+        fields = self.body if is_openai else self.body.get("options") or {}
+        has_limit = not isinstance(fields, dict) or any(fields.get(name) is not None for name in _LIMITS[self.api])
+        if has_limit or not max_tokens:
+            return self
+        fields = {**fields, openai_field if is_openai else "num_predict": max_tokens}
+        return replace(self, body=fields if is_openai else {**self.body, "options": fields})
 
     def _messages(self) -> Sequence[Json]:
         messages = self.body.get("messages")
