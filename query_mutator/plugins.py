@@ -1,4 +1,4 @@
-"""User code: load the modules of `--plugin`, which register operators, reward parts, backends or learners.
+"""User code: load the modules of `--plugin`, which register operators, forms, reward parts, backends or learners.
 
 A plugin is an importable module's name or the path of a `.py` file. It registers when it is imported:
 

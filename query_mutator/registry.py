@@ -1,4 +1,4 @@
-"""Registries: map names to operators, reward parts, backends and learners; a typo lists the known names.
+"""Registries: map names to operators, forms, reward parts, backends and learners; a typo lists the known names.
 
 A name comes from the package itself, from an installed distribution's entry point, or from a `--plugin` module
 (`query_mutator.plugins`) that calls `register` when it is imported.

@@ -57,7 +57,8 @@ PROMPT_FILE = "query_mutator.json"  # in a model's folder: what the model is ask
 SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "judge")
 
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
-CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators
+CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators or forms
+AS_IS = "as_is"  # the form of the request in which an episode begins: the question as it is worded
 CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
@@ -261,6 +262,7 @@ class StepRecord:
     operator: str
     question: str  # the original
     rewrite: str  # the question after this step
+    form: str = AS_IS  # in which the target gets it after this step
     answer: str
     baseline_score: float | None  # None if the original was not asked
     score: float  # of what would be submitted now

@@ -20,6 +20,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.forms import Form
 from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS
@@ -178,7 +179,12 @@ def hash_encoder() -> Encoder:
 
 @pytest.fixture(scope="session")
 def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
-    def make(questions: Sequence[Question] = QUESTIONS, reward: WeightedReward | None = None, **rules: Any) -> Task:
+    def make(
+        questions: Sequence[Question] = QUESTIONS,
+        reward: WeightedReward | None = None,
+        forms: Sequence[Form] = (),
+        **rules: Any,
+    ) -> Task:
         return build_task(
             questions,
             calls=CallSettings(target_model="librarian", mutator_model="softener"),
@@ -188,6 +194,7 @@ def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
             embedding_dims=4,
             rules=EpisodeRules(**rules),
             reward=reward,
+            forms=forms,
         )
 
     return make

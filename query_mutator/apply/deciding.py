@@ -59,6 +59,7 @@ def rewrite_flow(
     return Rewrite(
         question=episode.original,
         text=episode.text if chosen is None else chosen.text,
+        form=episode.form if chosen is None else chosen.form,
         answer=None if chosen is None else chosen.answer,
         steps=tuple(played.steps),
         calls=episode.calls,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from query_mutator.session.play import Step, Stopped
-from query_mutator.types import ErrorInfo
+from query_mutator.types import AS_IS, ErrorInfo
 
 __all__ = ["Rewrite", "Step"]
 
@@ -17,6 +17,7 @@ class Rewrite:
 
     question: str
     text: str  # the wording whose answer was submitted; without an answer the last one
+    form: str = AS_IS  # in which it was asked
     answer: str | None  # None if the target was not asked, or no call to it succeeded
     steps: tuple[Step, ...]
     calls: int  # to both models
@@ -27,8 +28,8 @@ class Rewrite:
 
     @property
     def is_changed(self) -> bool:
-        """Return whether the submitted wording differs from the question."""
-        return self.text != self.question
+        """Return whether the submitted wording or form differs from the question as it is."""
+        return (self.text, self.form) != (self.question, AS_IS)
 
     @property
     def operators(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
-from query_mutator import operators
 from query_mutator.bounds import Count, defaults, group_of
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import note, progress
@@ -33,7 +32,7 @@ from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy, write_own_policy
-from query_mutator.session.task import make_task
+from query_mutator.session.task import make_task, rewrites
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
@@ -134,7 +133,7 @@ def _estimate(flags: PlanFlags, num_train: int) -> str:
     searched = min(num_train, flags.max_calls // CALLS_PER_QUESTION)
     facts = {
         "questions to search on": f"{searched} of {num_train}",
-        "operators": len(operators.select(flags.operators)),
+        "operators": sum(map(len, rewrites(flags))),
         "model calls, at most": f"{flags.max_calls:,}",
         "calls in flight": flags.calls_in_flight,
         "time, at most about": duration(flags.max_calls * (text_s + call_s)),

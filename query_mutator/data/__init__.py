@@ -7,11 +7,12 @@ questions out by a hash of their target, and `validation_split` a fold of the tr
 moves no other row. `pynames` compares names of Python's standard library.
 """
 
-from query_mutator.data.bundled import BUNDLED, guard_questions, python_docs, second_hand_questions
+from query_mutator.data.bundled import BANKS, BUNDLED, guard_questions, python_docs, second_hand_questions
 from query_mutator.data.loaders import QuestionSet, load_question_set, load_questions
 from query_mutator.data.split import Split, split_questions, validation_split
 
 __all__ = [
+    "BANKS",
     "BUNDLED",
     "QuestionSet",
     "Split",

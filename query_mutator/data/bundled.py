@@ -54,5 +54,8 @@ BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
     "general": general,
 }
 
+#: Questions with answers to show a model as examples, by the name of the set that they are for.
+BANKS: Mapping[str, Callable[[], list[Question]]] = {"general": general_bank}
+
 #: Sets that are only asked, by name.
 EVALUATION_ONLY: Mapping[str, Callable[[], list[Question]]] = {"second_hand": second_hand_questions}

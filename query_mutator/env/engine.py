@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from query_mutator.env.episode import Attempt, Episode
+from query_mutator.env.episode import Asked, Attempt, Episode
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.memory import QuestionMemory, Rewriting, Wording
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
@@ -21,7 +21,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
-from query_mutator.types import ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray
+from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray
 
 __all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall"]
 
@@ -75,7 +75,7 @@ class EpisodeEngine:
             original=text,
             text=text,
             vectors={text: task.question_vectors[index]},
-            used=[False] * len(task.operators),
+            used=[False] * task.num_rewrites,
         )
         return cls(task, episode, make_call=make_call, memory=memory, observes=observes)
 
@@ -89,7 +89,7 @@ class EpisodeEngine:
         """
         error: ErrorInfo | None = None
         for number in range(first_try, first_try + tries):
-            request = self.task.calls.target(self.episode.original)
+            request = self.task.target(self.episode.index, self.episode.original)
             completion: Completion = yield self._call(request, f"first answer {number}", None)
             error = completion.error or (yield from self.add_first(completion.text, number))
             if error is None or not is_transient(error):
@@ -104,7 +104,7 @@ class EpisodeEngine:
             return vectors
         episode = self.episode
         vectors = (episode.vectors[episode.original], *vectors)
-        first = yield from self._attempt(episode.original, answer, vectors, phase=f"first judge {tries}")
+        first = yield from self._attempt((episode.original, AS_IS), answer, vectors, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
         episode.add(first, self.task.rules.answer)
@@ -120,7 +120,8 @@ class EpisodeEngine:
         ends = name == SUBMIT or episode.steps + 1 >= self.task.rules.max_episode_steps
         error: ErrorInfo | None = None
         if name == UNDO:
-            episode.move(episode.original, self.task.rules.answer)
+            self._show_form(AS_IS)
+            episode.move((episode.original, AS_IS), self.task.rules.answer)
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action)
         if error is None and (name == ASK or (ends and asks_at_end and episode.best is None)):
@@ -131,71 +132,79 @@ class EpisodeEngine:
         episode.steps += 1
         return error
 
-    def ask(self, action: int | None = None, text: str | None = None) -> Flow:
-        """Have the target answer `text`, by default the current question; return the error of a failed call.
+    def ask(self, action: int | None = None, asked: Asked | None = None) -> Flow:
+        """Have the target answer a wording in a form, by default the current ones; return the error of a failed call.
 
-        A text that was asked before in this episode has an answer.
+        What was asked before in this episode has an answer.
         """
         episode = self.episode
-        text = episode.text if text is None else text
-        if text in episode.known:
+        asked = episode.asked if asked is None else asked
+        if asked in episode.known:
             return None
-        found = None if self.memory is None else self.memory.attempts.get(text)
+        found = None if self.memory is None else self.memory.attempts.get(asked)
         if found is None:
-            found = yield from self._answer(text, action)
+            found = yield from self._answer(asked, action)
             if self.memory is not None:
-                self.memory.attempts[text] = found
+                self.memory.attempts[asked] = found
         else:
             episode.calls += 1
         if isinstance(found, ErrorInfo):
             return found
-        episode.vectors[text] = found.text_vector
+        episode.vectors[found.text] = found.text_vector
         episode.add(found, self.task.rules.answer)
         return None
 
-    def _answer(self, text: str, action: int | None) -> Flow:
-        """Have the target answer `text`; return the Attempt, or the error of a failed call."""
+    def _answer(self, asked: Asked, action: int | None) -> Flow:
+        """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
+        text, form = asked
         known = self.episode.vectors.get(text)
         if known is None:
             yield Prepare((text,))
-        answered = yield from self._timed(self.task.calls.target(text), "answer", "target", action=action)
+        request = self.task.target(self.episode.index, text, form)
+        answered = yield from self._timed(request, "answer", "target", action=action)
         if not answered.ok:
             return answered.error
         vectors = yield Encode((text, answered.text) if known is None else (answered.text,))
         if isinstance(vectors, ErrorInfo):
             return vectors
         vectors = vectors if known is None else (known, *vectors)
-        return (yield from self._attempt(text, answered.text, vectors, phase="judge", action=action))
+        return (yield from self._attempt(asked, answered.text, vectors, phase="judge", action=action))
 
     def _rewrite(self, action: int) -> Flow:
-        """Have the mutator rewrite the current question; return the error of a call that failed for good.
+        """Rewrite the current question, or choose its form; return the error of a call that failed for good.
 
         The target answers the rewrite unless the policy asks.
         """
-        episode, before = self.episode, self.episode.text
+        episode, before, form = self.episode, self.episode.text, self.task.form_of(action)
         may_change = self.may_change(action)
-        text = yield from self._rewritten(action, may_change=may_change)
+        text = before if form else (yield from self._rewritten(action, may_change=may_change))
         if isinstance(text, ErrorInfo):
             return text
+        asked = (text, form.name if form else episode.form)
         error: ErrorInfo | None = None
         if self.task.rules.asking.asks_rewrites:
-            error = yield from self.ask(action, text)
+            error = yield from self.ask(action, asked)
         elif self.observes:
             error = yield from self._embed(text)
         if error is not None:
             return error
+        self._show_form(asked[1])
         episode.used[action] = True
         if may_change:  # else the mask has it; an operator that needs the answer may get one later
             episode.tried.add((before, action))
-        episode.move(text, self.task.rules.answer)
+        episode.move(asked, self.task.rules.answer)
         return None
+
+    def _show_form(self, name: str) -> None:
+        """Mark which form is the current one in what the policy sees."""
+        self.episode.used[len(self.task.operators) :] = [form.name == name for form in self.task.forms]
 
     def _rewritten(self, action: int, *, may_change: bool) -> Flow:
         """Return the current question as an operator rewrites it, or the error of a call that failed for good.
 
         A rewrite that fails a guard of the operator is not used: the question stays.
         """
-        is_local = local_rewrite(self.task.operators[action]) is not None
+        is_local = self.task.is_local(action)
         if not is_local and not may_change:
             return self.episode.text
         found = None if self.memory is None else self.memory.rewrites.get(self._wording(action))
@@ -272,7 +281,7 @@ class EpisodeEngine:
         return completion
 
     def _attempt(
-        self, text: str, answer: str, vectors: Sequence[FloatArray], *, phase: str, action: int | None = None
+        self, asked: Asked, answer: str, vectors: Sequence[FloatArray], *, phase: str, action: int | None = None
     ) -> Flow:
         """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
 
@@ -282,7 +291,7 @@ class EpisodeEngine:
         def call(request: ChatRequest, number: int) -> Call:
             return self._call(request, f"{phase} {number}", action)
 
-        return score_answer(self.task, self.episode.index, text=text, answer=answer, vectors=vectors, call=call)
+        return score_answer(self.task, self.episode.index, asked=asked, answer=answer, vectors=vectors, call=call)
 
     # --- the current state -----------------------------------------------------------------------------------------
 
@@ -303,8 +312,9 @@ class EpisodeEngine:
     def allows(self, action: int) -> bool:
         """Return whether an action is allowed.
 
-        Masked are operators tried on the current question or that would not change it, undo at the original, and ask
-        where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is allowed.
+        Masked are operators and forms tried on the current question or that would not change it, undo at the original,
+        and ask where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is
+        allowed.
         """
         episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
         if name == SUBMIT:
@@ -312,13 +322,15 @@ class EpisodeEngine:
         if rules.max_asks is not None and len(episode.known) >= rules.max_asks:
             return False
         if name == UNDO:
-            return episode.text != episode.original
+            return episode.asked != (episode.original, AS_IS)
         if name == ASK:
             return rules.max_asks != 1 and episode.current is None
         return not episode.was_tried(action) and self.may_change(action)
 
     def may_change(self, action: int) -> bool:
-        """Return whether an operator may change the current question; without a local test it may."""
+        """Return whether an action may change the current question or its form; without a local test it may."""
+        if form := self.task.form_of(action):
+            return form.name != self.episode.form
         if self.memory is None:
             return self.task.would_change(action, self.episode.text, self._context())
         key = self._wording(action)
@@ -330,7 +342,7 @@ class EpisodeEngine:
     def observe(self) -> FloatArray:
         """Return the observation [O]."""
         task, episode = self.task, self.episode
-        seen = (episode.text, episode.current)
+        seen = (episode.text, episode.current)  # the form shows in `used`
         if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
             self._observed = (*seen, self._features())
         most_asks = task.rules.max_asks or task.rules.max_episode_steps
@@ -360,7 +372,7 @@ class EpisodeEngine:
         return self.task.observer.draw(features)
 
     def _wording(self, action: int) -> Wording:
-        return action, self.episode.text, self.episode.text in self.episode.known
+        return action, self.episode.text, self.episode.form if self.episode.current is not None else None
 
     def _context(self) -> OperatorContext:
         """Return what an operator may know about the current question."""

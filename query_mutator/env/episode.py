@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import AnswerRule, FloatArray, Reward
+from query_mutator.types import AS_IS, AnswerRule, FloatArray, Reward
+
+#: A wording, and the form in which the target gets it.
+Asked = tuple[str, str]
 
 
 def _tensor(vector: FloatArray) -> Any:
@@ -23,15 +26,21 @@ def _tensor(vector: FloatArray) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A question text, the target's answer to it, and its score; vectors are [D]."""
+    """A question text in a form, the target's answer to it, and its score; vectors are [D]."""
 
     text: str
+    form: str = AS_IS
     answer: str
     text_vector: FloatArray
     answer_vector: FloatArray
     fit: float  # cosine of this text and the answer to it
     closeness: float  # cosine of the original question and the answer
     reward: Reward
+
+    @property
+    def asked(self) -> Asked:
+        """Return what was asked."""
+        return self.text, self.form
 
     @property
     def answers(self) -> bool:
@@ -47,6 +56,7 @@ class Attempt:
         """Return plain types and tensors."""
         return {
             "text": self.text,
+            "form": self.form,
             "answer": self.answer,
             "text_vector": _tensor(self.text_vector),
             "answer_vector": _tensor(self.answer_vector),
@@ -61,6 +71,7 @@ class Attempt:
         """Return the attempt saved by `to_state`, whose tensors may be arrays."""
         return cls(
             text=state["text"],
+            form=state.get("form", AS_IS),
             answer=state["answer"],
             text_vector=np.array(state["text_vector"]),
             answer_vector=np.array(state["answer_vector"]),
@@ -94,15 +105,14 @@ class Episode:
     index: int  # of the question in the task
     original: str
     text: str  # the current wording of the question
+    form: str = AS_IS  # in which the target would get it
     vectors: dict[str, FloatArray]  # every text of this episode, [D]
-    used: list[bool]  # operators
+    used: list[bool]  # operators, and which form is the current one
     call_price: float = 0.0
-    known: dict[str, Attempt] = field(
-        default_factory=dict
-    )  # every text asked in this episode, which is not asked again
+    known: dict[Asked, Attempt] = field(default_factory=dict)  # all that was asked, which is not asked again
     best: Attempt | None = None  # None before the first answer
     last: Attempt | None = None  # the current wording's, or that of the last one asked
-    tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the operators applied to them
+    tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the actions taken on them
     steps: int = 0
     calls: int = 0
     total_reward: float = 0.0
@@ -111,13 +121,18 @@ class Episode:
 
     @property
     def first(self) -> Attempt | None:
-        """Return the answer to the original question, None if it was not asked."""
-        return self.known.get(self.original)
+        """Return the answer to the original question as it is, None if it was not asked."""
+        return self.known.get((self.original, AS_IS))
 
     @property
     def current(self) -> Attempt | None:
-        """Return the answer to the current wording, None if it was not asked."""
-        return self.known.get(self.text)
+        """Return the answer to the current wording in the current form, None if it was not asked."""
+        return self.known.get(self.asked)
+
+    @property
+    def asked(self) -> Asked:
+        """Return the current wording and form."""
+        return self.text, self.form
 
     @property
     def answer(self) -> str | None:
@@ -130,17 +145,17 @@ class Episode:
         return {attempt.answer: attempt for attempt in self.known.values() if attempt.answers}
 
     def was_tried(self, action: int) -> bool:
-        """Return whether an operator was applied to the current wording."""
+        """Return whether an action was taken on the current wording."""
         return (self.text, action) in self.tried
 
     def add(self, attempt: Attempt, rule: AnswerRule) -> None:
-        """Add the answer to the current wording."""
-        self.known[attempt.text] = attempt
-        self.move(attempt.text, rule)
+        """Add an answer, and make what was asked the current wording and form."""
+        self.known[attempt.asked] = attempt
+        self.move(attempt.asked, rule)
 
-    def move(self, text: str, rule: AnswerRule) -> None:
-        """Make `text` the current wording; its answer, if there is one, may become the best."""
-        self.text = text
+    def move(self, asked: Asked, rule: AnswerRule) -> None:
+        """Make a wording and form the current ones; their answer, if there is one, may become the best."""
+        self.text, self.form = asked
         if self.current is not None:
             self.last = self.current
             self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
@@ -157,8 +172,9 @@ class Episode:
             "index": self.index,
             "first": self.original,
             "current": self.text,
-            "best": self.best and self.best.text,
-            "last": self.last and self.last.text,
+            "form": self.form,
+            "best": self.best and list(self.best.asked),
+            "last": self.last and list(self.last.asked),
             "known": [attempt.to_state() for attempt in self.known.values()],
             "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
             "used": list(self.used),
@@ -174,15 +190,17 @@ class Episode:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
         """Return the episode saved by `to_state`; files of earlier versions lack some of its entries."""
-        known = {attempt["text"]: Attempt.from_state(attempt) for attempt in state["known"]}
+        attempts = [Attempt.from_state(attempt) for attempt in state["known"]]
+        known = {attempt.asked: attempt for attempt in attempts}
         vectors = {text: np.array(vector) for text, vector in state.get("vectors", {}).items()}
         return cls(
             index=state["index"],
             original=state["first"],
             text=state["current"],
-            vectors=vectors or {text: attempt.text_vector for text, attempt in known.items()},
-            best=known.get(state["best"]),
-            last=known.get(state.get("last", state["current"])),
+            form=state.get("form", AS_IS),
+            vectors=vectors or {attempt.text: attempt.text_vector for attempt in attempts},
+            best=known.get(_asked(state["best"])),
+            last=known.get(_asked(state.get("last", state["current"]))),
             known=known,
             used=list(state["used"]),
             tried={(text, action) for text, action in state["tried"]},
@@ -193,3 +211,9 @@ class Episode:
             ended=state.get("ended", False),
             names=list(state["names"]),
         )
+
+
+def _asked(saved: str | Sequence[str] | None) -> Asked:
+    """Return what was asked, of which files of earlier versions have the wording only."""
+    text, form = (saved or "", AS_IS) if saved is None or isinstance(saved, str) else saved
+    return text, form

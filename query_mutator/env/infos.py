@@ -38,6 +38,7 @@ def episode_info(engine: EpisodeEngine, *, valid: bool, step_calls: int | None =
         "_text": {
             "question_id": engine.task.questions[episode.index].id,
             "rewrite": episode.text if submitted is None else submitted.text,
+            "form": episode.form if submitted is None else submitted.form,
             "answer": "" if submitted is None else submitted.answer,
         },
     }
@@ -65,6 +66,7 @@ def step_record(
         operator=operator,
         question=question.text,
         rewrite=engine.episode.text,
+        form=engine.episode.form,
         answer="" if current is None else current.answer,
         baseline_score=None if first is None else first.reward.score,
         score=engine.score,

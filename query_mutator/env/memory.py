@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from query_mutator.env.episode import Attempt
+from query_mutator.env.episode import Asked, Attempt
 from query_mutator.types import ErrorInfo
 
 __all__ = ["QuestionMemory", "Rewriting", "Wording"]
 
 
-#: An operator's number, the text it is applied to, and whether that is answered: some operators use the answer.
-Wording = tuple[int, str, bool]
+#: An operator's number, the text it is applied to, and the form in which that is answered: some use the answer.
+Wording = tuple[int, str, str | None]
 
 
 class Rewriting(NamedTuple):
@@ -27,6 +27,6 @@ class QuestionMemory:
     """Results of the calls and local tests on one question; an ErrorInfo where a call failed for good."""
 
     rewrites: dict[Wording, Rewriting | ErrorInfo] = field(default_factory=dict)
-    attempts: dict[str, Attempt | ErrorInfo] = field(default_factory=dict)  # by the text that was asked
+    attempts: dict[Asked, Attempt | ErrorInfo] = field(default_factory=dict)
     closeness: dict[str, float] = field(default_factory=dict)  # by answer: of the question told from it
     changes: dict[Wording, bool] = field(default_factory=dict)  # whether the operator may change the text

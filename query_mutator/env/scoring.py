@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from query_mutator.env.episode import Attempt
+from query_mutator.env.episode import Asked, Attempt
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.task import Task
 from query_mutator.rewards import Evidence, Unscored, cosine
@@ -17,20 +17,21 @@ def score_answer(
     task: Task,
     index: int,
     *,
-    text: str,
+    asked: Asked,
     answer: str,
     vectors: Sequence[FloatArray],
     call: Callable[[ChatRequest, int], Call],
 ) -> Flow:
     """Score the answer to a wording of question `index`; return the Attempt, or the ErrorInfo of a failed call.
 
-    `vectors` are those of text and answer. Reward parts that ask a model make calls, which `call` numbers from 1.
+    What the form reads in the answer is scored. `vectors` are those of text and answer. Reward parts that ask a model
+    make calls, which `call` numbers from 1.
     """
-    original, (text_vector, answer_vector) = task.question_vectors[index], vectors
+    original, (text_vector, answer_vector), (text, form) = task.question_vectors[index], vectors, asked
     evidence = Evidence(
         question=task.questions[index],
         rewrite=text,
-        answer=answer,
+        answer=task.form_named(form).read(answer),
         question_vector=original,
         rewrite_vector=text_vector,
         answer_vector=answer_vector,
@@ -51,6 +52,7 @@ def score_answer(
             return reply.error
     return Attempt(
         text=text,
+        form=form,
         answer=answer,
         text_vector=text_vector,
         answer_vector=answer_vector,

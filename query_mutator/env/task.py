@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator import forms as form_registry
 from query_mutator.encoder import Encoder
+from query_mutator.env.examples import Bank, bank_of
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
-from query_mutator.operators import ROUND_TRIP, Operator, OperatorContext, prompt_of, would_change
+from query_mutator.forms import Example, Form, FormContext, Framed
+from query_mutator.operators import NONE, ROUND_TRIP, Operator, OperatorContext, local_rewrite, prompt_of, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Observing, Operators
 from query_mutator.settings.models import Sampling
 from query_mutator.types import (
+    AS_IS,
     CONTROLS,
     UNSAFE,
     ChatRequest,
@@ -28,8 +32,16 @@ from query_mutator.types import (
 
 
 def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators among the names of all actions."""
+    """Return the operators and forms among the names of all actions."""
     return tuple(name for name in actions if name not in CONTROLS)
+
+
+def rewrite_settings(actions: Sequence[str], forms: str) -> dict[str, Any]:
+    """Return the settings that name the operators and forms among `actions`; `forms` is how they were selected."""
+    names = operator_names(actions)
+    chosen = form_registry.among(names, forms)
+    operators = ",".join(name for name in names if name not in chosen)
+    return {"operators": operators or NONE, "forms": ",".join(chosen)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +53,19 @@ class CallSettings(Sampling):
     by_rules: bool = False  # the mutator rewrites by rules: a line before the prompt names the operator
     seed: int | None = 0
 
-    def target(self, text: str) -> ChatRequest:
-        """Return the request that asks the target a question."""
-        return self._request(text, self.target_model, "target", self.target_max_tokens)
+    def target(self, framed: Framed | str) -> ChatRequest:
+        """Return the request that asks the target a question, which a form may have framed."""
+        if isinstance(framed, str):
+            return self._request(framed, self.target_model, "target", self.target_max_tokens)
+        return ChatRequest(
+            messages=framed.messages,
+            model=self.target_model,
+            purpose="target",
+            max_tokens=self.target_max_tokens if framed.max_tokens is None else framed.max_tokens,
+            temperature=self.temperature if framed.temperature is None else framed.temperature,
+            seed=self.seed,
+            options=framed.options,
+        )
 
     def rewrite(self, operator: Operator, text: str, *, context: OperatorContext) -> ChatRequest:
         """Return the request for a rewrite by an operator."""
@@ -70,14 +92,46 @@ class Task:
     neighbors: tuple[str | None, ...]  # Q: the nearest other training question
     train_questions: tuple[Question, ...]
     train_vectors: FloatArray  # [train Q, D]
+    forms: tuple[Form, ...] = ()
+    bank: Bank | None = None  # of examples; None where no form uses them
+    examples: tuple[tuple[Example, ...], ...] = ()  # Q, from the bank; empty without one
     reward: WeightedReward = field(default_factory=WeightedReward)
     domain: str = Operators.domain
     rules: EpisodeRules = field(default_factory=EpisodeRules)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
-        """Return the names of all actions: the operators, then ask (if the policy asks), undo and submit."""
-        return (*(operator.name for operator in self.operators), *self.rules.asking.controls)
+        """Return the names of all actions: operators, forms, then ask (if the policy asks), undo and submit."""
+        operators, forms = (operator.name for operator in self.operators), (form.name for form in self.forms)
+        return (*operators, *forms, *self.rules.asking.controls)
+
+    @property
+    def num_rewrites(self) -> int:
+        """Return the number of actions that change the wording or the form: operators and forms, which come first."""
+        return len(self.operators) + len(self.forms)
+
+    def form_of(self, action: int) -> Form | None:
+        """Return the form that an action chooses, None for other actions."""
+        return self.forms[action - len(self.operators)] if len(self.operators) <= action < self.num_rewrites else None
+
+    def form_named(self, name: str) -> Form:
+        """Return a form of the task, or `as_is`."""
+        return next((form for form in self.forms if form.name == name), None) or form_registry.get(name)
+
+    def is_local(self, action: int) -> bool:
+        """Return whether an action that changes wording or form calls no model for it."""
+        return self.form_of(action) is not None or local_rewrite(self.operators[action]) is not None
+
+    def target(self, index: int, text: str, form: str = AS_IS) -> ChatRequest:
+        """Return the request that asks the target a wording of question `index` in a form."""
+        if form == AS_IS:
+            return self.calls.target(text)
+        context = FormContext(
+            domain=self.domain,
+            original=self.questions[index].text,
+            examples=self.examples[index] if self.examples else (),
+        )
+        return self.calls.target(self.form_named(form).frame(text, context=context))
 
     def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
         """Return whether operator `action` may change a wording; without a local test it may."""
@@ -95,7 +149,7 @@ class Task:
     def with_rules(self, **changes: Any) -> Task:
         """Return the task with some rules of its episodes changed, and the observations that belong to them."""
         rules = replace(self.rules, **changes)
-        observer = self.observer.of(num_operators=len(self.operators), policy_asks=rules.asking.policy_asks)
+        observer = self.observer.of(num_operators=self.num_rewrites, policy_asks=rules.asking.policy_asks)
         return replace(self, rules=rules, observer=observer)
 
     def on(self, questions: Sequence[Question]) -> Task:
@@ -109,6 +163,7 @@ class Task:
             question_vectors=vectors,
             reference_vectors=references,
             neighbors=neighbors,
+            examples=() if self.bank is None else self.bank.nearest(questions, vectors),
         )
 
 
@@ -124,8 +179,13 @@ def build_task(
     rules: EpisodeRules | None = None,
     reward: WeightedReward | None = None,
     domain: str = Operators.domain,
+    forms: Sequence[Form] = (),
+    bank: Sequence[Question] | None = None,
 ) -> Task:
-    """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers)."""
+    """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
+
+    Forms that show examples take them from `bank`, by default from the training questions.
+    """
     rules = rules or EpisodeRules()
     train = tuple(questions)
     if unsafe := next((question for question in train if UNSAFE in question.tags), None):
@@ -134,6 +194,7 @@ def build_task(
     if projection is None:
         projection = Projection.fit(train_vectors, dims=embedding_dims)
     vectors, references, neighbors = _embed(train, encoder, train=train, train_vectors=train_vectors)
+    shown = bank_of(train if bank is None else bank, encoder) if any(form.uses_examples for form in forms) else None
     return Task(
         questions=train,
         calls=calls,
@@ -142,7 +203,7 @@ def build_task(
         observer=Observer(
             projection=projection,
             known_words=known_words,
-            num_operators=len(operators),
+            num_operators=len(operators) + len(forms),
             policy_asks=rules.asking.policy_asks,
         ),
         question_vectors=vectors,
@@ -150,6 +211,9 @@ def build_task(
         neighbors=neighbors,
         train_questions=train,
         train_vectors=train_vectors,
+        forms=tuple(forms),
+        bank=shown,
+        examples=() if shown is None else shown.nearest(train, vectors),
         rules=rules,
         reward=reward or WeightedReward(),
         domain=domain,

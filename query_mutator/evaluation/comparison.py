@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from query_mutator.env.task import Task
+from query_mutator.env.task import Task, operator_names
 from query_mutator.evaluation.baselines import (
     BANDIT,
     BEST_OF_K,
@@ -68,9 +68,9 @@ class Comparison:
         self._guard = _indices(guard, self._tasks.guard)
         self._tried_k, self._is_k_found = None, False
         jobs = [
-            self._job(chain_of(_ranked(operator.name), self._tasks.ranking, [operator.name, SUBMIT], answer="last"),
+            self._job(chain_of(_ranked(name), self._tasks.ranking, [name, SUBMIT], answer="last"),
                       self._tasks.ranking, is_first=True)
-            for operator in self._tasks.ranking.operators
+            for name in operator_names(self._tasks.ranking.actions)
         ]  # fmt: skip
         fixed = [best_single(self.ranking, self._tasks.test)] if self.ranking else []
         for method in (*self._methods.values(), *fixed):
@@ -128,7 +128,7 @@ class Comparison:
 
     def _next_jobs(self) -> list[Job]:
         """Return the jobs that can start now that one more is complete."""
-        ranked = {operator.name: _ranked(operator.name) for operator in self._tasks.ranking.operators}
+        ranked = {name: _ranked(name) for name in operator_names(self._tasks.ranking.actions)}
         jobs: list[Job] = []
         num_ranked = len(self._tasks.ranking.questions)
         if not self.ranking and all(len(self._found[job]) == num_ranked for job in ranked.values()):

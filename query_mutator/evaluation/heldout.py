@@ -175,7 +175,7 @@ def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, nu
         num_test=len(questions),
         num_guard=num_guard,
         num_train=len(task.train_questions),
-        num_operators=len(task.operators),
+        num_operators=task.num_rewrites,
         asking=task.reward.asking,
         episode_calls=task.rules.max_calls,
         search_calls=baselines.calls_to_search,

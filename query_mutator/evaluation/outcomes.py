@@ -38,6 +38,7 @@ class Outcome:
     rewrites: tuple[str, ...] = ()  # the wording after each action
     guards: tuple[str | None, ...] = ()  # that rejected the rewrite of each action
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
+    forms: tuple[str, ...] = ()  # in which it was asked them
     answers: tuple[str, ...] = ()  # to those
     parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
     scores: tuple[float, ...] = ()  # of the answers

@@ -88,7 +88,7 @@ class PlanPlayer:
         self.submit = len(task.actions) - 1
         self.action: int | None = None  # the last one
         self._start = 0  # the place behind the last operator that was used
-        self._num_operators = len(task.operators)
+        self._num_rewrites = task.num_rewrites
         self._stop = None if plan.stop_fit is None else np.float32(centered(plan.stop_fit))
 
     def __call__(self, engine: EpisodeEngine) -> int:
@@ -103,7 +103,7 @@ class PlanPlayer:
         for place in range(self._start, len(self.items)):
             action = self.items[place]
             if engine.allows(action):
-                if action < self._num_operators:
+                if action < self._num_rewrites:
                     self._start = place + 1
                 return action
         return self.submit

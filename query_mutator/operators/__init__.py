@@ -47,6 +47,8 @@ _ORDER = (
 #: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone.
 _NOT_DEFAULT = ("phrase",)
 
+NONE = "none"
+
 OPERATORS: Registry[Operator] = Registry("operator", group="query_mutator.operators")
 
 
@@ -82,9 +84,11 @@ def get(name: str) -> Operator:
 def select(spec: str = "") -> tuple[Operator, ...]:
     """Return the operators of `a,b,c` in that order, each once.
 
-    An empty text stands for those of the package and of plugins. `phrase` must be named, and so must operators of
-    installed distributions: installing one must not change the actions of a run.
+    An empty text stands for those of the package and of plugins, `none` for none. `phrase` must be named, and so must
+    operators of installed distributions: installing one must not change the actions of a run.
     """
     wanted = [name.strip() for name in spec.split(",") if name.strip()]
+    if wanted == [NONE]:
+        return ()
     default = [name for name in OPERATORS.registered() if name not in _NOT_DEFAULT]
     return tuple(get(name) for name in (dict.fromkeys(wanted) or default))

@@ -10,11 +10,12 @@ from typing import Any
 
 from query_mutator.bounds import Parallel
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import operator_names
+from query_mutator.env.task import rewrite_settings
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
 from query_mutator.files.run_dir import newest_checkpoint, steps_of
 from query_mutator.files.typed import as_type, record_of
+from query_mutator.forms import ALL
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import FailureRate
@@ -99,7 +100,7 @@ class Checkpoint:
                 task=stored_task(state["task"]),
                 system=stored_models(state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=_with_operators(_priced(stored_flags(state["flags"])), state["actions"]),
+                flags=_with_rewrites(_priced(stored_flags(state["flags"])), state["actions"]),
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
@@ -129,13 +130,19 @@ class Checkpoint:
         )
         raise CheckpointError(
             f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
-            f"use --operators {','.join(operator_names(self.actions))}"
+            f"use {self._rewrite_flags()}"
         )
 
+    def _rewrite_flags(self) -> str:
+        settings = rewrite_settings(self.actions, self.task.forms)
+        return " ".join(f"--{name} {value}" for name, value in settings.items() if value)
 
-def _with_operators(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
-    """Return flags that name the operators: the default may have more in a later version."""
-    return {**flags, **({"operators": ",".join(operator_names(actions))} if flags.get("operators") == "" else {})}
+
+def _with_rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
+    """Return flags that name operators and forms where they stand for all: a later version may have more."""
+    forms = str(flags.get("forms", ""))
+    stands_for_all = flags.get("operators") == "" or forms == ALL
+    return {**flags, **(rewrite_settings(actions, forms) if stands_for_all else {})}
 
 
 def _learner(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator.data import (
+    BANKS,
     BUNDLED,
     QuestionSet,
     Split,
@@ -21,7 +22,7 @@ from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["guard_requests", "read_dataset", "split_dataset"]
+__all__ = ["example_bank", "guard_requests", "read_dataset", "split_dataset"]
 
 
 def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
@@ -60,6 +61,11 @@ def split_dataset(settings: TaskSettings) -> Split:
         return split
     fold = validation_split(split.train, settings.validation_fold)
     return replace(split, train=fold.train, validation=fold.validation)
+
+
+def example_bank(dataset: str) -> list[Question] | None:
+    """Return the questions with answers that a bundled set has for examples, None for a set without them."""
+    return BANKS[dataset]() if dataset in BANKS and not Path(dataset).exists() else None
 
 
 def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Question, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data import Split
-from query_mutator.env.task import Task, operator_names
+from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
@@ -99,17 +99,19 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     With `train`, the questions with gold, answers are scored as in training; without, they are not.
     """
     background, reward = saved.background, NoReward() if train is None else None
-    vocabulary = None
+    vocabulary = bank = None
     if background is not None:
         check_encoder(background, models.encoder, path=saved.checkpoint.path)
         models.encoder.put([question.text for question in background.train], background.train_vectors)
         vocabulary = background.vocabulary
     if train is None:
         known = background.train if background is not None else training_split(saved).train
-        train = [Question(id=question.id, text=question.text) for question in known]
+        train, bank = [Question(id=question.id, text=question.text) for question in known], known
     checkpoint = saved.checkpoint
-    settings = replace(checkpoint.task, operators=",".join(operator_names(checkpoint.actions)))
-    task = make_task(models, settings, train, projection=checkpoint.projection, vocabulary=vocabulary, reward=reward)
+    settings = replace(checkpoint.task, **rewrite_settings(checkpoint.actions, checkpoint.task.forms))
+    task = make_task(
+        models, settings, train, projection=checkpoint.projection, vocabulary=vocabulary, reward=reward, bank=bank
+    )
     checkpoint.check_actions(task.actions)
     if background is not None:
         warn_of_operators(background, task.operators)

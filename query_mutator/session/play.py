@@ -23,8 +23,7 @@ import numpy as np
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.learners.learner import InferencePolicy
-from query_mutator.operators import local_rewrite
-from query_mutator.types import ASK, CONTROLS, SUBMIT, Completion, ErrorInfo, FloatArray
+from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, Completion, ErrorInfo, FloatArray
 
 __all__ = ["ByObservation", "Limits", "Played", "Player", "Script", "Step", "Stopped", "Uniform", "greedy", "play"]
 
@@ -92,6 +91,7 @@ class Step:
 
     operator: str  # or "ask", "undo", "submit"
     text: str  # the wording after it
+    form: str = AS_IS  # in which the target would get it
     is_changed: bool  # whether it changed the wording
     answer: str | None  # the target's answer to this wording, None if it was not asked
     guard: str | None = None  # that rejected the rewrite; then the wording stays
@@ -177,6 +177,7 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
         Step(
             operator=name,
             text=episode.text,
+            form=episode.form,
             is_changed=episode.text != before,
             answer=episode.answer if is_new else None,
             guard=engine.guard,
@@ -237,7 +238,7 @@ class _Clock:
         calls = 0
         if name not in CONTROLS:
             may_change = engine.may_change(action)
-            calls = int(may_change and local_rewrite(task.operators[action]) is None)
+            calls = int(may_change and not task.is_local(action))
             calls += may_change and task.rules.asking.asks_rewrites
         elif name == ASK:
             calls = episode.current is None

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from query_mutator import forms as form_registry
 from query_mutator import operators as operator_registry
 from query_mutator.bounds import group_of
 from query_mutator.encoder import english_words
 from query_mutator.env.observation import Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.operators import ROUND_TRIP, local_rewrite
+from query_mutator.errors import UsageError
+from query_mutator.forms import Form
+from query_mutator.operators import ROUND_TRIP, Operator, local_rewrite
 from query_mutator.rewards import WeightedReward
+from query_mutator.session.dataset import example_bank
 from query_mutator.session.judging import make_judge, make_reward
 from query_mutator.session.models import OpenModels
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["make_task"]
+__all__ = ["make_task", "rewrites"]
+
+
+def rewrites(settings: Operators) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
+    """Return the operators and forms of a policy's first actions; UsageError for a name that is both."""
+    operators, forms = operator_registry.select(settings.operators), form_registry.select(settings.forms)
+    if both := {one.name for one in operators} & {one.name for one in forms}:
+        raise UsageError(f"{min(both)!r} names an operator and a form; leave it out of --operators or --forms")
+    if not operators and not forms:
+        raise UsageError("a policy needs something to choose; name operators or forms")
+    return operators, forms
 
 
 def make_task(
@@ -28,13 +42,15 @@ def make_task(
     projection: Projection | None = None,
     vocabulary: frozenset[str] | None = None,
     reward: WeightedReward | None = None,
+    bank: Sequence[Question] | None = None,
 ) -> Task:
     """Return the task on training `questions` against open models, whose mutator knows all operators.
 
-    `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings.
+    `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
+    `bank` has the examples that forms show, by default those of a bundled set or the training questions.
     """
     vocabulary = models.vocabulary if vocabulary is None else vocabulary
-    operators = operator_registry.select(settings.operators)
+    operators, forms = rewrites(settings)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]
     models.require_operators([*asked, *([ROUND_TRIP.name] if settings.answer == "round_trip" else [])])
     if settings.skip_unchanged:
@@ -52,4 +68,6 @@ def make_task(
         reward=reward or make_reward(settings, judge=judge),
         domain=settings.domain,
         rules=group_of(EpisodeRules, settings),
+        forms=forms,
+        bank=example_bank(settings.dataset) or bank,
     )

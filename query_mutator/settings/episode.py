@@ -18,7 +18,9 @@ class Operators(Group):
     """What may be done with a question."""
 
     operators: str = ""
-    """Rewrite operators that the policy may choose, as a,b,c; by default all."""
+    """Rewrite operators that the policy may choose, as a,b,c; by default all; none stands for none."""
+    forms: str = ""
+    """Forms of the request that the policy may choose, as a,b,c or all; by default none."""
     domain: Prose = "Python's standard library"
     """Subject of the questions, for the operators that mention it."""
 

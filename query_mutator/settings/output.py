@@ -17,7 +17,7 @@ class Plugins(Group):
     """Your own code."""
 
     plugin: tuple[str, ...] = ()
-    """Modules or .py files to load first, which register operators, reward parts, backends or learners."""
+    """Modules or .py files to load first, which register operators, forms, reward parts, backends or learners."""
 
 
 @dataclass(frozen=True, kw_only=True)

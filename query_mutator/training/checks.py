@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from query_mutator import operators
 from query_mutator.bounds import group_of
 from query_mutator.data import Split
 from query_mutator.env.rules import ASKING, EpisodeRules
@@ -12,6 +11,7 @@ from query_mutator.evaluation.plan_search import check_calls
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
 from query_mutator.session.judging import make_reward
+from query_mutator.session.task import rewrites
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.learner import read_teacher
 
@@ -32,7 +32,8 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     comparison_calls(config, split)
-    actions = [operator.name for operator in operators.select(config.operators)] + [*ASKING[config.ask].controls]
+    operators, forms = rewrites(config)
+    actions = [*(one.name for one in operators), *(one.name for one in forms), *ASKING[config.ask].controls]
     if checkpoint is not None:
         checkpoint.check_actions(actions)
     if config.teacher == SEARCH:
@@ -53,7 +54,7 @@ def comparison_calls(config: TrainConfig, split: Split) -> int:
         num_test=len(split.test),
         num_guard=len(guard_requests(split.guard, with_bundled=config.guard)),
         num_train=len(split.train),
-        num_operators=len(operators.select(config.operators)),
+        num_operators=sum(map(len, rewrites(config))),
         episode_calls=group_of(EpisodeRules, config).max_calls,
         asking=make_reward(config).asking,
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,

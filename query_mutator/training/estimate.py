@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from query_mutator import operators
 from query_mutator.env.rules import ASKING
 from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
+from query_mutator.session.task import rewrites
 from query_mutator.training.checks import check_run, comparison_calls
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
@@ -111,10 +111,10 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
     """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
     split = split_dataset(config)
     check_run(config, split, checkpoint)
-    num_operators, num_train, num_test = len(operators.select(config.operators)), len(split.train), len(split.test)
+    num_rewrites, num_train, num_test = sum(map(len, rewrites(config))), len(split.train), len(split.test)
     return Estimate(
         config=config,
-        num_actions=num_operators + len(ASKING[config.ask].controls),
+        num_actions=num_rewrites + len(ASKING[config.ask].controls),
         num_train=num_train,
         num_validation=len(split.validation),
         num_test=num_test,

@@ -17,7 +17,7 @@ SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "bench
 VOCABULARY = {"errors", "plugins", "registry", "types", "version"}
 BASE = VOCABULARY | {"bounds", "files", "settings", "stats", "cli"}
 CALLS = BASE | {"encoder", "llm", "runs"}
-TASK = CALLS | {"data", "operators", "rewards"}
+TASK = CALLS | {"data", "forms", "operators", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
 SESSION = LEARNERS | {"session", "embedded"}
@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "runs": BASE,
     "llm": BASE - {"cli"} | {"encoder"},
     "operators": CALLS | {"embedded"},
+    "forms": VOCABULARY,
     "rewards": CALLS | {"data"},
     "data": CALLS,
     "env": TASK,

@@ -1,0 +1,144 @@
+"""Choosing a form is an action: it costs no call, stays while the wording changes, and undo takes it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from query_mutator import forms
+from query_mutator.data.bundled import general, general_bank
+from query_mutator.data.split import target_key
+from query_mutator.encoder import Encoder
+from query_mutator.env.episode import Episode
+from query_mutator.env.examples import NUM_EXAMPLES, bank_of
+from query_mutator.env.task import Task, rewrite_settings
+from query_mutator.forms import Form
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.llm.client import Client, ClientWrapper
+from query_mutator.types import ChatRequest, Completion, StepRecord
+from rl_query_mutator_env import QueryMutationEnv
+
+MakeTask = Callable[..., Task]
+SPELLING, NEUTRAL, FILLER, FRAME, STEPS, ASK, UNDO, SUBMIT = range(8)
+CHOSEN = "question_answer,steps"
+
+
+class Seen(ClientWrapper):
+    """Keeps the requests to the target."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.asked: list[str] = []
+
+    def complete(self, request: ChatRequest) -> Completion:
+        if request.purpose == "target":
+            self.asked.append(request.messages[-1].content)
+        return super().complete(request)
+
+
+@pytest.fixture
+def task(tiny_task: MakeTask) -> Task:
+    return tiny_task(forms=forms.select(CHOSEN), ask="policy", max_episode_steps=6)
+
+
+def test_forms_are_actions_between_operators_and_controls(task: Task) -> None:
+    assert task.actions == ("spelling", "neutral", "filler", "question_answer", "steps", "ask", "undo", "submit")
+    assert rewrite_settings(task.actions, CHOSEN) == {"operators": "spelling,neutral,filler", "forms": CHOSEN}
+    assert rewrite_settings(task.actions, "all")["forms"] == CHOSEN
+    assert rewrite_settings(("steps", "ask", "undo", "submit"), "steps") == {"operators": "none", "forms": "steps"}
+
+
+def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task, tiny_client: Client) -> None:
+    client, records = Seen(tiny_client), list[StepRecord]()
+    env = QueryMutationEnv(task, client=client, on_record=records.append)
+    obs, _ = env.reset(seed=0, options={"question": 1})
+    used = task.observer.slices["used"]
+    obs, _, _, _, info = env.step(FRAME)
+    assert (info["calls"], obs[used].tolist()) == (0, [0, 0, 0, 1, 0])
+    assert not env.action_masks()[FRAME]
+    obs, _, _, _, info = env.step(NEUTRAL)
+    env.step(ASK)
+    assert client.asked == ["Question: how do i stop the process\nAnswer:"]
+    assert (env.episode.text, env.episode.form) == ("how do i stop the process", "question_answer")
+    env.step(STEPS)
+    obs, *_ = env.step(UNDO)
+    assert (env.episode.text, env.episode.form) == (env.episode.original, "as_is")
+    assert obs[used].tolist() == [0, 1, 0, 0, 0]
+    assert [record.form for record in records] == ["question_answer"] * 3 + ["steps", "as_is"]
+
+
+def test_every_step_asks_in_the_form_once(tiny_task: MakeTask, tiny_client: Client) -> None:
+    client = Seen(tiny_client)
+    env = QueryMutationEnv(tiny_task(forms=forms.select(CHOSEN), max_episode_steps=5), client=client)
+    env.reset(seed=0, options={"question": 0})
+    *_, info = env.step(FRAME)
+    assert client.asked == ["plz sort my list", "Question: plz sort my list\nAnswer:"]
+    assert (info["calls"], info["asks"]) == (2, 2)
+    assert not env.action_masks()[FRAME]
+
+
+def test_an_episode_in_a_form_is_saved_and_old_states_are_read(task: Task, tiny_client: Client) -> None:
+    env = QueryMutationEnv(task, client=tiny_client)
+    env.reset(seed=0, options={"question": 0})
+    for action in (ASK, FRAME, ASK):
+        env.step(action)
+    state = env.episode.to_state()
+    again = Episode.from_state(state)
+    assert again.asked == env.episode.asked
+    assert list(again.known) == list(env.episode.known)
+    assert again.best is not None
+    assert again.best.asked == env.episode.best.asked
+    for attempt in state["known"]:
+        del attempt["form"]
+    old = {**state, "best": env.episode.original, "last": env.episode.original, "known": state["known"][:1]}
+    del old["form"]
+    from_old = Episode.from_state(old)
+    assert from_old.best is not None
+    assert from_old.best is from_old.first
+
+
+def test_what_a_form_reads_is_scored(tiny_task: MakeTask, tiny_client: Client) -> None:
+    shelf = Form(
+        name="shelf", summary="Reads nothing.", function=lambda text, context: text, read=lambda reply: "no idea"
+    )
+    task = tiny_task(forms=[shelf])
+    env = QueryMutationEnv(task, client=tiny_client)
+    _, info = env.reset(seed=0, options={"question": 0})
+    assert info["success"] == 1
+    env.step(task.actions.index("shelf"))
+    current = env.episode.current
+    assert current.answer == env.episode.first.answer
+    assert current.reward.success == 0
+
+
+def test_a_plan_takes_a_form_as_a_step(task: Task, tiny_client: Client) -> None:
+    plan = Plan(steps=("neutral", "question_answer"))
+    client = Seen(tiny_client)
+    env = QueryMutationEnv(plan_task(plan, task), client=client)
+    policy = plan_policy(plan, task)
+    obs, _ = env.reset(seed=0, options={"question": 1})
+    ended = False
+    while not ended:
+        obs, _, terminated, truncated, info = env.step(int(policy.act(obs[None]).actions[0]))
+        ended = terminated or truncated
+    assert client.asked == ["Question: how do i stop the process\nAnswer:"]
+    assert (info["success"], info["calls"]) == (1, 2)
+
+
+def test_examples_are_the_nearest_of_the_bank_and_never_of_the_same_target(hash_encoder: Encoder) -> None:
+    questions, bank = general()[:200], general_bank()
+    shown = bank_of([*bank, *questions], hash_encoder)
+    vectors = hash_encoder.encode([question.text for question in questions])
+    chosen = shown.nearest(questions, vectors)
+    of_text = {question.text: question for question in [*bank, *questions]}
+    for question, examples in zip(questions, chosen, strict=True):
+        assert len(examples) == NUM_EXAMPLES
+        others = [of_text[example.question] for example in examples]
+        assert target_key(question) not in {target_key(other) for other in others}
+        assert question.text not in {other.text for other in others}
+        assert all(example.answer == other.accept[0] for example, other in zip(examples, others, strict=True))
+    first = np.argsort(-(vectors[0] @ shown.vectors.T), kind="stable")
+    nearest = next(shown.questions[at] for at in first if target_key(shown.questions[at]) != target_key(questions[0]))
+    assert chosen[0][-1].question == nearest.text

@@ -1,0 +1,103 @@
+"""Forms of the request: their messages, what they read in a reply, and how they are selected."""
+
+from __future__ import annotations
+
+import pytest
+
+from query_mutator import forms
+from query_mutator.errors import UsageError
+from query_mutator.forms import Example, Form, FormContext, Framed
+from query_mutator.forms.bundled import asking_sentence, last_answer
+from query_mutator.types import AS_IS
+
+CONTEXT = FormContext(
+    domain="geography",
+    original="wat is the capital of Peru",
+    examples=(
+        Example("What is the capital of Chad?", "N'Djamena"),
+        Example("What is the capital of Chile?", "Santiago"),
+    ),
+)
+
+
+def turns(framed: Framed) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in framed.messages]
+
+
+@pytest.mark.parametrize("name", forms.names())
+@pytest.mark.parametrize(
+    "text", ["What is {question}?", "Wie heißt die Hauptstadt von Perú?", "日本の首都はどこですか?", "x" * 5000]
+)
+def test_every_form_keeps_the_question_and_its_braces(name: str, text: str) -> None:
+    framed = forms.get(name).frame(text, context=CONTEXT)
+    assert text in framed.messages[-1].content
+    assert framed.messages[-1].role == "user"
+    assert forms.get(name).read("Lima.") == "Lima."
+
+
+def test_as_is_is_the_question_alone() -> None:
+    framed = forms.get(AS_IS).frame("hi", context=FormContext())
+    assert turns(framed) == [("user", "hi")]
+    assert framed.text == "hi"
+
+
+def test_examples_are_turns_or_one_text_the_nearest_last() -> None:
+    asked = turns(forms.get("examples").frame("What is the capital of Peru?", context=CONTEXT))
+    assert [role for role, _ in asked] == ["user", "assistant", "user", "assistant", "user"]
+    assert asked[-2:] == [("assistant", "Santiago"), ("user", "What is the capital of Peru?")]
+    framed = forms.get("examples_text").frame("What is the capital of Peru?", context=CONTEXT)
+    assert framed.messages[0].content.endswith(
+        "Question: What is the capital of Chile?\nAnswer: Santiago\n\nQuestion: What is the capital of Peru?\nAnswer:"
+    )
+    assert framed.options == {"stop": ["\nQuestion:"]}
+    assert framed.text is None  # the stop is part of the request
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("17 + 4 is 21.\n\nAnswer: 21", "21"),
+        ("Answer: 20\nNo, I forgot one.\n**Answer:** 21.", "21."),
+        ("It is Lima.", "It is Lima."),
+        ("First this.\nThen that.\n\n", "Then that."),
+        ("", ""),
+    ],
+)
+def test_steps_are_read_at_their_last_answer(reply: str, answer: str) -> None:
+    assert last_answer(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "asking"),
+    [
+        (
+            "Hi there! My boss wants it today. What is the capital of Peru? Thanks a lot.",
+            "What is the capital of Peru?",
+        ),
+        ("How tall is Mt. Everest, i.e. in meters? And K2?", "And K2?"),
+        ("Name the capital of Peru. Thanks.", "Name the capital of Peru. Thanks."),
+        ("ペルーの首都は?", "ペルーの首都は?"),
+        ("", ""),
+    ],
+)
+def test_the_asking_sentence_is_the_last_with_a_question_mark(text: str, asking: str) -> None:
+    assert asking_sentence(text) == asking
+
+
+def test_selection_names_the_nearest_form() -> None:
+    assert forms.select("") == ()
+    assert [form.name for form in forms.select("expert, question_answer,expert")] == ["expert", "question_answer"]
+    everything = [form.name for form in forms.select("all")]
+    assert AS_IS not in everything
+    assert {AS_IS, *everything} == set(forms.names())
+    with pytest.raises(UsageError, match="did you mean 'expert'"):
+        forms.select("expret")
+
+
+def test_a_form_of_ones_own_is_a_text_or_a_function() -> None:
+    pirate = Form.of("pirate", "As a pirate.", "Arr! {question}", system="You are a pirate.")
+    assert turns(pirate.frame("who?", context=CONTEXT)) == [("system", "You are a pirate."), ("user", "Arr! who?")]
+    loud = Form(name="loud", summary="Loud.", function=lambda text, context: text.upper())
+    assert loud.frame("who?", context=CONTEXT).text == "WHO?"
+    with pytest.raises(ValueError, match=r"\{question\}"):
+        Form.of("mute", "Silent.", "Arr!")
