@@ -11,6 +11,7 @@ from query_mutator.data.loaders import load_questions
 from query_mutator.types import UNSAFE, Question
 
 FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
+GENERAL_2 = FOLDER / "general_2.jsonl"
 
 
 def python_docs() -> list[Question]:
@@ -47,6 +48,11 @@ def second_hand_questions() -> list[Question]:
     return load_questions(FOLDER / "python_docs_2.jsonl")
 
 
+def general_second_author() -> list[Question]:
+    """Return a second author's questions about things that no question of `general` is about; for evaluation only."""
+    return load_questions(GENERAL_2)
+
+
 #: Sets to train on, by name. Evaluation-only sets are not among them.
 BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
     "python_docs": python_docs,
@@ -59,3 +65,9 @@ BANKS: Mapping[str, Callable[[], list[Question]]] = {"general": general_bank}
 
 #: Sets that are only asked, by name.
 EVALUATION_ONLY: Mapping[str, Callable[[], list[Question]]] = {"second_hand": second_hand_questions}
+
+#: What opens each set that is never trained on; `general-2` is opened where the reading is logged, not by `qm eval`.
+OPENED_BY: Mapping[str, str] = {
+    "second_hand": "qm eval --dataset second_hand",
+    "general-2": "python -m benchmarks.second_author",
+}

@@ -101,9 +101,11 @@ def _symbols(said: str) -> set[str]:
 
 @functools.cache
 def _names() -> Mapping[str, Sequence[str]]:
-    """Return the answers of each family."""
-    path = resources.files("query_mutator") / "data" / "questions" / "general_grader.json"
-    names: Mapping[str, Sequence[str]] = json.loads(path.read_text(encoding="utf8"))
+    """Return the answers of each family of both authors' questions."""
+    folder = resources.files("query_mutator") / "data" / "questions"
+    names: dict[str, Sequence[str]] = {}
+    for file in ("general_grader.json", "general_2_grader.json"):
+        names |= json.loads((folder / file).read_text(encoding="utf8"))
     return names
 
 

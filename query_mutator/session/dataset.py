@@ -18,6 +18,7 @@ from query_mutator.data import (
     split_questions,
     validation_split,
 )
+from query_mutator.data.bundled import GENERAL_2, OPENED_BY
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
@@ -36,6 +37,7 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
         return QuestionSet(questions=bundled[dataset](), guard=tuple(guard_questions()))
+    _check_not_held_out(dataset, for_training=more is None)
     paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)
@@ -51,6 +53,16 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
             "other questions"
         )
     return replace(found, source=source)
+
+
+def _check_not_held_out(dataset: str, *, for_training: bool) -> None:
+    """Raise for the name of a set that something else opens, or for training on the file of one."""
+    path = Path(dataset)
+    name = "general-2" if for_training and path.resolve() == GENERAL_2.resolve() else dataset
+    if name in OPENED_BY and not (name == dataset and path.exists()):
+        raise DatasetError(
+            f"{dataset}: only for evaluation, by `{OPENED_BY[name]}`; to train or choose use {', '.join(BUNDLED)}"
+        )
 
 
 def split_dataset(settings: TaskSettings) -> Split:

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.second_author import main as second_author
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions
+from query_mutator.data.bundled import GENERAL_2
 from query_mutator.data.split import target_key
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.task import Task
@@ -26,6 +28,7 @@ from query_mutator.evaluation.baselines import best_of, best_single, chain_of, s
 from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.methods import Evaluator, Found, Job, always
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.whole import file_sha256
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.types import ChatRequest, Completion
@@ -248,7 +251,23 @@ def test_the_second_authors_questions_have_a_name(run: str, capsys: pytest.Captu
     assert "guard refusals" in out
     assert "success by group of questions" in out
     assert exit_code(train_main, ["--dataset", "second_hand", "--dry-run"], prog="train") == 2  # never to train on
-    assert "second_hand: no such file" in capsys.readouterr().err
+    assert "second_hand: only for evaluation, by `qm eval --dataset second_hand`" in capsys.readouterr().err
+
+
+def test_the_second_authors_general_questions_are_opened_by_the_command_that_logs_each_reading(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, limit = tmp_path / "readings.jsonl", ["--eval-flags", "--eval-calls 200"]
+    assert exit_code(second_author, [run, "--log", str(log), *limit], prog="second_author") == 0
+    assert "general_2.jsonl that training did not have" in capsys.readouterr().out
+    (reading,) = read_json_lines(log)
+    assert reading["checkpoints"] == [run]
+    assert reading["flags"] == ["--eval-calls", "200"]
+    assert reading["dataset_sha256"] == file_sha256(GENERAL_2)
+    assert exit_code(second_author, [str(tmp_path / "none.pt"), "--log", str(log)], prog="second_author") == 2
+    assert len(list(read_json_lines(log))) == 1  # nothing was asked
+    assert qm("eval", "--checkpoint", run, "--dataset", "general-2") == 2
+    assert "only for evaluation, by `python -m benchmarks.second_author`" in capsys.readouterr().err
 
 
 @pytest.mark.slow
