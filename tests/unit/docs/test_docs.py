@@ -75,6 +75,17 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+def test_every_row_of_what_is_trusted_names_a_test() -> None:
+    text = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[-2] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 13
+    for tests in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", tests)
+        assert named, tests
+        assert all((ROOT / name).is_file() for name in named), tests
+        assert set(re.findall(r"`(.*?)`", tests)) <= {*named, "make attack"}, tests
+
+
 def test_index_lists_every_page() -> None:
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
