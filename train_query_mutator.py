@@ -54,7 +54,6 @@ from query_mutator.training.callbacks.validation import Validation
 from query_mutator.training.checkpoints import Checkpoints
 from query_mutator.training.checks import check_run
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import estimate
 from query_mutator.training.learner import make_learner
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups
@@ -63,6 +62,7 @@ from query_mutator.training.restore import open_journal, restore_counts, restore
 from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.run_folder import open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
+from query_mutator.training.start import bounded_start, foreseen
 from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
     with ExitStack() as stack:
         config, checkpoint = parse(argv, stack, prog=prog)
         if config.dry_run:
-            found = str(estimate(config, checkpoint))
+            found = str(foreseen(config, checkpoint))
             note(*remarks(config))
             print(found)
             return 0
@@ -123,6 +123,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         models = stack.enter_context(open_models(resumed_models(config, checkpoint)))
     embed_questions(models.encoder, split.train + split.validation)
     task = make_task(models, config, split.train, projection=checkpoint.projection if checkpoint else None)
+    config, lines = bounded_start(config, models, task, split)
+    note(*lines)
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     restore_counts(models.calls, checkpoint)

@@ -37,9 +37,9 @@ class Learning(Group):
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
     teacher: str | None = None
-    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral, or search (the best plan within
-    --plan-calls), both with --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps
-    steps of the run."""
+    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral; search (the best plan within
+    --plan-calls) or auto (search if half as many calls as training makes, and 15 minutes, are enough), all with
+    --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps steps of the run."""
     teacher_steps: CountOrNone = 1024
     """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
 

@@ -12,7 +12,7 @@ from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
 from query_mutator.session.judging import make_reward
 from query_mutator.session.task import rewrites
-from query_mutator.training.config import SEARCH, TrainConfig
+from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.learner import read_teacher
 
 __all__ = ["check_run", "comparison_calls"]
@@ -38,7 +38,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         checkpoint.check_actions(actions)
     if config.teacher == SEARCH:
         check_calls(config.plan_calls, name="--plan-calls")
-    elif config.teacher is not None:
+    elif config.teacher not in (None, AUTO_TEACHER):
         read_teacher(config.teacher, actions)
     try:
         usable_device(config.device)

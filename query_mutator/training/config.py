@@ -26,6 +26,7 @@ from query_mutator.settings.workers import Workers
 
 PROG = "train_query_mutator.py"
 SEARCH = "search"  # for --teacher: the plan that is found on the training questions
+AUTO_TEACHER = "auto"  # that plan where the run is long enough to search for it
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
 
 
@@ -77,18 +78,25 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
-        if self.teacher is not None and not learner.imitates:
-            raise ValueError(f"--algo {self.algo} cannot imitate a policy; leave out --teacher")
-        if self.teacher == SEARCH and not ASKING[self.ask].policy_asks:
-            raise ValueError("--teacher search finds a plan, which asks at its end; add --ask policy")
-        if self.teacher is not None and self.max_policy_lag:
-            raise ValueError("--teacher and --max-policy-lag cannot be used together; leave one of them out")
+        if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
+            raise ValueError(self.teacher_fault)
         if self.max_policy_lag and not learner.on_policy:
             raise ValueError(
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
                 "see --sync-every"
             )
         self._check_workers(on_policy=learner.on_policy)
+
+    @property
+    def teacher_fault(self) -> str:
+        """Return why --teacher cannot be used with these settings, "" if it can."""
+        if not LEARNERS.get(self.algo).imitates:
+            return f"--algo {self.algo} cannot imitate a policy; leave out --teacher"
+        if self.teacher in (SEARCH, AUTO_TEACHER) and not ASKING[self.ask].policy_asks:
+            return "--teacher search finds a plan, which asks at its end; add --ask policy"
+        if self.max_policy_lag:
+            return "--teacher and --max-policy-lag cannot be used together; leave one of them out"
+        return ""
 
     def _check_workers(self, *, on_policy: bool) -> None:
         if self.engine == "local":

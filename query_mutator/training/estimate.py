@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from query_mutator.data import Split
 from query_mutator.env.rules import ASKING
 from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
@@ -15,7 +16,7 @@ from query_mutator.training.checks import check_run, comparison_calls
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
 
-__all__ = ["Estimate", "duration", "estimate"]
+__all__ = ["Estimate", "duration", "estimate", "size_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Estimate:
     num_test: int
     asking: int = 0  # parts of the reward that ask a model about each answer
     comparison_calls: int  # of the final comparison with the baselines, at most
+    decided: tuple[str, ...] = ()  # lines about what the run leaves out
 
     @property
     def episode_steps(self) -> float:
@@ -104,13 +106,18 @@ class Estimate:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        return "\n".join(["estimate (nothing was started)", *lines, f"by {timing.source}"])
+        return "\n".join(["estimate (nothing was started)", *lines, f"by {timing.source}", *self.decided])
 
 
 def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estimate:
     """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
     split = split_dataset(config)
     check_run(config, split, checkpoint)
+    return size_of(config, split)
+
+
+def size_of(config: TrainConfig, split: Split) -> Estimate:
+    """Return the size of a run on the questions of a split."""
     num_rewrites, num_train, num_test = sum(map(len, rewrites(config))), len(split.train), len(split.test)
     return Estimate(
         config=config,

@@ -21,7 +21,7 @@ from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "call_time", "encoding_time", "time_of"]
+__all__ = ["Timing", "call_time", "encoding_time", "time_of", "uses_embedded"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
@@ -101,13 +101,18 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
     return np.ones((len(texts), 1), dtype=np.float32)
 
 
+def uses_embedded(settings: ModelSettings) -> bool:
+    """Return whether the embedded assistant answers, unless a server is found at the default address."""
+    return settings.backend in (AUTO, EMBEDDED) and not any(settings.urls.values()) and not settings.target_model
+
+
 def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
     """Return the seconds of a call, divided by the calls in flight, and the words for where they come from.
 
     Those of the embedded server are the simulated ones: its own are those of the encoder.
     """
     in_flight = settings.calls_in_flight
-    if settings.backend in (AUTO, EMBEDDED) and not any(settings.urls.values()) and not settings.target_model:
+    if uses_embedded(settings):
         latency = Latency.from_settings(
             latency_ms=settings.latency_ms, sigma=settings.latency_sigma, running_speed=settings.running_speed, seed=0
         )

@@ -279,6 +279,26 @@ def test_a_training_that_is_killed_resumes_to_the_same_weights_and_leaves_no_pro
     assert_none_left(file)
 
 
+def test_what_comes_before_the_first_step_is_bounded(
+    flags: list[str], file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--ask", "policy", "--teacher", "auto", "--save-dir", str(tmp_path / "runs")]
+    assert qm("train", *flags, *more) == 0
+    said = capfd.readouterr().err
+    assert "teacher: none; a search takes 960 calls or more, half of the" in said
+    assert "periodic evaluations: " in said
+    run = tmp_path / "runs" / "latest"
+    assert not (run / "plan.json").exists()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["eval_llm_calls"] <= summary["llm_calls"]
+    assert qm("train", *flags, *more, "--plan-calls", "20", "--num-env-steps", "64") == 0
+    assert "teacher: the best plan of a search with at most 20 calls (--plan-calls), about" in capfd.readouterr().err
+    config = json.loads((run.resolve() / "config.json").read_text())["flags"]
+    assert (config["teacher"], config["plan_calls"]) == ("search", 20)
+    assert (run / "plan.json").exists()
+    assert_none_left(file)
+
+
 def check_other_commands(run: Path, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 0
     with Rewriter.load(run, gguf=str(file)) as rewriter:
@@ -330,6 +350,11 @@ def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Pa
             mine = {"Authorization": "Bearer of-the-client"}  # which the file's process does not know
             reply = requests.post(f"{url}/v1/chat/completions", json=body, headers=mine, timeout=30).json()
             texts.append(reply["choices"][0]["message"]["content"])
+        lengths = []
+        for question in ("how do i sort teh list", "what is a queue", "how do i join two paths"):
+            body = {"model": "small+qm", "stream": False, "messages": [{"role": "user", "content": question}]}
+            lengths.append(requests.post(f"{url}/api/chat", json=body, timeout=30).json()["eval_count"])
+        assert max(lengths) <= 4 * 8  # the client sets no limit
         process.kill()
     assert all(texts)
     assert_none_left(file)

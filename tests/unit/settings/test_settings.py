@@ -131,7 +131,7 @@ def test_init_writes_valid_settings_and_ten_questions(project: Path, capsys: pyt
     assert qm("init") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("next: qm train,")
     config = parse_config([])
-    assert (config.ask, config.teacher, config.dataset) == ("policy", "search", "python_docs")
+    assert (config.ask, config.teacher, config.dataset) == ("policy", "auto", "python_docs")
     assert parse("eval").dataset is None  # the held-out questions of the run
     questions = load_questions("questions.jsonl")
     assert len(questions) == 10
