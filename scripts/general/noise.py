@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 #: Spellings by ear and common slips.
@@ -55,14 +56,15 @@ WHOLE_WORDS = {
     "what": ("waht", "wat"),
 }
 ERROR_SHARE = 0.45  # of the words of four letters or more
-NAME_SHARE = 0.15  # of those that begin with a capital inside a sentence, or stand in quotation marks
+NAME_SHARE = 0.15  # of the names of six letters or more; shorter ones are other names after an error
 _WORD = re.compile(r"(?<![\w\"'])[A-Za-z]{4,}(?![\w\"'])")
 
 
-def misspell(text: str, rng: random.Random) -> str:
-    """Return a text with two to six words misspelt; numbers, symbols and quoted words stay."""
-    words = list(_WORD.finditer(text))
-    is_name = {word.start(): word[0][0].isupper() and word.start() > 0 for word in words}
+def misspell(text: str, names: Iterable[str], rng: random.Random) -> str:
+    """Return a text with two to six words misspelt; numbers, symbols, quoted words and short names stay."""
+    named = {word for name in names for word in _WORD.findall(name) if word[0].isupper()}
+    words = [word for word in _WORD.finditer(text) if word[0] not in named or len(word[0]) >= 6]
+    is_name = {word.start(): word[0] in named for word in words}
     chosen = [word for word in words if rng.random() < (NAME_SHARE if is_name[word.start()] else ERROR_SHARE)][:6]
     common = [word for word in words if not is_name[word.start()]]
     while len(chosen) < 2 and len(chosen) < len(common):

@@ -67,24 +67,6 @@ PLAIN: dict[str, tuple[str, ...]] = {
         "At which place of the periodic table is {element}?", "How many protons are in the nucleus of {element}?",
         "{element} has which atomic number?", "What number is {element} in the periodic table?",
     ),
-    "weekday_abroad": (
-        "What is {word} in {language}?", "How do you say {word} in {language}?", "What is the {language} word for {word}?",
-        "Translate {word} into {language}.",
-        "How is the day {word} called in {language}?", "Which {language} word means {word}?",
-        "In {language}, what do people call {word}?", "{word} in {language} is what?",
-    ),
-    "month_abroad": (
-        "What is {word} in {language}?", "How do you say the month {word} in {language}?",
-        "What is the {language} word for the month of {word}?", "Translate the month {word} into {language}.",
-        "How is the month of {word} called in {language}?", "Which {language} word means {word}, the month?",
-        "In {language}, what do people call the month of {word}?", "The month {word} in {language} is what?",
-    ),
-    "past": (
-        'What is the past tense of "{verb}"?', 'What is the simple past of the verb "{verb}"?',
-        'How do you put "{verb}" into the past tense?', 'Give the past tense form of "{verb}".',
-        'Yesterday I ... Which form of "{verb}" fits?', 'Which word is the past of "to {verb}"?',
-        'In English, what does "{verb}" become in the past tense?', '"{verb}" happened yesterday: which form do I write?',
-    ),
     "plural": (
         'What is the plural of "{noun}"?', 'What is the plural form of the word "{noun}"?', 'How do you write more than one "{noun}"?',
         'Give the plural of "{noun}".',
@@ -102,10 +84,9 @@ PLAIN: dict[str, tuple[str, ...]] = {
         "What number do I get for {a} times {b}?", "How many are {a} groups of {b}?",
     ),
     "difference": (
-        "What is {a} minus {b}?", "How much is {a} - {b}?", "Subtract {b} from {a}.",
-        "What is the difference between {a} and {b}?",
-        "I had {a} coins and spent {b}. How many are left?", "What remains of {a} when {b} are taken away?",
-        "{a} less {b} is what number?", "What number do I get when I take {b} from {a}?",
+        "What is {a} minus {b}?", "How much is {a} - {b}?", "Subtract {b} from {a}.", "Calculate {a} minus {b}.",
+        "{a} - {b} is what?", "What remains of {a} when {b} are taken away?",
+        "How much is {a} minus {b}?", "What number do I get when I take {b} from {a}?",
     ),
     "digits": (
         "How do you write {words} in digits?", "What is {words} as a number in digits?", "Write {words} in figures.",
@@ -113,11 +94,40 @@ PLAIN: dict[str, tuple[str, ...]] = {
         "Someone says {words}. Which number do I type?", "What number is {words}?",
         "In digits, what is {words}?", "{words} in figures is what?",
     ),
-    "units": (
-        "How many {small} are in {count} {large}?", "{count} {large} are how many {small}?",
-        "Convert {count} {large} to {small}.", "What are {count} {large} in {small}?",
-        "How many {small} make {count} {large}?", "I have {count} {large}. How many {small} is that?",
-        "In {small}, how much is {count} {large}?", "What number of {small} equals {count} {large}?",
+    "country_of_city": (
+        "In which country is {city}?", "Which country is the city of {city} in?",
+        "{city} is a city in which country?", "Name the country where {city} lies.",
+        "To which country does the city {city} belong?", "If I fly to {city}, in which country do I land?",
+        "{city}: which country is that in?", "What country would I find {city} in?",
+    ),
+    "state_of_city": (
+        "In which US state is {city}?", "Which state is the city of {city} in?",
+        "{city} is a city in which state of the US?", "Name the US state where {city} lies.",
+        "To which US state does the city {city} belong?", "If I move to {city}, in which US state will I live?",
+        "{city}: which US state is that in?", "What state of the USA would I find {city} in?",
+    ),
+    "demonym": (
+        "What do you call a person from {country}?", "What is a citizen of {country} called?",
+        "What is someone from {country} called in English?", "Which word means a person from {country}?",
+        "What are the people of {country} called?", "Somebody was born in {country}; what do we call that nationality?",
+        "How do you call someone who comes from {country}?", "{country}: what is the name for its people?",
+    ),
+    "country_of_people": (
+        "Which country does {a_person} come from?", "What country do {people} people live in?",
+        "Which country is {a_person} a citizen of?", "Name the country whose people are called {people}.",
+        "If somebody is {people}, which country is he from?", "Where are {people} people at home, in which country?",
+        "Which country issues {people} passports?", "My neighbor is {people}. What country was she born in?",
+    ),
+    "superlative": (
+        'What is the superlative of "{word}"?', 'What is the superlative form of the adjective "{word}"?',
+        'Give the superlative of "{word}".', 'What is the superlative form of "{word}" in English?',
+        'In English, what is the superlative form of "{word}"?', 'Tell me the superlative of "{word}".',
+        'Which word is the superlative of "{word}"?', 'Of the adjective "{word}", what is the superlative?',
+    ),
+    "half": (
+        "What is half of {number}?", "How much is {number} divided by 2?", "Divide {number} by 2.", "What number is one half of {number}?",
+        "We share {number} apples between 2 children. How many does each get?", "What is {number} divided by 2?",
+        "How much is one half of {number}?", "What number do I get when I halve {number}?",
     ),
 }  # fmt: skip
 
@@ -143,12 +153,6 @@ SECOND_LANGUAGE: dict[str, tuple[str, ...]] = {
                 "The symbol {symbol}, to which element belongs?", "How is called the element with the sign {symbol}?"),
     "atomic_number": ("Which atomic number has {element}?", "How much protons has {element}?",
                       "The element {element}, which number has it in periodic system?", "What for an atomic number has {element}?"),
-    "weekday_abroad": ("How says one {word} in {language}?", "How is called {word} on {language}?",
-                       "{word}, what it is in {language} language?", "What is meaning {word} on {language}?"),
-    "month_abroad": ("How says one the month {word} in {language}?", "How is called month {word} on {language}?",
-                     "The month {word}, what it is in {language} language?", "How is the name of {word} month on {language}?"),
-    "past": ('How is the past from the verb "{verb}"?', 'Which is past form of verb "{verb}" please?',
-             'The verb "{verb}", how it makes the past?', 'How one says "{verb}" when it was yesterday?'),
     "plural": ('How is the plural from "{noun}"?', 'Which is plural form of word "{noun}" please?',
                'The word "{noun}", how it makes the plural?', 'How one says "{noun}" when there is many?'),
     "sum": ("How much makes {a} and {b} together?", "How many is it {a} plus {b}?",
@@ -159,8 +163,30 @@ SECOND_LANGUAGE: dict[str, tuple[str, ...]] = {
                    "{a} minus {b} gives how much?", "What gives {a} when {b} goes away?"),
     "digits": ("How writes one {words} with digits?", "The number {words}, how is it in digits?",
                "With digits, how one writes {words}?", "What for a number is {words} in digits?"),
-    "units": ("How much {small} has {count} {large}?", "{count} {large}, how many {small} it makes?",
-              "To how many {small} correspond {count} {large}?", "{count} {large} gives how much {small}?"),
+    "country_of_city": (
+        "In what country lays {city}?", "The city {city}, it is in which country?",
+        "To which country belongs {city} please?", "How is called the country where is {city}?",
+    ),
+    "state_of_city": (
+        "In what state from the US lays {city}?", "The city {city}, it is in which US state?",
+        "To which US state belongs {city} please?", "How is called the US state where is {city}?",
+    ),
+    "demonym": (
+        "How is called a person from {country}?", "How one says to the people that come of {country}?",
+        "A human from {country}, how do you call him?", "The people of {country}, how they are named?",
+    ),
+    "country_of_people": (
+        "From what country comes {a_person}?", "The {people} people, they live in which country?",
+        "Which country have the {people} people?", "Who is {people}, from which country he comes?",
+    ),
+    "superlative": (
+        'How is the superlative from "{word}"?', 'Which is superlative of adjective "{word}" please?',
+        'The word "{word}", how it makes the superlative?', 'What for a superlative has "{word}"?',
+    ),
+    "half": (
+        "How much makes {number} divided through 2?", "Which is the half from {number}?",
+        "The half of {number}, how much it is?", "What gives {number} divided with 2?",
+    ),
 }  # fmt: skip
 
 #: Around a question: {question} begins in lower case where it follows words. The last four are held out.

@@ -14,9 +14,10 @@ SYMBOL = ("symbol", "What is the chemical symbol of iodine?", ["I"])
 CODE = ("state_code", "What is the two-letter postal code of Indiana?", ["IN"])
 ELEMENT = ("element", "Which element has the chemical symbol Na?", ["sodium"])
 SUM = ("sum", "What is 17 plus 25?", ["42"])
-UNITS = ("units", "How many minutes are in 3 hours?", ["180"])
-PAST = ("past", 'What is the past tense of "go"?', ["went"])
-WEEKDAY = ("weekday_abroad", "What is Monday in French?", ["lundi"])
+DIFFERENCE = ("difference", "What is 6 minus 1?", ["5"])
+HALF = ("half", "What is half of 80?", ["40"])
+BEST = ("superlative", 'What is the superlative of "good"?', ["best"])
+PEOPLE = ("demonym", "What do you call a person from Denmark?", ["Danish", "Dane"])
 Asked = tuple[str, str, list[str]]
 
 
@@ -34,15 +35,20 @@ Asked = tuple[str, str, list[str]]
         (SYMBOL, "I"),
         (SYMBOL, "The chemical symbol of iodine is I."),
         (SYMBOL, 'In chemistry iodine is written "I".'),
+        (SYMBOL, "The element iodine has the symbol I."),
         (CODE, "The postal code is IN"),
+        (CODE, "IN: Indiana\n\nThe post office is in Indiana."),
+        (CODE, "IN\n\nIndiana is a state."),
         (ELEMENT, "Na is Sodium."),
         (SUM, "42"),
         (SUM, "17 + 25 = 42"),
         (SUM, "10 + 20 = 30 and 7 + 5 = 12, so 30 + 12 = 42"),
         (SUM, "30 and 12.\nAnswer: 42"),
-        (UNITS, "There are 60 minutes in an hour, so 3 x 60 = 180 minutes."),
-        (PAST, 'The past tense of "go" is "went".'),
-        (WEEKDAY, "Monday in French is Lundi."),
+        (DIFFERENCE, "To find 6 minus 1, we subtract 1 from 6. 6 - 1 = 5. So, 6 minus 1 equals 5."),
+        (HALF, "We divide 80 by 2. 80 / 2 = 40\n\nSo, half of 80 is"),
+        (HALF, "To find half of 80, divide 80 by 2. Half of 80 is 40."),
+        (BEST, 'The superlative of "good" is "best".'),
+        (PEOPLE, "People from Denmark are called Danes."),
     ],
 )
 def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
@@ -66,13 +72,16 @@ def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
         (SYMBOL, "I, In, Ir"),
         (SYMBOL, 'It is "I" or "Io", maybe "In".'),
         (SYMBOL, "i"),
+        (SYMBOL, "I: iodine, In: indium"),
+        (SYMBOL, "I\nIn\nIr"),
         (CODE, "IN, ID, IA"),
         (ELEMENT, "sodium, potassium or nitrogen"),
         (SUM, "41 or 42"),
         (SUM, "40 41 42 43 44"),
-        (UNITS, "120, 180 or 240"),
-        (PAST, "goed, went"),
-        (WEEKDAY, "lundi, mardi, mercredi"),
+        (DIFFERENCE, "6 - 1 = 5 or 4"),
+        (HALF, "20, 40 or 160"),
+        (BEST, "better, best"),
+        (PEOPLE, "Danish, Swedish or Norwegian"),
         (CAPITAL, "What is the capital of Kenya?"),
         (SUM, "17 plus 25"),
         (CAPITAL, ""),
