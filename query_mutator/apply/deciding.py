@@ -56,10 +56,14 @@ def rewrite_flow(
         asks_when_stopped=asks_at_end,
     )
     episode, chosen = engine.episode, engine.submitted
+    text, form = episode.asked if chosen is None else chosen.asked
+    request = task.target(0, text, form)
     return Rewrite(
         question=episode.original,
-        text=episode.text if chosen is None else chosen.text,
-        form=episode.form if chosen is None else chosen.form,
+        text=text,
+        form=form,
+        messages=request.messages,
+        options=request.options,
         answer=None if chosen is None else chosen.answer,
         steps=tuple(played.steps),
         calls=episode.calls,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from query_mutator.session.play import Step, Stopped
-from query_mutator.types import AS_IS, ErrorInfo
+from query_mutator.types import AS_IS, ErrorInfo, Message
 
 __all__ = ["Rewrite", "Step"]
 
@@ -18,6 +19,8 @@ class Rewrite:
     question: str
     text: str  # the wording whose answer was submitted; without an answer the last one
     form: str = AS_IS  # in which it was asked
+    messages: tuple[Message, ...] = ()  # of that request: the wording in its form
+    options: Mapping[str, Any] = field(default_factory=dict)  # of that request, such as {"stop": ["\n"]}
     answer: str | None  # None if the target was not asked, or no call to it succeeded
     steps: tuple[Step, ...]
     calls: int  # to both models
@@ -43,6 +46,7 @@ class Rewrite:
 
     @property
     def changes(self) -> tuple[Step, ...]:
-        """Return the steps that changed the wording, each wording once."""
-        first = {step.text: step for step in reversed(self.steps) if step.is_changed and step.text != self.question}
-        return tuple(step for step in self.steps if first.get(step.text) is step)
+        """Return the steps that changed the wording or its form, each pair of them once."""
+        start = (self.question, AS_IS)
+        first = {step.asked: step for step in reversed(self.steps) if step.is_changed and step.asked != start}
+        return tuple(step for step in self.steps if first.get(step.asked) is step)

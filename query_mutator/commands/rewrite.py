@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from tyro.conf import Positional
@@ -18,7 +18,7 @@ from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, o
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
-from query_mutator.types import CONTROLS
+from query_mutator.types import AS_IS, CONTROLS
 
 __all__ = ["RewriteFlags", "rewrite"]
 
@@ -85,6 +85,9 @@ def _row(one: Rewrite) -> dict[str, Any]:
         "rejected": [{"operator": operator, "guard": guard} for operator, guard in one.rejected],
         "answer": one.answer,
         "submitted": one.text,
+        "form": one.form,
+        "messages": [asdict(message) for message in one.messages],
+        **({"options": dict(one.options)} if one.options else {}),
         "why": one.why,
         "calls": one.calls,
         **error,
@@ -93,8 +96,11 @@ def _row(one: Rewrite) -> dict[str, Any]:
 
 def _in_words(one: Rewrite) -> str:
     """Return a question as lines in two columns; the wording whose answer was submitted is marked."""
-    lines = [("question", one.question), *((step.operator, step.text) for step in one.changes)]
-    lines = [(f"{name} *" if text == one.text and one.answer is not None else name, text) for name, text in lines]
+    wordings = [("question", one.question, AS_IS), *((step.operator, step.text, step.form) for step in one.changes)]
+    lines = [
+        (f"{name} *" if (text, form) == (one.text, one.form) and one.answer is not None else name, text)
+        for name, text, form in wordings
+    ]
     lines += [(operator, f"not used: fails the guard {guard!r}") for operator, guard in one.rejected]
     lines += [("submitted", f"* {one.why}")] if one.why else []
     lines += [("error", str(one.error))] if one.error is not None else []

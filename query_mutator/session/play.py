@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, Completion, ErrorInfo, FloatArray
@@ -92,9 +93,14 @@ class Step:
     operator: str  # or "ask", "undo", "submit"
     text: str  # the wording after it
     form: str = AS_IS  # in which the target would get it
-    is_changed: bool  # whether it changed the wording
+    is_changed: bool  # whether it changed the wording or the form
     answer: str | None  # the target's answer to this wording, None if it was not asked
     guard: str | None = None  # that rejected the rewrite; then the wording stays
+
+    @property
+    def asked(self) -> Asked:
+        """Return wording and form."""
+        return self.text, self.form
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +170,7 @@ def play(
 def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, asks_at_end: bool) -> Flow:
     """Take one action and note it; return whether it ended the episode."""
     episode, rules, name = engine.episode, engine.task.rules, engine.task.actions[action]
-    before, known = episode.text, len(episode.known)
+    before, known = episode.asked, len(episode.known)
     error = yield from clock.bound(engine.act(action, asks_at_end=asks_at_end), clock.rewriting_ends_at)
     if error is not None:
         if clock.is_late(error):
@@ -178,7 +184,7 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
             operator=name,
             text=episode.text,
             form=episode.form,
-            is_changed=episode.text != before,
+            is_changed=episode.asked != before,
             answer=episode.answer if is_new else None,
             guard=engine.guard,
         )
