@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from query_mutator.rewards.matching import numbers_in
+from query_mutator.rewards.matching import decided, numbers_in
 from query_mutator.rewards.parts import PARTS, Evidence, Unscored
 from query_mutator.rewards.verdicts import is_refusal
 
@@ -25,7 +25,6 @@ PARTS_JOINED_BY = " | "
 #: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.
 SYMBOLS = ("symbol", "state_code")
 
-_MARK = re.compile(r"(?:^|\n)\W*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _SHOWN = re.compile(
     r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\b(?:is|are|as|by|symbol|code|letter)|:|=)\s+([A-Z][A-Za-z]?)\b"""
     r"""|^\W*([A-Z][A-Za-z]?)\W*$|\b(?!A:)([A-Z][A-Za-z]?):""",
@@ -56,7 +55,7 @@ def committed(evidence: Evidence) -> float:
 
 def commits_to(answer: str, accept: Sequence[str], *, family: str, question: str) -> bool:
     """Return whether an answer names one of `accept` and nothing else of the family that the question does not name."""
-    said = _without(question, _decided(answer))
+    said = _without(question, decided(answer))
     if family in SYMBOLS:
         return _symbols(said) == {accept[0]}
     if _names().get(family) is None:
@@ -86,13 +85,6 @@ def _commits_to_number(said: str, gold: int, question: str) -> bool:
 def _apart(text: str) -> str:
     """Return a text whose operators are no signs and no fractions: 6 - 1 has the numbers 6 and 1."""
     return re.sub(r"(?<=\d)\s*[-−+/÷]\s*(?=\d)", " ; ", text)
-
-
-def _decided(answer: str) -> str:
-    """Return what follows the last mark of a final answer, up to the end of its line; else the whole answer."""
-    marks = list(_MARK.finditer(answer))
-    rest = answer[marks[-1].end() :].strip() if marks else ""
-    return rest.partition("\n")[0] if rest else answer
 
 
 def _without(question: str, answer: str) -> str:

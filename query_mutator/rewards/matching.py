@@ -13,7 +13,7 @@ import re
 import string
 from dataclasses import dataclass
 
-__all__ = ["Number", "contains_text", "final_number", "normalized", "numbers_in", "same_number", "same_text"]
+__all__ = ["Number", "contains_text", "decided", "final_number", "normalized", "numbers_in", "same_number", "same_text"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -35,6 +35,7 @@ _NUMBER = re.compile(
 _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _SEPARATORS = re.compile("[,'\u00a0\u2009\u202f]")
 _MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECASE)
+_DECIDED = re.compile(r"(?:^|\n)\W*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _READ_CHARS = 20_000  # of the end of an answer
 _CLOSE = 1e-6  # relative difference of equal numbers
 
@@ -61,6 +62,13 @@ def same_text(answer: str, gold: str) -> bool:
 def contains_text(answer: str, gold: str) -> bool:
     """Return whether the gold's words follow each other in the answer."""
     return f" {normalized(gold)} " in f" {normalized(answer)} "
+
+
+def decided(answer: str) -> str:
+    """Return what follows the last mark of a final answer, up to the end of its line; else the whole answer."""
+    marks = list(_DECIDED.finditer(answer))
+    rest = answer[marks[-1].end() :].strip() if marks else ""
+    return rest.partition("\n")[0] if rest else answer
 
 
 def numbers_in(text: str) -> list[Number]:

@@ -20,7 +20,8 @@ from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
-from query_mutator.types import NUMERIC, PLAIN_TEXT, ChatRequest, Completion, Question
+from query_mutator.rewards.verifier import verified
+from query_mutator.types import NUMERIC, PLAIN_TEXT, REASONING_GYM, ChatRequest, Completion, Question
 
 Vector = NDArray[np.float32]  # [D], unit length
 
@@ -58,12 +59,14 @@ def cosine(one: Vector, two: Vector) -> float:
 def right(evidence: Evidence) -> float:
     """Return 1 when the answer names an accepted object first, or gives the accepted number, or an accepted text.
 
-    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name.
+    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name. Entries of
+    reasoning-gym are right with full marks of `verifier`.
     """
-    accept = evidence.question.accept
+    accept, tags = evidence.question.accept, evidence.question.tags
+    if REASONING_GYM in tags:
+        return float(verified(evidence.question, evidence.answer) >= 1)
     if not accept or is_refusal(evidence.answer):
         return 0.0
-    tags = evidence.question.tags
     if NUMERIC in tags:
         return _ends_at_gold(evidence)
     if PLAIN_TEXT not in tags and callable(pynames.resolve(accept[0])):
@@ -99,6 +102,14 @@ def _ends_at_gold(evidence: Evidence) -> float:
         return 0.0
     gold = (final_number(text) for text in evidence.question.accept)
     return float(any(number is not None and same_number(found, number) for number in gold))
+
+
+@PARTS.register("verifier")
+def verifier(evidence: Evidence) -> float:
+    """Return the score of the question's task of reasoning-gym; Unscored for any other question."""
+    if REASONING_GYM not in evidence.question.tags:
+        raise Unscored(f"question {evidence.question.id} is not of --dataset {REASONING_GYM}:NAME, whose tasks verify")
+    return verified(evidence.question, evidence.answer)
 
 
 @PARTS.register("similarity")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from query_mutator.data import (
@@ -15,6 +16,7 @@ from query_mutator.data import (
     guard_questions,
     hub,
     load_question_set,
+    reasoning_gym,
     split_questions,
     validation_split,
 )
@@ -29,9 +31,11 @@ __all__ = ["example_bank", "guard_requests", "read_dataset", "split_dataset"]
 def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
     """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file.
 
-    Bundled sets come with the bundled requests that should be refused.
+    Bundled sets and tasks of reasoning-gym come with the bundled requests that should be refused.
     """
     dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
+    if dataset.startswith(reasoning_gym.PREFIX):
+        bundled[dataset] = partial(reasoning_gym.verified_questions, dataset)
     if dataset in bundled and not Path(dataset).exists():
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
@@ -42,7 +46,8 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)
         raise DatasetError(
-            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, or a bundled set: {sets}"
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, reasoning-gym:NAME, or a "
+            f"bundled set: {sets}"
         )
     found = load_question_set(
         paths, name=dataset, question_column=settings.question_column, answer_column=settings.answer_column

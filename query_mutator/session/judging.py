@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from query_mutator.cli.console import note
+from query_mutator.data.reasoning_gym import PREFIX
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.stack import ClientStack
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
-from query_mutator.settings.questions import Judging, Reward
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.questions import Judging
 from query_mutator.types import SUCCESS_PARTS
 
-__all__ = ["REFERENCE_METRICS", "make_judge", "make_reward"]
+__all__ = ["REFERENCE_METRICS", "default_reward", "make_judge", "make_reward"]
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
 JUDGE_FORMS: Mapping[JudgeForm, str] = {
@@ -22,13 +24,19 @@ JUDGE_FORMS: Mapping[JudgeForm, str] = {
 }
 
 
-def make_reward(settings: Reward, *, judge: Judge | None = None) -> WeightedReward:
+def default_reward(dataset: str) -> str:
+    """Return the weights of the parts without --reward: `verifier` for tasks that have one; "" for the usual ones."""
+    return "verifier" if dataset.startswith(PREFIX) else ""
+
+
+def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:
     """Return the reward of `--reward`; UsageError for an unknown part or weight, and for a judge without a model.
 
     A reward by a judge alone has `right` as a part of weight 0, with which the judge is compared.
     """
     judge_model = settings.judge_model
-    reward = WeightedReward.parse(settings.reward, judge=judge) if settings.reward else WeightedReward()
+    spec = settings.reward or default_reward(settings.dataset)
+    reward = WeightedReward.parse(spec, judge=judge) if spec else WeightedReward()
     is_judged = "judge" in reward.weights
     if is_judged and judge_model is None:
         raise UsageError(

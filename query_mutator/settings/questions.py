@@ -28,8 +28,9 @@ class Questions(Columns):
     """The questions."""
 
     dataset: str = "python_docs"
-    """Questions: python_docs or reference_tables (bundled), a .jsonl, .json, .csv or .parquet file, or a set of the
-    Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/how-to/use-your-own-data.md."""
+    """Questions: python_docs, reference_tables or general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
+    the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT], or reasoning-gym:TASK,TASK(size=50); see
+    docs/how-to/use-your-own-data.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

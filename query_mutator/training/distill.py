@@ -16,6 +16,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.typed import as_type
 from query_mutator.plugins import load_plugins, replaced
 from query_mutator.rewards.weighted import WeightedReward
+from query_mutator.session.judging import default_reward
 from query_mutator.session.trust import check_plugins
 from query_mutator.types import CONTROLS, success_in
 
@@ -141,7 +142,7 @@ def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
         flags = as_type(config.get("flags"), Mapping[str, Any], "flags")
         named = as_type(flags.get("plugin"), tuple[str, ...], "flags.plugin")
         hashes = as_type(config.get("plugins", {}), Mapping[str, str], "plugins")
-        reward = as_type(flags.get("reward") or "", str, "flags.reward")
+        reward = as_type(flags.get("reward") or default_reward(str(flags.get("dataset"))), str, "flags.reward")
     except ValueError as error:
         raise UsageError(f"{path}: not the config.json of a run ({error}); restore it") from None
     recorded = replaced({spec: hashes.get(spec, "") for spec in named}, plugins)

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "toolkits", "dev"}
+EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "reasoning-gym", "toolkits", "dev"}
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:
@@ -53,7 +53,7 @@ def test_every_range_has_two_ends(one: Requirement) -> None:
 def test_extras_are_those_that_messages_and_pages_name() -> None:
     assert set(PROJECT["optional-dependencies"]) == EXTRAS
     files = [*ROOT.glob("query_mutator/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
-    named = {match for file in files for match in re.findall(r"query-mutator\[([\w,]+)\]", file.read_text("utf-8"))}
+    named = {match for file in files for match in re.findall(r"query-mutator\[([\w,-]+)\]", file.read_text("utf-8"))}
     assert {extra for names in named for extra in names.split(",")} <= EXTRAS
 
 

@@ -20,7 +20,8 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedReward
 from query_mutator.session.judging import make_reward
-from query_mutator.settings.questions import Judging, Reward
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.questions import Judging
 from query_mutator.training.callbacks.judge_watch import LEAST, JudgeWatch
 from query_mutator.types import ChatRequest, Completion, Question
 from tests.scripted_server import ScriptedServer, http
@@ -113,11 +114,11 @@ def test_a_refusal_costs_no_call_and_scores_nothing() -> None:
 
 def test_a_judge_needs_a_model_and_a_model_a_judge() -> None:
     with pytest.raises(UsageError, match="--reward judge needs --judge-model"):
-        make_reward(Reward(reward="judge"))
+        make_reward(TaskSettings(reward="judge"))
     with pytest.raises(UsageError, match="--judge-model m has no part of the reward"):
-        make_reward(Reward(judge_model="m"))
-    assert make_reward(Reward(reward="judge", judge_model="m")).weights == {"judge": 1.0, "right": 0.0}
-    weights = make_reward(Reward(reward="judge,exact=0", judge_model="m")).weights
+        make_reward(TaskSettings(judge_model="m"))
+    assert make_reward(TaskSettings(reward="judge", judge_model="m")).weights == {"judge": 1.0, "right": 0.0}
+    weights = make_reward(TaskSettings(reward="judge,exact=0", judge_model="m")).weights
     assert weights == {"judge": 1.0, "exact": 0.0}
 
 
