@@ -127,6 +127,7 @@ class ChatRequest:
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
     json_schema: Mapping[str, Any] | None = None  # the reply is to be JSON of it, from servers that keep to one
     think: bool = False  # do not tell the model not to think
+    logprobs: bool = False  # the completion is to have `logprob`, from servers that report it
     choices: tuple[str, ...] = ()  # reply with a JSON object of their probabilities as the first token
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.coalesce.request_key
@@ -153,6 +154,7 @@ class Completion:
     latency_s: float = 0.0  # as the client measured it
     attempts: int = 1
     hit_limit: bool = False  # the reply ended at the token limit, not where the model ended it
+    logprob: float | None = None  # mean log probability of the reply's tokens; None where it was not reported
 
     @property
     def ok(self) -> bool:
@@ -200,6 +202,7 @@ class Completion:
             eval_s=_seconds(payload, "eval_duration"),
             latency_s=latency_s,
             hit_limit=payload.get("done_reason") == "length",
+            logprob=mean_logprob(payload.get("logprobs")),
         )
 
     def after(self, *, latency_s: float) -> Completion:
@@ -233,6 +236,13 @@ def wire_number(value: Any) -> float:
     if not math.isfinite(number) or number > _MAX_NUMBER:
         raise ValueError(f"{number} in place of a count or time")
     return max(0.0, number)
+
+
+def mean_logprob(rows: object) -> float | None:
+    """Return the mean of `logprob` over the tokens of a reply, None where a server sent none."""
+    values = [row.get("logprob") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    found = [min(0.0, float(one)) for one in values if isinstance(one, (int, float)) and math.isfinite(one)]
+    return sum(found) / len(found) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

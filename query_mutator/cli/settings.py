@@ -106,7 +106,11 @@ def read_project(table: str, usable: Mapping[str, str], elsewhere: Mapping[str, 
         _check_shared(key)
     values = {key: value for key, value in shared.items() if _key(key) in usable} | table_values(data, table, str(path))
     if any(elsewhere.get(field) for field in _ADDRESSES):
-        replaced = {"backend", *_ADDRESSES, *(("target_model", "mutator_model") if elsewhere.get("gguf") else ())}
+        replaced = {
+            "backend",
+            *_ADDRESSES,
+            *(("target_model", "mutator_model") if elsewhere.get("gguf") or elsewhere.get("recording") else ()),
+        }
     else:
         replaced = _ADDRESSES if elsewhere.get("backend") == "embedded" else set()
     return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}

@@ -1,4 +1,4 @@
-"""The backends by name, and which one a run uses (`--backend`, `--ollama-url`, `--openai-url`, `--gguf`).
+"""The backends by name, and which one a run uses (`--backend`, `--gguf`, ...).
 
 A backend is a `ModelServer` class registered here: by this package, by an entry point of the group
 `query_mutator.backends`, or by a `--plugin` module (docs/how-to/add-a-backend.md). Nothing outside a backend's file
@@ -17,7 +17,9 @@ from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.registry import Registry, check_known
+from query_mutator.settings.models import ADDRESS_FLAGS, AUTO
 
 __all__ = [
     "ADDRESS_FLAGS", "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "EMBEDDED_VERSION", "BackendChoice",
@@ -26,15 +28,15 @@ __all__ = [
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 
-AUTO, EMBEDDED = "auto", "embedded"  # what `--backend` takes in addition to the registered names
+EMBEDDED = "embedded"  # what `--backend` takes in addition to AUTO and the registered names
 DEFAULT_BACKEND = "ollama"  # what `auto` tries
-ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf")  # the settings that say where a model is
 EMBEDDED_VERSION = "+embedded"  # the end of our own server's version
 
 BACKENDS: Registry[type[ModelServer]] = Registry("backend", group="query_mutator.backends")
 BACKENDS.add(DEFAULT_BACKEND, OllamaBackend)
 BACKENDS.add("openai", OpenAIBackend)
 BACKENDS.add("llama", LlamaBackend)
+BACKENDS.add("recorded", RecordedBackend)
 
 
 def check_backend(name: str) -> None:

@@ -112,6 +112,7 @@ class ModelServer(Backend, Protocol):
     url_variable: ClassVar[str] = ""  # the environment variable that does
     default_url: ClassVar[str] = "in-process"  # "": an address is required
     runs_files: ClassVar[bool] = False  # whether an address is a file, which names its model and gets pool_size slots
+    is_instant: ClassVar[bool] = False  # whether replies come at once, so that caching them gains nothing
     has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options
     reports_queue: ClassVar[bool] = False  # whether replies carry the time a call queued, by the server's clock
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models

@@ -53,8 +53,9 @@ def _key(request: ChatRequest, identity: str) -> str:
     numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
     options = _encode(dict(request.options)) if request.options else "{}"
     form = ""
-    if request.json_schema is not None or request.think or request.choices:
-        form = f", {_encode([request.json_schema, request.think, request.choices])}"
+    if request.json_schema is not None or request.think or request.choices or request.logprobs:
+        more = [request.logprobs] if request.logprobs else []  # a key without it is that of earlier versions
+        form = f", {_encode([request.json_schema, request.think, request.choices, *more])}"
     return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
 
 

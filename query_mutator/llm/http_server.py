@@ -170,6 +170,8 @@ class HttpServer(ModelServer):
             body |= self.json_fields(request.json_schema)
         if request.choices:
             body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        elif request.logprobs:
+            body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
         if request.think:
             body.pop("think", None)
         return body

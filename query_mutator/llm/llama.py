@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from query_mutator.errors import QueryMutatorError, UsageError
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
-from query_mutator.llm.gguf_file import check_file, digest_of, model_name
+from query_mutator.llm.gguf_file import check_file, digest_of, gguf_path, model_name
 from query_mutator.llm.http_server import TEMPLATE_TOKENS
 from query_mutator.llm.llama_process import LlamaProcess, require_xllamacpp
 from query_mutator.llm.openai import OpenAIBackend
@@ -81,10 +81,10 @@ class LlamaBackend(ModelServer):
 
     @classmethod
     def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the absolute path of a file; UsageError without one."""
+        """Return the absolute path of a file; UsageError without one, and for a package that is not installed."""
         if not given:
             raise UsageError("--backend llama needs a model; give its file with --gguf FILE")
-        return str(Path(given).expanduser().absolute())
+        return gguf_path(given)
 
     @classmethod
     def open(cls, urls: Sequence[str], *, environ: Mapping[str, str] = os.environ, **settings: Any) -> tuple[Self, ...]:

@@ -16,7 +16,16 @@ from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
 from query_mutator.llm.transport import Transport, json_object
-from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, Json, wire_number, wire_text
+from query_mutator.types import (
+    MAX_NAME_CHARS,
+    ChatRequest,
+    Completion,
+    ErrorInfo,
+    Json,
+    mean_logprob,
+    wire_number,
+    wire_text,
+)
 
 __all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
 
@@ -255,6 +264,7 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         return Completion.failed("server", str(said.get("message", said) if isinstance(said, dict) else said))
     choice = payload["choices"][0]
     message, usage, timings = choice["message"], payload.get("usage") or {}, payload.get("timings") or {}
+    logprobs = choice.get("logprobs") or {}
     text = wire_text(message.get("content") or message.get("refusal")).strip()
     error = None
     if not choice.get("finish_reason"):
@@ -272,4 +282,5 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         eval_s=wire_number(timings.get("predicted_ms")) / 1000,
         latency_s=latency_s,
         hit_limit=choice.get("finish_reason") == "length",
+        logprob=mean_logprob(logprobs.get("content")),
     )

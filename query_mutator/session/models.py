@@ -16,7 +16,14 @@ from query_mutator.cli.console import closing_on_interrupt, show_status
 from query_mutator.encoder import CachedEncoder, resolve_encoder
 from query_mutator.encoder.remote import Embed
 from query_mutator.errors import UsageError
-from query_mutator.llm.backends import ADDRESS_FLAGS, DEFAULT_BACKEND, EMBEDDED, BackendChoice, resolve_backend
+from query_mutator.llm.backends import (
+    ADDRESS_FLAGS,
+    BACKENDS,
+    DEFAULT_BACKEND,
+    EMBEDDED,
+    BackendChoice,
+    resolve_backend,
+)
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
@@ -52,7 +59,7 @@ class ResolvedModels(ModelSettings):
     """The settings of models that were open, with every choice made, so that the same ones can be opened again."""
 
     file_digests: tuple[str, ...] = ()
-    """SHA-256 that the files of `gguf` must have; without any they are not compared."""
+    """SHA-256 that the files of `gguf` or `recording` must have; without any they are not compared."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,7 +206,9 @@ def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
     """Return which replies are cached on disk, with `auto` resolved."""
     if settings.cache != "auto":
         return settings.cache
-    return "eval" if choice.is_embedded else "all"
+    if choice.is_embedded:
+        return "eval"
+    return "off" if BACKENDS.get(choice.kind).is_instant else "all"
 
 
 def _names(settings: ModelSettings, choice: BackendChoice) -> tuple[str, str]:
@@ -293,5 +302,5 @@ def check_files(servers: Sequence[ModelServer], digests: Sequence[str]) -> None:
         if tuple(digests) != server.file_digests():
             raise UsageError(
                 f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier file, or "
-                "name this one with --gguf in a new run or another command"
+                f"name this one with --{server.url_flag} in a new run or another command"
             )

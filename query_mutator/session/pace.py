@@ -129,7 +129,7 @@ def _key(where: Address, limits: Sampling, *, target: str | None, mutator: str |
     variable, runs_files = "", False
     if kind != EMBEDDED:
         variable, runs_files = BACKENDS.get(kind).url_variable, BACKENDS.get(kind).runs_files
-    places = [os.path.abspath(os.path.expanduser(url)) for url in urls] if runs_files else list(urls)
+    places = [BACKENDS.get(kind).address(url) for url in urls] if runs_files else list(urls)
     models = [name and name.removesuffix(":latest") for name in (target, mutator or target)]
     tokens = [where.num_ctx, limits.target_max_tokens, limits.mutator_max_tokens]
     facts = [kind, places or os.environ.get(variable, ""), models, tokens]

@@ -23,6 +23,7 @@ from query_mutator.files import decode, encode
 from query_mutator.llm.address import server_url
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.hf import is_local
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.plugins import absolute, source_sha256
 
 __all__ = ["check_plugins", "check_reach", "remember", "trusted_path", "unnamed"]
@@ -154,6 +155,7 @@ _HARMLESS: Mapping[str, Callable[[str], bool]] = {
     "local_server_url": _never,
     "ray_address": _never,
     "gguf": _never,
+    "recording": lambda name: name in BUNDLED_RECORDINGS,
     "encoder": lambda spec: spec in (DEFAULT_ENCODER, "hash") or spec.startswith("ollama:"),
     "mutator_model": lambda model: not is_local(model),
     "judge_model": _never,

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 AUTO = "auto"  # what `backend` is unless one is named
-ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf")  # the settings that say where a model is
+ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the settings that say where a model is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,15 @@ class Address(Context):
     """The servers, and the model that answers."""
 
     backend: str = AUTO
-    """Server: auto, embedded, ollama, openai, llama, a plugin's; auto uses Ollama if it answers, else embedded."""
+    """Server: auto, embedded, ollama, openai, llama, recorded, a plugin's; auto: Ollama if there, else embedded."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
     gguf: tuple[str, ...] = ()
-    """GGUF file of the model, or two: target, then mutator. llama.cpp runs them, no server is needed."""
+    """GGUF file of the model, or two: target, then mutator; or smollm2, that of a package. llama.cpp runs them."""
+    recording: str | None = None
+    """Recorded replies that stand for a model: the name of a bundled recording, or a file."""
     target_model: str | None = None
     """The model that answers."""
 
@@ -47,6 +49,9 @@ class Address(Context):
         for name in ("ollama_url", "gguf"):  # a program may give one, or none
             if not isinstance(given := getattr(self, name), tuple):
                 object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given or ()))
+        for name in ("openai_url", "recording"):  # a choice of servers has a tuple of one
+            if isinstance(given := getattr(self, name), tuple):
+                object.__setattr__(self, name, next(iter(given), None))
         super().__post_init__()
 
     @property

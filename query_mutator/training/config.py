@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from query_mutator.files.tracking import TrackFlags, check_trackers
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import EMBEDDED
 from query_mutator.llm.flags import ServerAddressFlags
+from query_mutator.llm.gguf_file import gguf_address
+from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import Comparison, FailureRate, PeriodicEvaluation
 from query_mutator.settings.learner import BanditConfig, CollectorConfig, IQNConfig, Learning
@@ -61,7 +62,9 @@ class TrainConfig(
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gguf", tuple(os.path.abspath(os.path.expanduser(file)) for file in self.gguf))
+        object.__setattr__(self, "gguf", tuple(map(gguf_address, self.gguf)))
+        if self.recording is not None:
+            object.__setattr__(self, "recording", recording_address(self.recording))
         super().__post_init__()
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")

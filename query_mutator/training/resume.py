@@ -21,7 +21,8 @@ from query_mutator.training.config import TrainConfig
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
     {
-        *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "gguf", "allow_mixed", "keep_alive"),
+        *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "gguf", "recording"),
+        *("allow_mixed", "keep_alive"),
         *("ray_address", "local_server_url"),
         *("timeout_s", "max_reply_mb", "deadline_s", "max_retries", "wait_for_server_s", "max_failure_rate"),
         *("cache", "cache_path"),

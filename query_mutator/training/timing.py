@@ -29,9 +29,9 @@ TEXTS_PER_STEP = 1.0  # new to the encoder; measured with the embedded assistant
 PROBE_TEXTS = 24
 #: Flags that decide how long a step takes; a run with others says nothing.
 DECISIVE = (
-    "algo", "backend", "ollama_url", "openai_url", "gguf", "target_model", "mutator_model", "encoder", "device",
-    "deterministic", "batch_size", "use_batching", "num_processes", "latency_ms", "latency_sigma", "running_speed",
-    "early_stop", "target_max_tokens", "mutator_max_tokens", "max_episode_steps", "num_ctx",
+    "algo", "backend", "ollama_url", "openai_url", "gguf", "recording", "target_model", "mutator_model", "encoder",
+    "device", "deterministic", "batch_size", "use_batching", "num_processes", "latency_ms", "latency_sigma",
+    "running_speed", "early_stop", "target_max_tokens", "mutator_max_tokens", "max_episode_steps", "num_ctx",
 )  # fmt: skip
 
 

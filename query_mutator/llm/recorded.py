@@ -1,0 +1,176 @@
+"""The backend that replays a model's recorded replies: `--backend recorded`, or `--recording FILE`.
+
+A recording maps requests to replies (`files.replies`, made by scripts/record_replies.py), so an experiment needs no
+model and repeats exactly. `reply_key` says which requests are the same: its values are in files that are shipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from query_mutator.errors import UsageError
+from query_mutator.files import encode, file_sha256
+from query_mutator.files.replies import RepliesHead, read_replies
+from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
+from query_mutator.llm.gguf_file import PACKAGED
+from query_mutator.settings.calls import Calls
+from query_mutator.types import ChatRequest, Completion
+
+__all__ = ["BUNDLED_RECORDINGS", "RecordedBackend", "Recording", "recording_address", "reply_key"]
+
+_FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "recorded"
+_ENDING = ".jsonl.xz"
+#: The recordings that come with the product, which `--recording` takes by name; the first is the default.
+BUNDLED_RECORDINGS = ("smollm2-135m",)
+_KEY_BYTES = 8
+#: Fields of a request besides model, messages, max_tokens and temperature that are in its key where they are set.
+_OPTIONAL = ("options", "json_schema", "think", "choices")
+
+
+def reply_key(request: ChatRequest) -> str:
+    """Return 16 hexadecimal digits of what decides a reply: not of seed, sample, attempt and purpose."""
+    messages = [[message.role, message.content] for message in request.messages]
+    said: list[Any] = [request.model, messages, request.max_tokens, float(request.temperature)]
+    optional = {name: value for name in _OPTIONAL if (value := getattr(request, name))}
+    if optional:
+        said.append(_sorted(optional))
+    return blake2b(encode(said), digest_size=_KEY_BYTES).hexdigest()
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def recording_address(given: str | None) -> str:
+    """Return the name of a bundled recording, the default one if none is given, or the absolute path of a file."""
+    if given is None or given in BUNDLED_RECORDINGS:
+        return given or BUNDLED_RECORDINGS[0]
+    return str(Path(given).expanduser().absolute())
+
+
+class Recording:
+    """The replies of a file by request. UsageError for a file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.sha256 = file_sha256(path)
+        self.head: RepliesHead
+        self.head, self._replies = read_replies(path)
+
+    def find(self, request: ChatRequest) -> Completion | None:
+        """Return the recorded reply, None for a request that is not there.
+
+        The seed of the request permutes the samples, so that each seed meets other random replies.
+        """
+        key = reply_key(request)
+        samples = self._replies.get(key, ())
+        if request.temperature == 0:
+            return samples[0] if samples else None
+        number = request.sample or 0
+        return samples[_order(request.seed or 0, key, len(samples))[number]] if number < len(samples) else None
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(path: Path, size_bytes: int, changed_ns: int) -> Recording:
+    return Recording(path)
+
+
+@functools.lru_cache(maxsize=2**16)
+def _order(seed: int, key: str, count: int) -> tuple[int, ...]:
+    """Return a permutation of `count` samples that depends on the seed and the request."""
+    return tuple(sorted(range(count), key=lambda number: blake2b(f"{seed} {key} {number}".encode()).digest()))
+
+
+class RecordedBackend(ModelServer):
+    """The replies of one recording; a request that is not in it is a failed call."""
+
+    title = "recorded replies"
+    url_flag = "recording"
+    default_url = BUNDLED_RECORDINGS[0]
+    runs_files = True
+    is_instant = True
+    more_models = "a recording has the replies of one"
+
+    def __init__(self, url: str, *, pool_size: int = Calls.batch_size, **settings: Any) -> None:
+        super().__init__(url, pool_size=pool_size, **settings)
+        self._slots = pool_size
+
+    @functools.cached_property
+    def recording(self) -> Recording:
+        """Return the recording, read at its first use; UsageError for a file that cannot be read."""
+        path = Path(self.url) if os.path.isabs(self.url) else _FOLDER / f"{self.url}{_ENDING}"
+        try:
+            stat = path.stat()
+            return _loaded(path, stat.st_size, stat.st_mtime_ns)
+        except OSError as error:
+            advice = "give a file that scripts/record_replies.py made"
+            raise UsageError(f"--recording {self.url}: {path}: {error.strerror}; {advice}") from None
+
+    @classmethod
+    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the name of a bundled recording or the absolute path of a file."""
+        return recording_address(given)
+
+    def http_url(self, model: str) -> str:
+        """Raise a UsageError: clients ask what is not recorded."""
+        raise UsageError(f"recorded replies cannot be served; give a server, or {self._live()}")
+
+    def default_models(self) -> tuple[str, str]:
+        """Return the recorded model, as target and as mutator."""
+        return self.recording.head.model, self.recording.head.model
+
+    def file_digests(self) -> tuple[str, ...]:
+        """Return the sha256 of the recording."""
+        return (self.recording.sha256,)
+
+    def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
+        """Return whose replies these are."""
+        head = self.recording.head
+        return f"(of {head.model}, {head.date})"
+
+    def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
+        """Return the name of the recorded model."""
+        return (self.recording.head.model,)
+
+    def digest(self, model: str) -> str:
+        """Return the sha256 of the recording: the model's own would stand for its live replies."""
+        self.require_model(model)
+        return self.recording.sha256
+
+    def describe_model(self, model: str) -> str:
+        """Return how many replies there are, and how they were made."""
+        head = self.recording.head
+        return f"{head.rows:,} replies, recorded {head.date} with {head.made_with} from {head.model_sha256[:12]}"
+
+    def slots(self, model: str) -> int:
+        """Return the calls in flight, all of which are answered at once."""
+        return self._slots
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the recorded reply, with the times of the recording; `latency_s` is that of the lookup."""
+        started = time.perf_counter()
+        found = self.recording.find(request)
+        if found is None:
+            said = request.messages[-1].content[:60] if request.messages else ""
+            message = (
+                f"no reply of {request.model} is recorded to this request; {self._live()} asks the model: {said!r}"
+            )
+            return Completion.failed("request", message)
+        return replace(found, latency_s=time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Release nothing: the recording stays in memory for the next run."""
+
+    def _live(self) -> str:
+        """Return the flag that asks the recorded model itself."""
+        model = self.recording.head.model
+        return f"--gguf {next((name for name, one in PACKAGED.items() if one.model == model), 'FILE')}"

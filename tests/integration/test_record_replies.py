@@ -1,0 +1,97 @@
+"""Recording a model's replies: which requests, in which order, and that a killed recording asks none twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from query_mutator.embedded.server import start_server
+from query_mutator.env.task import CallSettings
+from query_mutator.llm.recorded import RecordedBackend
+from query_mutator.types import AS_IS
+from scripts.record_replies import without_repeats
+from scripts.recorded_requests import requests_of, task_of, versions_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOTS = 4
+ROWS = [
+    {"id": f"q{number}", "query": f"wat is {number} plus 1", "clean": f"What is {number} plus 1?", "accept": ["x"]}
+    for number in range(12)
+]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in [*ROWS, {**ROWS[0], "id": "plain", "clean": None}]))
+    return path
+
+
+class Slow:
+    """A model that keeps what it was asked; a reply takes a while."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.asked.update(prompts)
+        time.sleep(0.02)
+        return [f"Reply to {prompt[:40]}" for prompt in prompts]
+
+
+def test_requests_come_form_by_form_and_random_ones_last(dataset: Path) -> None:
+    calls = CallSettings(target_model="m", mutator_model="m", target_max_tokens=40)
+    task = task_of(dataset, calls, encoder="hash")
+    versions = versions_of(dataset, task, cleaned_by=[])
+    wanted = [*without_repeats(requests_of(task, versions, sampled=[AS_IS], samples=2)).values()]
+    texts = [request.messages[-1].content for request in wanted]
+    assert texts[:24] == [row[name] for name in ("query", "clean") for row in ROWS]  # equal ones once
+    assert texts[24] == f"Question: {ROWS[0]['query']}\nAnswer:"
+    assert [(request.temperature, request.sample) for request in wanted[-24:]] == [(0.7, 0)] * 12 + [(0.7, 1)] * 12
+    assert {request.temperature for request in wanted[:-24]} == {0.0}
+    assert any(len(request.messages) > 1 for request in wanted)  # examples as turns
+    assert {request.max_tokens for request in wanted} == {40}
+
+
+@pytest.mark.slow
+def test_a_killed_recording_is_resumed_without_asking_twice(dataset: Path, tmp_path: Path) -> None:
+    out, journal = tmp_path / "own.jsonl.xz", tmp_path / "journal"
+    model = Slow()
+    with start_server([model], num_parallel=SLOTS) as server:
+        command = [
+            sys.executable, "scripts/record_replies.py", "--ollama-url", server.url, "--target-model", "slow",
+            "--dataset", dataset, "--out", out, "--journal", journal, "--encoder", "hash", "--sampled", AS_IS,
+            "--slots", str(SLOTS), "--no-logprobs",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 120
+        while sum(model.asked.values()) < 40:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not out.exists()
+        resumed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert resumed.returncode == 0, resumed.stderr
+        count = sum(model.asked.values())
+        again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert again.returncode == 0, again.stderr
+        assert sum(model.asked.values()) == count
+    (backend,) = RecordedBackend.open([str(out)])
+    calls = CallSettings(target_model="slow", mutator_model="slow", target_max_tokens=40)
+    task = task_of(dataset, calls, encoder="hash")
+    wanted = without_repeats(requests_of(task, versions_of(dataset, task, cleaned_by=[]), sampled=[AS_IS]))
+    assert backend.recording.head.rows == len(wanted)
+    assert 0 <= count - len(wanted) <= SLOTS  # those in flight when it was killed
+    assert all(backend.complete(request).text.startswith("Reply to ") for request in wanted.values())
