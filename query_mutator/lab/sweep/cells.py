@@ -9,6 +9,7 @@ A Gaussian process alone, which smooths a cliff away, is right about 81 % of 34 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ _STEEPER = 2.5  # the last drop against the steepest elsewhere; a parabola's is 
 _FAR_STEEPER = 3.0
 _MATERIAL = 0.1  # of the range of all means: a smaller fall is not a cliff
 _STEEP_TOO = 0.25  # of the abrupt fall
+_HIGHER = 2.0  # times the rise of a bell between cells: how far a peak there may rise above them
 _BENT = 0.5  # of the bend at the top: how much a smooth curve bends next to it
 _NEGLIGIBLE = 0.05  # of the range along an axis: a rise that does not count
 _AS_GOOD = 0.25  # of the range along an axis: how much a plateau may rise, and
@@ -88,8 +90,7 @@ class Cells:
         is_certain &= len(ladder) > 2 or ladder[0] == self.best  # a rival on a slope is not a cliff's edge
         fall = self._estimate(self._slope(axis, *ladder[:2]))[0]
         line = self._line(ladder[0], axis)
-        at = line.index(ladder[0])
-        around = [cell for cell in line[max(0, at - 1) : at + 2] if cell != ladder[0]]
+        around = [cell for cell in _around(line, ladder[0]) if cell != ladder[0]]
         other = [cell for cell in around if cell != ladder[1]]
         falls = [self._estimate(self._slope(axis, ladder[0], cell))[0] for cell in other]
         also = [c for c, its in zip(other, falls, strict=True) if c in self.close_cells or its > _STEEP_TOO * fall]
@@ -130,6 +131,48 @@ class Cells:
             at = self.places[ladder[1], axis]
             low[axis], high[axis] = min(low[axis], at), max(high[axis], at)
         return low, high
+
+    @cached_property
+    def rivals(self) -> list[int]:
+        """Return the tops of other peaks that may be higher between settings than the best mean, though not at one.
+
+        A bell through such a cell and its neighbors estimates the peak. Only a full grid shows its neighbors.
+        """
+        levels = [np.unique(column, return_inverse=True) for column in self.places.T]
+        if not self.degrees or len(self.places) != math.prod(len(of) for of, _ in levels):
+            return []
+        ranks = np.stack([rank.ravel() for _, rank in levels], axis=1)
+        is_far = np.abs(ranks - ranks[self.best]).max(axis=1) > 1
+        far = [cell for cell in np.flatnonzero(is_far).tolist() if cell not in self.close_cells]
+        return [cell for cell in far if self._is_top(cell) and self._may_be_best(cell)]
+
+    def around_rivals(self) -> list[tuple[int, float]]:
+        """Return axis and place of the rivals and their neighbors, between which their peaks lie."""
+        lines = [(axis, line, at) for at in self.rivals for axis, line in enumerate(self._lines(at))]
+        return [(axis, float(self.places[cell, axis])) for axis, line, at in lines for cell in _around(line, at)]
+
+    def _lines(self, cell: int) -> list[list[int]]:
+        return [self._line(cell, axis) for axis in range(self.places.shape[1])]
+
+    def _is_top(self, cell: int) -> bool:
+        return all(self.means[cell] >= self.means[_around(line, cell)].max() for line in self._lines(cell))
+
+    def _may_be_best(self, cell: int) -> bool:
+        base = float(self.means.min())
+        logs = np.log(np.maximum(self.means - base, max(self.variance**0.5, np.finfo(float).tiny)))
+        rise = sum(self._rise_of_bell(cell, axis, line, logs) for axis, line in enumerate(self._lines(cell)))
+        height = (float(self.means[cell]) - base) * (1 + _HIGHER * math.expm1(rise))
+        return height >= float(self.means[self.best]) - base
+
+    def _rise_of_bell(self, cell: int, axis: int, line: list[int], logs: Floats) -> float:
+        """Return how far a bell through a cell of a line and two next to it rises above it, as a logarithm."""
+        start = min(max(line.index(cell) - 1, 0), len(line) - 3)
+        three, ends = line[start : start + 3], self.places[_around(line, cell), axis]
+        curve = np.polyfit(self.places[three, axis], logs[three], 2)
+        if curve[0] >= 0:
+            return 0.0
+        top = np.clip(-curve[1] / (2 * curve[0]), ends.min(), ends.max())
+        return max(0.0, float(np.polyval(curve, top) - logs[cell]))
 
     def plateau(self, axis: int, end: End) -> tuple[float, float, float] | None:
         """Return the longest run of at least three levels up to an end, with the best cell, that do not differ.
@@ -244,3 +287,9 @@ class Cells:
 
 def _sum(a: Mapping[int, float], times: float, b: Mapping[int, float], and_times: float) -> dict[int, float]:
     return {cell: times * a.get(cell, 0.0) + and_times * b.get(cell, 0.0) for cell in {**a, **b}}
+
+
+def _around(line: list[int], cell: int) -> list[int]:
+    """Return a cell of a line with its neighbors there."""
+    at = line.index(cell)
+    return line[max(0, at - 1) : at + 2]

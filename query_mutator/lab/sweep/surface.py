@@ -7,6 +7,7 @@ best one (`cells`) give a region for the optimum, simultaneous over the axes. Th
 
     coarse      next to one of the best settings the means fall abruptly: a cliff, or a peak narrower than the grid
     ridge       the region is narrow across a diagonal and long along it: two settings trade off against each other
+    undecided   several regions are alike: between settings another peak may be higher than the best setting
     interior    the region reaches no end, and the middle beats both ends of every axis (intersection-union test)
     plateau     the region reaches an end, and the levels up to there do not differ
     edge        the region reaches one end of an axis and not the other
@@ -90,7 +91,8 @@ def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool =
     flats = find_flats(cells, [axis.reaches for axis in axes], names, scale=scale)
     line = find_ridge(cells, surface, [bool(axis.reaches) for axis in axes], names)
     p = float(surface.end_p().max())
-    kind, why = _verdict(axes, p, finer=finer, ridge=line, flats=flats)
+    peaks = tuple(_place(cells, cell, names) for cell in (cells.best, *cells.rivals))
+    kind, why = _verdict(axes, p, finer=finer, ridge=line, flats=flats, peaks=peaks)
     return Optimum(
         kind=kind,
         axes=axes,
@@ -132,6 +134,8 @@ def _region(cells: Cells, surface: Surface, *, is_coarse: bool) -> tuple[tuple[F
     for axis, place in further:
         low[axis] = min(low[axis], max(place, first[axis]))
         high[axis] = max(high[axis], min(place, last[axis]))
+    for axis, place in cells.around_rivals():
+        low[axis], high[axis] = min(low[axis], place), max(high[axis], place)
     return (low, high), surface.mesh[surface.top], float(surface.mean[surface.top])
 
 
@@ -167,8 +171,18 @@ def _axis(
     )
 
 
+def _place(cells: Cells, cell: int, names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={2**at:.6g}" for name, at in zip(names, cells.places[cell].tolist(), strict=True))
+
+
 def _verdict(
-    axes: Sequence[AxisOptimum], p: float, *, finer: Sequence[str], ridge: Ridge | None, flats: Sequence[Flat]
+    axes: Sequence[AxisOptimum],
+    p: float,
+    *,
+    finer: Sequence[str],
+    ridge: Ridge | None,
+    flats: Sequence[Flat],
+    peaks: Sequence[str],
 ) -> tuple[Kind, str]:
     """Return the first verdict that holds, and why."""
     advice = f"the grid is too coarse here: try --grid {' --grid '.join(finer)}" if finer else ""
@@ -176,6 +190,8 @@ def _verdict(
         return "ridge", "; ".join(filter(None, (ridge.why, advice)))
     if finer:
         return "coarse", f"between neighboring settings the results fall abruptly; {advice}"
+    if len(peaks) > 1:
+        return "undecided", f"several regions are alike: near {'; near '.join(peaks)}; add settings around each"
     if p < _EXCLUDED and not any(axis.reaches for axis in axes):
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
     if flats:
