@@ -103,27 +103,21 @@ def compare(
     whole = _cost(task, questions, baselines, num_guard=len(guard))
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(whole, bound)}")
-    calls_left = bound
-    if cost.search_calls:
-        found = search_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, progress=evaluator.progress)
-        baselines, calls_left = replace(baselines, plan=found), bound - int(found.search["calls"])
-    methods = _methods(task, policy, baselines, seed=seed)
+    baselines, calls_left = _with_plan(evaluator, task, baselines, max_calls=cost.search_calls, left=bound, seed=seed)
     if baselines.plan is not None:
         cost = cost.with_plan(plan_task(baselines.plan.best, task).rules.max_calls, max_calls)
     sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
     embed_questions(models.encoder, sample.questions)
-    comparison = Comparison(evaluator, _tasks(task, sample, requests, cost), methods)
-    about = {"dataset": dataset, "available": len(questions), "eval_calls": max_calls, "calls_at_most": bound}
+    tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, seed=seed)
+    comparison = Comparison(evaluator, tasks, methods)
 
     def report() -> dict[str, Any]:
-        made = bound - calls_left + len(comparison.calls)
-        return _report(comparison, models, trained_on, baselines) | about | {"asked": comparison.asked, "calls": made}
+        about = {"dataset": dataset, "available": len(questions), "eval_calls": max_calls, "calls_at_most": bound}
+        made = {"asked": comparison.asked, "calls": bound - calls_left + len(comparison.calls)}
+        return _report(comparison, models, trained_on, baselines) | about | made
 
     try:
-        more: EvaluationCost | None = cost
-        while more is not None:
-            comparison.run(test=sample.order[: more.num_test], guard=requests.order[: more.num_guard])
-            more = more.grown(whole, calls_left - len(comparison.calls))
+        _run(comparison, sample, requests, cost, whole=whole, calls_left=calls_left)
     except KeyboardInterrupt:
         if comparison.results().questions:
             _write_rows(comparison.results(), rows_path)  # first: the process ends soon, whatever is left to do
@@ -146,6 +140,32 @@ class GrowingSample:
         drawn = np.random.default_rng(SAMPLE_SEED).permutation(len(questions))[:most]
         kept = np.sort(drawn)
         return cls(questions=[questions[index] for index in kept], order=np.searchsorted(kept, drawn).tolist())
+
+
+def _with_plan(
+    evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, left: int, seed: int
+) -> tuple[Baselines, int]:
+    """Return the baselines with the plan that a search of `max_calls` finds (0: no search), and the calls left."""
+    if not max_calls:
+        return baselines, left
+    found = search_plan(evaluator, task, max_calls=max_calls, seed=seed, progress=evaluator.progress)
+    return replace(baselines, plan=found), left - int(found.search["calls"])
+
+
+def _run(
+    comparison: Comparison,
+    sample: GrowingSample,
+    requests: GrowingSample,
+    cost: EvaluationCost,
+    *,
+    whole: EvaluationCost,
+    calls_left: int,
+) -> None:
+    """Ask samples that grow while calls are left."""
+    more: EvaluationCost | None = cost
+    while more is not None:
+        comparison.run(test=sample.order[: more.num_test], guard=requests.order[: more.num_guard])
+        more = more.grown(whole, calls_left - len(comparison.calls))
 
 
 def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: EvaluationCost) -> QuestionTasks:

@@ -155,13 +155,7 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
     that gives the same rows. The files of ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
-        choice = resolve_backend(
-            settings.backend,
-            target_model=settings.target_model,
-            mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
-            embedded_targets=EMBEDDED_TARGETS,
-            **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
-        )
+        choice = _choice(settings)
         starts_server = choice.kind == EMBEDDED
         check_open_files(settings, servers=len(choice.urls), embedded=starts_server)
         corpus = _corpus() if choice.is_embedded else None
@@ -171,14 +165,7 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
             url = _start_embedded(settings, encoder, corpus, stack)
         else:
             url = choice.urls[0]
-        calls = build_client(
-            choice.urls or url,
-            group_of(Calls, settings, cache=_cache_mode(settings, choice)),
-            backend=DEFAULT_BACKEND if starts_server else choice.kind,  # the embedded server has its routes
-            is_refusal=is_refusal if settings.early_stop else None,
-            local=local_models(settings.mutator_model, rewriter, deterministic=settings.deterministic),
-            show=show_status,
-        )
+        calls = _client(settings, choice, url, rewriter)
         stack.callback(calls.close)
         target, mutator = _names(settings, choice)
         if isinstance(settings, ResolvedModels):
@@ -200,6 +187,29 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
             vocabulary=frozenset(corpus.vocabulary() if corpus else ()),
             resources=stack.pop_all(),
         )
+
+
+def _choice(settings: ModelSettings) -> BackendChoice:
+    """Return the backend and its addresses."""
+    return resolve_backend(
+        settings.backend,
+        target_model=settings.target_model,
+        mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
+        embedded_targets=EMBEDDED_TARGETS,
+        **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
+    )
+
+
+def _client(settings: ModelSettings, choice: BackendChoice, url: str, rewriter: str | None) -> ClientStack:
+    """Return the client of the servers and of the models in this process."""
+    return build_client(
+        choice.urls or url,
+        group_of(Calls, settings, cache=_cache_mode(settings, choice)),
+        backend=DEFAULT_BACKEND if choice.kind == EMBEDDED else choice.kind,  # the embedded server has its routes
+        is_refusal=is_refusal if settings.early_stop else None,
+        local=local_models(settings.mutator_model, rewriter, deterministic=settings.deterministic),
+        show=show_status,
+    )
 
 
 def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
