@@ -46,7 +46,7 @@ class Rewrite:
 
     @property
     def changes(self) -> tuple[Step, ...]:
-        """Return the steps that changed the wording or its form, each pair of them once."""
+        """Return the steps that made a new wording or form, each pair of them once."""
         start = (self.question, AS_IS)
-        first = {step.asked: step for step in reversed(self.steps) if step.is_changed and step.asked != start}
+        first = {step.asked: step for step in reversed(self.steps) if step.asked != start}
         return tuple(step for step in self.steps if first.get(step.asked) is step)

@@ -93,7 +93,6 @@ class Step:
     operator: str  # or "ask", "undo", "submit"
     text: str  # the wording after it
     form: str = AS_IS  # in which the target would get it
-    is_changed: bool  # whether it changed the wording or the form
     answer: str | None  # the target's answer to this wording, None if it was not asked
     guard: str | None = None  # that rejected the rewrite; then the wording stays
 
@@ -170,7 +169,7 @@ def play(
 def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, asks_at_end: bool) -> Flow:
     """Take one action and note it; return whether it ended the episode."""
     episode, rules, name = engine.episode, engine.task.rules, engine.task.actions[action]
-    before, known = episode.asked, len(episode.known)
+    known = len(episode.known)
     error = yield from clock.bound(engine.act(action, asks_at_end=asks_at_end), clock.rewriting_ends_at)
     if error is not None:
         if clock.is_late(error):
@@ -184,7 +183,6 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
             operator=name,
             text=episode.text,
             form=episode.form,
-            is_changed=episode.asked != before,
             answer=episode.answer if is_new else None,
             guard=engine.guard,
         )
