@@ -116,12 +116,16 @@ def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
 def test_embeddings_that_fail_for_good_make_a_step_invalid(flags: list[str], tmp_path: Path) -> None:
     with start_server([Librarian(), Softener()], encoder=FaultyEmbeddings(), num_parallel=64) as server:
         argv = [*flags, "--ollama-url", server.url, "--encoder", "ollama:all-minilm", "--max-retries", "0"]
-        argv += ["--timeout", "60", "--max-failure-rate", "1"]  # nothing stalls
+        argv += ["--timeout", "60", "--max-failure-rate", "1", "--no-use-linear-lr-decay"]  # nothing stalls
         assert exit_code(main, argv, prog="train") == 0
-    rows = transcript((tmp_path / "runs" / "latest").resolve())
+        run = (tmp_path / "runs" / "latest").resolve()
+        before = read_checkpoint(run).progress.invalid_steps
+        assert exit_code(main, ["--resume", str(run), "--num-env-steps", "384"], prog="train") == 0
+    rows = transcript(run)
     invalid = [row for row in rows if not row["valid"]]
-    assert len(rows) == 256
-    assert invalid
+    assert len(rows) == 384
+    assert 0 < before < len(invalid)
+    assert list(read_json_lines(run / "metrics.jsonl"))[-1]["llm/invalid_steps"] == len(invalid)
     assert all("no embeddings" in row["error"]["message"] for row in invalid)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from query_mutator.embedded.server import start_server
 from query_mutator.files.metrics import METRICS
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from tests.integration.training_runs import rows, the_run, train
@@ -27,8 +30,10 @@ class Both(Librarian):
 
 
 def test_run_leaves_everything_behind(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    synced, fsync = list[str](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
     assert train(*tiny_flags, "--name", "demo", "--seed", "3") == 0
     run = the_run(tmp_path)
     assert run.name.endswith("-demo")
@@ -37,6 +42,8 @@ def test_run_leaves_everything_behind(
         "evaluation.jsonl", "learning_curve.png", "journal", "report.html", "policy.qm",
     }  # fmt: skip
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
+    first = next(place for place, path in enumerate(synced) if ".step_32.pt" in path)
+    assert {str(run / name) for name in ("transcripts.jsonl", "metrics.jsonl")} <= set(synced[:first])
     out = capsys.readouterr().out
     assert str(run) in out
     assert "learning_curve.png" in out
@@ -64,7 +71,7 @@ def test_transcript_has_a_row_for_every_step(tiny_flags: list[str], tmp_path: Pa
 
 
 def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: list[str], tmp_path: Path) -> None:
-    train(*tiny_flags, "--no-evaluate")
+    train(*tiny_flags, "--no-evaluate", "--validation-fold", "1")
     written = rows(the_run(tmp_path), "metrics")
     assert [row["step"] for row in written] == [0, 32, 64]
     assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
@@ -72,6 +79,12 @@ def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: lis
         written[-1]
     )
     assert written[-1]["llm/calls"] > written[1]["llm/calls"] > 0
+    success = [row["validation/success"] for row in written]
+    assert [row["validation/best_success"] for row in written] == np.maximum.accumulate(success).tolist()
+    assert max(success) > 0
+    progress = read_checkpoint(the_run(tmp_path)).progress
+    assert (progress.best_success, progress.llm_calls) == (max(success), written[-1]["llm/calls"])
+    assert progress.wall_s >= written[-1]["wall_s"] > 0
 
 
 def test_summary_says_what_the_run_cost(tiny_flags: list[str], tmp_path: Path) -> None:

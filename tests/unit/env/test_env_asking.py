@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query_mutator.env.episode import Attempt, why_submitted
+from query_mutator.env.episode import Attempt, Episode, why_submitted
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
@@ -71,6 +71,14 @@ def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
     assert "question told from it" in why_submitted(tries, first, "round_trip")
     assert why_submitted([refused, first], first, "round_trip").startswith("best: fit to its wording 0.71, of 2")
     assert why_submitted([refused], refused, "best") == "the only answer"
+
+
+def test_of_answers_that_rank_alike_the_first_is_submitted() -> None:
+    episode = Episode(index=0, original="a", text="a", vectors={}, used=[])
+    first, second = attempt("`len`"), attempt("`sum`")
+    for each in (first, second):
+        episode.add(each, "best")
+    assert (episode.best, episode.last) == (first, second)
 
 
 def test_actions_end_with_ask_undo_submit(task: Task, tiny_task: MakeTask) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +111,20 @@ def test_failed_calls_are_tried_again_and_counted(make: MakeScheduler, tiny_clie
     _, completion = scheduler.finished()
     assert completion.ok
     assert completion.attempts == 3
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(600.0, 2), (10.0, 1)])
+def test_no_retry_starts_after_the_deadline_of_its_call(
+    seconds: float, calls: int, hash_encoder: Encoder, tiny_client: Client
+) -> None:
+    def flow() -> Flow:
+        call = ask("why?")
+        return (yield replace(call, request=replace(call.request, deadline=time.monotonic() + seconds)))
+
+    client = Counting(tiny_client, failures=1)
+    policy = RetryPolicy(first_delay_s=0.0) if calls == 2 else RetryPolicy(first_delay_s=100.0, max_delay_s=100.0)
+    reply = run_flow(flow(), client=client, encoder=hash_encoder, retry_policy=policy)
+    assert (reply.ok, client.calls) == (calls == 2, calls)
 
 
 def test_call_that_fails_for_good_reaches_the_flow_as_data(make: MakeScheduler, tiny_client: Client) -> None:

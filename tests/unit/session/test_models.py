@@ -8,8 +8,11 @@ import pytest
 
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.errors import ModelMissingError, UsageError
+from query_mutator.llm.backends import BACKENDS
+from query_mutator.llm.client import ModelServer
 from query_mutator.session.models import EMBEDDED_MUTATOR, EMBEDDED_TARGETS, ResolvedModels, open_models
 from query_mutator.settings.models import ModelSettings
+from query_mutator.types import ChatRequest, Completion
 
 EMBEDDED = ModelSettings(backend="embedded", encoder="hash", cache="off", batch_size=2)
 
@@ -42,3 +45,23 @@ def test_what_was_started_is_closed_when_a_model_is_missing(monkeypatch: pytest.
     with pytest.raises(ModelMissingError):
         open_models(dataclasses.replace(EMBEDDED, target_model="no-such-model"))
     assert len(closed) == 1
+
+
+class TwoModels(ModelServer):
+    """A backend with a model for each part."""
+
+    title = "two models"
+
+    def default_models(self) -> tuple[str, str]:
+        return "large", "small"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        return Completion(text=request.model)
+
+
+def test_a_server_names_the_models_of_a_run_that_names_none() -> None:
+    BACKENDS.add("two", TwoModels)
+    two = ModelSettings(backend="two", encoder="hash", cache="off", batch_size=2)
+    for given, used in (({}, ("large", "small")), ({"target_model": "huge"}, ("huge", "small"))):
+        with open_models(dataclasses.replace(two, **given)) as models:
+            assert (models.target_model, models.mutator_model) == used

@@ -14,7 +14,7 @@ from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.session.play import ByObservation, Played, Player, Script, Uniform, play
+from query_mutator.session.play import ByObservation, Limits, Played, Player, Script, Uniform, play
 from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion
 from rl_query_mutator_env import QueryMutationEnv
 
@@ -22,13 +22,18 @@ MakeTask = Callable[..., Task]
 
 
 class Counting:
-    """A real client that counts its calls."""
+    """A real client that keeps the requests."""
 
     def __init__(self, client: Client) -> None:
-        self.client, self.calls = client, 0
+        self.client = client
+        self.requests: list[ChatRequest] = []
+
+    @property
+    def calls(self) -> int:
+        return len(self.requests)
 
     def complete(self, request: ChatRequest) -> Completion:
-        self.calls += 1
+        self.requests.append(request)
         return self.client.complete(request)
 
     def close(self) -> None:
@@ -125,3 +130,12 @@ def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTa
         result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
         assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
         assert client.calls == tries
+
+
+def test_half_of_the_deadline_is_kept_for_the_first_answer(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task, deadline_s = tiny_task(ask="policy", max_episode_steps=6), 600.0
+    client, engine = Counting(tiny_client), EpisodeEngine.open(task, 0)
+    script = actions_of(task, ["spelling", "ask", "filler", "submit"])
+    played(script, engine, client, limits=Limits(deadline_s=deadline_s))
+    rewriting, _, after = [request.deadline or 0.0 for request in client.requests]
+    assert after - rewriting == pytest.approx(deadline_s / 2)

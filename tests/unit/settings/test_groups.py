@@ -15,11 +15,13 @@ import pytest
 import ppo.config
 import query_mutator.settings
 from ppo.fields import bounds_of
+from query_mutator.bounds import group_of
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands import COMMANDS
 from query_mutator.commands.embedded import EmbeddedFlags
 from query_mutator.errors import UsageError
 from query_mutator.report.benchmark_config import BenchmarkConfig
+from query_mutator.settings.calls import Calls
 from query_mutator.training.config import TrainConfig
 
 MODULES = [
@@ -45,6 +47,12 @@ def test_no_two_groups_declare_one_name() -> None:
     ]
     assert len(declared) > 90
     assert {name for name in declared if declared.count(name) > 1} == set()
+
+
+def test_of_two_configs_the_later_wins_and_values_over_both() -> None:
+    first, second = Calls(timeout_s=1, batch_size=2), Calls(timeout_s=3, batch_size=4)
+    found = group_of(Calls, first, second, batch_size=5)
+    assert (found.timeout_s, found.batch_size) == (3, 5)
 
 
 def outside(cls: type[Any]) -> list[tuple[str, float]]:
