@@ -120,13 +120,16 @@ def test_embeddings_that_fail_for_good_make_a_step_invalid(flags: list[str], tmp
         assert exit_code(main, argv, prog="train") == 0
         run = (tmp_path / "runs" / "latest").resolve()
         before = read_checkpoint(run).progress.invalid_steps
-        assert exit_code(main, ["--resume", str(run), "--num-env-steps", "384"], prog="train") == 0
-    rows = transcript(run)
-    invalid = [row for row in rows if not row["valid"]]
-    assert len(rows) == 384
-    assert 0 < before < len(invalid)
-    assert list(read_json_lines(run / "metrics.jsonl"))[-1]["llm/invalid_steps"] == len(invalid)
-    assert all("no embeddings" in row["error"]["message"] for row in invalid)
+        for resumed in (run / "checkpoints" / "step_256.pt", run):
+            assert exit_code(main, ["--resume", str(resumed), "--num-env-steps", "384"], prog="train") == 0
+    new = (tmp_path / "runs" / "latest").resolve()
+    for folder, steps, earlier in ((run, 384, 0), (new, 128, before)):
+        rows = transcript(folder)
+        invalid = [row for row in rows if not row["valid"]]
+        assert len(rows) == steps
+        assert 0 < before < len(invalid) + earlier
+        assert list(read_json_lines(folder / "metrics.jsonl"))[-1]["llm/invalid_steps"] == len(invalid) + earlier
+        assert all("no embeddings" in row["error"]["message"] for row in invalid)
 
 
 class FaultyEmbeddings:

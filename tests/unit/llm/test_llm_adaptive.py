@@ -82,6 +82,13 @@ def test_a_server_with_room_keeps_the_highest_limit() -> None:
     assert set(course(AdaptiveLimit(server, highest=8), server, 10)) == {8}
 
 
+def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
+    server = Slots(64)
+    limit = AdaptiveLimit(server, highest=8)
+    limit._learn(Completion.failed("busy", "x"), limit._window)
+    assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
+
+
 def test_calls_that_fail_together_lower_the_limit_once() -> None:
     server = Slots(8)
     limit = AdaptiveLimit(server, highest=8)
