@@ -48,6 +48,8 @@ def _examples_text(text: str, context: FormContext) -> Framed:
 FORMS_OF_PACKAGE = (
     Form(name=AS_IS, summary="The question as it is worded.", function=lambda text, context: text),
     Form.of("question_answer", "In the frame of a quiz.", "Question: {question}\nAnswer:"),
+    Form.of("short_answer", "In the frame of a quiz that wants a short answer.", "Question: {question}\nShort answer:"),
+    Form.of("statement", "As the beginning of a sentence to complete.", 'The answer to the question "{question}" is'),
     Form.of(
         "expert",
         "To an expert who states the answer.",
