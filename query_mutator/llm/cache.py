@@ -27,11 +27,12 @@ logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS replies_v1 (
-        key TEXT PRIMARY KEY, text TEXT NOT NULL, model TEXT NOT NULL,
-        prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, stored_at REAL NOT NULL
+    CREATE TABLE IF NOT EXISTS replies_v2 (
+        key TEXT PRIMARY KEY, text TEXT NOT NULL, model TEXT NOT NULL, prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL, hit_limit INTEGER NOT NULL, logprob REAL, stored_at REAL NOT NULL
     ) WITHOUT ROWID
 """
+_STORED = ("text", "model", "prompt_tokens", "completion_tokens", "hit_limit", "logprob")
 
 
 def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -67,7 +68,7 @@ class ReplyStore:
 
     def get(self, key: str) -> Completion | None:
         """Return the reply stored under a key, without times; None for an unknown key."""
-        query = "SELECT text, model, prompt_tokens, completion_tokens FROM replies_v1 WHERE key = ?"
+        query = f"SELECT {', '.join(_STORED)} FROM replies_v2 WHERE key = ?"
         try:
             with self._lock:
                 row = self._connection.execute(query, (key,)).fetchone()
@@ -78,22 +79,21 @@ class ReplyStore:
             return None
         if row is None:
             return None
-        return Completion(text=row[0], model=row[1], prompt_tokens=row[2], completion_tokens=row[3], attempts=0)
+        found = dict(zip(_STORED, row, strict=True))
+        return Completion(**found | {"hit_limit": bool(found["hit_limit"])}, attempts=0)
 
     def put(self, key: str, completion: Completion) -> None:
         """Store a reply; the first one under a key stays."""
-        row = (key, completion.text, completion.model, completion.prompt_tokens, completion.completion_tokens)
+        row = (key, *(getattr(completion, name) for name in _STORED), time.time())
         try:
             with self._lock:
-                self._connection.execute(
-                    "INSERT OR IGNORE INTO replies_v1 VALUES (?, ?, ?, ?, ?, ?)", (*row, time.time())
-                )
+                self._connection.execute("INSERT OR IGNORE INTO replies_v2 VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         except (sqlite3.Error, ValueError) as error:  # ValueError: a lone surrogate has no UTF-8
             self._warn(error)
 
     def __len__(self) -> int:
         with self._lock:
-            return int(self._connection.execute("SELECT count(*) FROM replies_v1").fetchone()[0])
+            return int(self._connection.execute("SELECT count(*) FROM replies_v2").fetchone()[0])
 
     def close(self) -> None:
         """Close the file; idempotent."""

@@ -155,4 +155,6 @@ def _shared(completion: Completion) -> Completion:
         prompt_tokens=completion.prompt_tokens,
         completion_tokens=completion.completion_tokens,
         attempts=0,
+        hit_limit=completion.hit_limit,
+        logprob=completion.logprob,
     )

@@ -89,6 +89,13 @@ def test_replies_are_those_of_the_same_file_behind_llama_server(backend: LlamaBa
     assert (backend.slots("small"), backend.context("small")) == (4, CONTEXT)
 
 
+def test_a_request_for_log_probabilities_gets_their_mean(backend: LlamaBackend) -> None:
+    found = backend.complete(ask("how sure are you", logprobs=True)).logprob
+    assert found is not None
+    assert found < 0
+    assert backend.complete(ask("how sure are you")).logprob is None
+
+
 def test_the_context_of_a_slot_is_num_ctx(file: Path) -> None:
     (server,) = LlamaBackend.open([str(file)], pool_size=3, runner_options={"num_ctx": 512})
     assert server.context("small") == 512

