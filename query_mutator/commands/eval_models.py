@@ -6,6 +6,7 @@ OUT/results.json                                  all of them
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
@@ -46,7 +47,7 @@ def evaluate_models(flags: EvalFlags, policy: Path) -> None:
         raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
     words = words_of(flags, without=_OWN)
     about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
-    if flags.dataset and Path(flags.dataset).is_file():
+    if flags.dataset and os.path.isfile(flags.dataset):
         about["dataset"] = file_sha256(Path(flags.dataset))
     out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
     command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]

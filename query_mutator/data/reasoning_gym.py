@@ -38,7 +38,7 @@ _ALMOST = math.nextafter(1, 0)
 _RUNNING = frozenset({"eval", "exec", "parse_expr", "sympify", "Fraction"})  # `Fraction("1e999999999")` does not end
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _FORM = f"{PREFIX}NAME,NAME(size=50, seed=1)"
-_ENTRIES = 1 << 12  # that are kept
+_TASKS, _ENTRIES = 128, 1 << 12  # that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def _entry(id_: str) -> Entry:
         return Entry(task=task, fields=task[int(index)])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_TASKS)
 def _dataset(name: str) -> Any:
     """Return the task written as `NAME(options)`; DatasetError for a value that it cannot use."""
     call = ast.parse(name, mode="eval").body
@@ -193,10 +193,10 @@ def _dataset(name: str) -> Any:
         raise DatasetError(f"{name}: not possible ({reason_of(error)}); choose other options") from None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_TASKS)
 def _kind(task: Any) -> AnswerKind:
     with _quiet():
-        answers = [str(task[index]["answer"]) for index in range(min(_PROBED, len(task)))]
+        answers = [str(task[index]["answer"] or "no answer") for index in range(min(_PROBED, len(task)))]
     if all(map(_NUMBER.fullmatch, answers)):
         return "number"
     return "word" if all(len(answer.split()) == 1 for answer in answers) else "text"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def background_of(models: OpenModels, task: Task, split: Split, *, dataset: str)
         probe=models.encoder.encode([PROBE])[0],
         trained_texts=frozenset(text_digest(question.text) for question in seen),
         trained_targets=frozenset(text_digest(target_key(question)) for question in seen),
-        dataset=str(Path(dataset).resolve()) if Path(dataset).is_file() else None,
+        dataset=str(Path(dataset).resolve()) if os.path.isfile(dataset) else None,
     )
 
 

@@ -36,7 +36,7 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
     dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
     if dataset.startswith(reasoning_gym.PREFIX):
         bundled[dataset] = partial(reasoning_gym.verified_questions, dataset)
-    if dataset in bundled and not Path(dataset).exists():
+    if dataset in bundled and not os.path.exists(dataset):
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -52,8 +53,8 @@ def write_config(parts: RunParts, *, resumed_at: int) -> None:
 
 def remember_run(flags: Mapping[str, Any], models: OpenModels) -> None:
     """Add to the user's file what a run uses: its flags, as given and as found from any folder, and its plugins."""
-    dataset, plugins = Path(flags["dataset"]), plugin_hashes(flags["plugin"])
-    moved = {"dataset": str(dataset.resolve())} if dataset.is_file() else {}
+    dataset, plugins = flags["dataset"], plugin_hashes(flags["plugin"])
+    moved = {"dataset": str(Path(dataset).resolve())} if os.path.isfile(dataset) else {}
     remember(flags, asdict(findable(models.resolved)), moved, plugins=plugins.values())
 
 
