@@ -77,11 +77,13 @@ class EvaluationCost:
         smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)
         if smallest.calls > max_calls:
             sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": without}
-            least = replace(self, num_test=1, **sizes).calls
+            smallest = replace(self, num_test=1, **sizes)
+        if smallest.calls > max_calls:
             raise UsageError(
-                f"--eval-calls {max_calls} does not allow one question of each method; give at least {least}"
+                f"--eval-calls {max_calls} does not allow one question of each method; give at least {smallest.calls}"
             )
-        return replace(smallest, num_test=1 + (max_calls - smallest.calls) // self.per_question)
+        more = (max_calls - smallest.calls) // self.per_question
+        return replace(smallest, num_test=min(self.num_test, 1 + more))
 
     def with_plan(self, plan_calls: int, max_calls: int | None) -> EvaluationCost:
         """Return the evaluation with the maximum calls of the plan that was found; fewer questions if it takes more."""

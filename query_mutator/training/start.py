@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from query_mutator.cli.console import progress
 from query_mutator.data import Split
 from query_mutator.env.task import Task
 from query_mutator.llm.probe import reported_slots
@@ -109,7 +110,8 @@ def _measured(config: TrainConfig, models: OpenModels, task: Task) -> float | No
         slots = reported_slots(models.calls.servers, models.target_model) or config.calls_in_flight
         asking = [operator for operator in task.operators if local_rewrite(operator) is None]
         at_once = min(slots, config.calls_in_flight)
-        found = measure_pace(models.calls.limit, task.calls, task.questions, asking, at_once=at_once)
+        with progress("measuring calls", None, unit="call", terminal_only=True):
+            found = measure_pace(models.calls.limit, task.calls, task.questions, asking, at_once=at_once)
         if isinstance(found, ErrorInfo):
             return None
         keep_pace(found, config, config, mutator=config.mutator_model)

@@ -26,6 +26,15 @@ def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
     assert replace(found, num_test=found.num_test + 1).calls > max_calls
 
 
+def test_any_number_from_the_least_on_is_enough() -> None:
+    cost = EvaluationCost(
+        num_test=57, num_guard=0, num_train=75, num_operators=4, episode_calls=19, search_calls=4000, plan_calls=12
+    )
+    with pytest.raises(UsageError, match="give at least 86"):
+        cost.within(85)
+    assert all(86 <= cost.within(calls).calls <= calls for calls in range(86, 2000))
+
+
 def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
     first = WHOLE.within(5000)
     more = first.grown(WHOLE, 2000)
