@@ -66,6 +66,9 @@ BANKS: Mapping[str, Callable[[], list[Question]]] = {"general": general_bank}
 #: Sets that are only asked, by name.
 EVALUATION_ONLY: Mapping[str, Callable[[], list[Question]]] = {"second_hand": second_hand_questions}
 
+#: The reward part of sets that the usual ones do not grade, by name or path.
+GRADED_BY: Mapping[str, str] = {"general": "committed", str(GENERAL_2): "committed"}
+
 #: What opens each set that is never trained on; `general-2` is opened where the reading is logged, not by `qm eval`.
 OPENED_BY: Mapping[str, str] = {
     "second_hand": "qm eval --dataset second_hand",

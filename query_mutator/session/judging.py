@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from query_mutator.cli.console import note
+from query_mutator.data.bundled import GRADED_BY
 from query_mutator.data.reasoning_gym import PREFIX
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm
@@ -25,8 +26,8 @@ JUDGE_FORMS: Mapping[JudgeForm, str] = {
 
 
 def default_reward(dataset: str) -> str:
-    """Return the weights of the parts without --reward: `verifier` for tasks that have one; "" for the usual ones."""
-    return "verifier" if dataset.startswith(PREFIX) else ""
+    """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
+    return "verifier" if dataset.startswith(PREFIX) else GRADED_BY.get(dataset, "")
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from query_mutator.data.bundled import GENERAL_2
 from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError
@@ -19,7 +20,7 @@ from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedReward
-from query_mutator.session.judging import make_reward
+from query_mutator.session.judging import default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.training.callbacks.judge_watch import LEAST, JudgeWatch
@@ -276,3 +277,9 @@ def test_unscored_steps_and_questions_without_gold_are_left_out() -> None:
         watch.add_row({**row, "valid": False, "parts": {}, "error": {"kind": "timeout", "message": "m"}})
     assert watch.row()["judge/unscored"] == 4
     assert watch.rises() is None
+
+
+def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
+    assert default_reward("general") == default_reward(str(GENERAL_2)) == "committed"
+    assert default_reward("reasoning-gym:gcd") == "verifier"
+    assert default_reward("python_docs") == ""
