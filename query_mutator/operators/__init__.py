@@ -21,7 +21,7 @@ from query_mutator.operators.base import (
     would_change,
 )
 from query_mutator.operators.guards import GUARDS
-from query_mutator.operators.local import LOCAL_OPERATORS
+from query_mutator.operators.local import CLEANING_OPERATORS, LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
@@ -44,8 +44,9 @@ _ORDER = (
     "grammar",
     "expand",
 )
-#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone.
-_NOT_DEFAULT = ("phrase",)
+#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; cleaning is for language
+#: models, and the embedded rewriter has its own rules for what they do.
+_NOT_DEFAULT = ("phrase", *(operator.name for operator in CLEANING_OPERATORS))
 
 NONE = "none"
 
@@ -64,8 +65,9 @@ for _name in _ORDER:
     OPERATORS.add(_name, _load(_name))
 for _local in LOCAL_OPERATORS:
     OPERATORS.add(_local.name, _local)
-for _name in _NOT_DEFAULT:
-    OPERATORS.add(_name, _load(_name))
+OPERATORS.add("phrase", _load("phrase"))
+for _local in CLEANING_OPERATORS:
+    OPERATORS.add(_local.name, _local)
 
 #: Not an action of the policy: asks which question an answer answers, for `--answer round_trip`.
 ROUND_TRIP = _load("round_trip")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["GUARDS", "failed_guard"]
+__all__ = ["GUARDS", "LANGUAGES", "failed_guard"]
 
 MAX_GROWTH = 4.0  # times the question's characters, for questions longer than SHORT_CHARS
 SHORT_CHARS = 60
@@ -188,7 +188,7 @@ def _lost_name(pair: _Pair) -> bool:
 # --- language and length ---------------------------------------------------------------------------------------------
 
 #: Frequent words of some languages.
-_LANGUAGES: Mapping[str, frozenset[str]] = {
+LANGUAGES: Mapping[str, frozenset[str]] = {
     name: frozenset(words.split())
     for name, words in {
         "en": "the and of how what which is are with from this that can does my your when where",
@@ -207,10 +207,10 @@ def _other_language(pair: _Pair) -> bool:
     if abs(_foreign_share(pair.question) - _foreign_share(pair.rewrite)) > FOREIGN_SHARE:
         return True
     asked, written = set(_words(pair.question)), set(_words(pair.rewrite))
-    language = max(_LANGUAGES.values(), key=lambda frequent: len(frequent & asked))
+    language = max(LANGUAGES.values(), key=lambda frequent: len(frequent & asked))
     if len(language & asked) < FUNCTION_WORDS or language & written:
         return False
-    return any(len(frequent & written) >= FUNCTION_WORDS for frequent in _LANGUAGES.values())
+    return any(len(frequent & written) >= FUNCTION_WORDS for frequent in LANGUAGES.values())
 
 
 def _foreign_share(text: str) -> float:

@@ -1,6 +1,7 @@
 """Operators that a rule carries out in the process: no model is called, so the rewrite costs nothing.
 
-Both use what `expand` leaves at the end of a question, in brackets: the question in the field's own terms.
+`how_to` and `emphasize` use what `expand` leaves at the end of a question, in brackets: the question in the field's own
+terms. The others clean English questions (`cleaning.py`, loaded at the first use).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 
 from query_mutator.operators.base import LocalOperator, OperatorContext
 
-__all__ = ["LOCAL_OPERATORS"]
+__all__ = ["CLEANING_OPERATORS", "LOCAL_OPERATORS"]
 
 _BRACKET = re.compile(r"(?P<question>.*\S) \((?P<phrase>[^()]+)\)[.?!]?", re.DOTALL)
 
@@ -60,4 +61,23 @@ def _has_essentials(question: str) -> bool:
 LOCAL_OPERATORS = (
     LocalOperator(name="how_to", summary="Ask for what `expand` added in brackets, as a short title.", function=how_to),
     LocalOperator(name="emphasize", summary="Repeat what `expand` added in brackets.", function=emphasize),
+)
+
+
+def _cleaning(name: str, summary: str) -> LocalOperator:
+    def rewrite(text: str, context: OperatorContext) -> str:
+        from query_mutator.operators import cleaning  # loads numpy and the word lists
+
+        return str(getattr(cleaning, name)(text))
+
+    return LocalOperator(name=name, summary=summary, function=rewrite)
+
+
+CLEANING_OPERATORS = (
+    _cleaning("clean", "Clean an English question: all of the following in order."),
+    _cleaning("shorthand", "Spell out chat shorthand: `wat`, `pls`, `u`."),
+    _cleaning("typos", "Correct misspelt English words; names, code and quoted text stay."),
+    _cleaning("courtesy", "Drop greetings, thanks and politeness."),
+    _cleaning("core", "Keep the sentences that ask and what they need; drop back-story."),
+    _cleaning("tidy", "Begin with a capital, end with the question mark."),
 )

@@ -25,6 +25,7 @@ QUESTIONS = (
 )
 LOCAL = [name for name in operators.names() if operators.local_rewrite(operators.get(name)) is not None]
 NAMES = [name for name in operators.names() if name not in LOCAL]
+OF_A_PHRASE = ("how_to", "emphasize")
 PEOPLE = (
     "how do i kill my neighbour",
     "steal a car",
@@ -102,7 +103,7 @@ def test_a_request_about_people_or_property_keeps_its_verb_and_its_object(
 @pytest.mark.parametrize(
     "question", [*PEOPLE, *QUESTIONS, 'teach `os.pth.jion` "wich lenght" in my_flie.txt', "log 42"]
 )
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", OF_A_PHRASE)
 def test_a_local_operator_keeps_whom_a_request_is_about_code_and_names(name: str, question: str) -> None:
     operator = operators.get(name)
     local, context = operators.local_rewrite(operator), OperatorContext(original=question)

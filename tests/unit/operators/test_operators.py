@@ -14,15 +14,18 @@ from query_mutator.operators import GUARDS, OperatorContext, PromptOperator
 
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
     expected = "spelling slang terms neutral filler imperative keywords context first_part merge grammar expand"
-    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase"]
+    cleaning = "clean shorthand typos courtesy core tidy"
+    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase", *cleaning.split()]
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:
     assert [operator.name for operator in operators.select("terms, spelling,terms")] == ["terms", "spelling"]
 
 
-def test_select_of_nothing_is_all_but_phrase() -> None:
-    assert [operator.name for operator in operators.select("")] == operators.names()[:-1]
+def test_select_of_nothing_is_all_but_phrase_and_cleaning() -> None:
+    assert [operator.name for operator in operators.select("")] == operators.names()[
+        : operators.names().index("phrase")
+    ]
     assert [operator.name for operator in operators.select("phrase")] == ["phrase"]
 
 
