@@ -18,7 +18,7 @@ from query_mutator.env.task import CallSettings
 from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.types import AS_IS
 from scripts.record_replies import without_repeats
-from scripts.recorded_requests import requests_of, task_of, versions_of
+from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS = 4
@@ -89,7 +89,7 @@ def test_a_killed_recording_is_resumed_without_asking_twice(dataset: Path, tmp_p
         assert again.returncode == 0, again.stderr
         assert sum(model.asked.values()) == count
     (backend,) = RecordedBackend.open([str(out)])
-    calls = CallSettings(target_model="slow", mutator_model="slow", target_max_tokens=40)
+    calls = CallSettings(target_model="slow", mutator_model="slow", target_max_tokens=MAX_TOKENS)
     task = task_of(dataset, calls, encoder="hash")
     wanted = without_repeats(requests_of(task, versions_of(dataset, task, cleaned_by=[]), sampled=[AS_IS]))
     assert backend.recording.head.rows == len(wanted)
