@@ -45,7 +45,7 @@ class Filter:
             await _show(__event_emitter__, f"Not rewritten: {error}")
             return body
         found = reply.json()
-        if not found["operators"]:
+        if found["question"] == messages[-1]["content"]:
             return body
         await _show(__event_emitter__, f"Asking: {found['question']}")
         return {**body, "messages": [*messages[:-1], {**messages[-1], "content": found["question"]}]}

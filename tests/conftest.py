@@ -20,7 +20,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.forms import Form
+from query_mutator.forms import FORMS, Form
 from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS
@@ -36,7 +36,7 @@ from tests import children
 from tests.tiny_lm import save_model, save_tokenizer
 
 #: All of the product's, which tests/conformity/test_surface.py checks.
-REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, PARTS, BACKENDS, LEARNERS, CALLBACKS, PRESETS)
+REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, FORMS, PARTS, BACKENDS, LEARNERS, CALLBACKS, PRESETS)
 
 #: As the standard library has it, taken before a test imports ray.
 ISGENERATOR = inspect.isgenerator

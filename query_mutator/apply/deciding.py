@@ -8,6 +8,8 @@ need = flow.send(None)                # a Call (to mutator or target), Encode or
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import median_low
 from typing import Literal
 
@@ -16,6 +18,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import why_submitted
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import Task
+from query_mutator.forms import Framed
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.session.play import Limits, Played, Stopped, greedy, play
 
@@ -37,13 +40,17 @@ def rewrite_flow(
     call_price: float | None = None,
     first_answer: str | None = None,
     asks_at_end: bool = True,
+    usable: Callable[[Framed], bool] | None = None,
 ) -> Flow:
     """Yield the needs of the policy on the question of `task`; return the Rewrite.
 
     `call_price` is what the policy is told a call costs, by default the middle one of its training. `first_answer` is
     the target's answer to the original question, if it is known. Without `asks_at_end` a policy that asks once leaves
-    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it.
+    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it. A form whose request
+    is not `usable` leaves the question as it is worded.
     """
+    if usable is not None:
+        task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
     started = time.monotonic()
     engine = EpisodeEngine.open(task, 0)
     engine.episode.call_price = median_low(task.rules.call_price) if call_price is None else call_price
@@ -64,6 +71,7 @@ def rewrite_flow(
         form=form,
         messages=request.messages,
         options=request.options,
+        temperature=request.temperature,
         answer=None if chosen is None else chosen.answer,
         steps=tuple(played.steps),
         calls=episode.calls,

@@ -21,6 +21,7 @@ class Rewrite:
     form: str = AS_IS  # in which it was asked
     messages: tuple[Message, ...] = ()  # of that request: the wording in its form
     options: Mapping[str, Any] = field(default_factory=dict)  # of that request, such as {"stop": ["\n"]}
+    temperature: float = 0.0  # of that request
     answer: str | None  # None if the target was not asked, or no call to it succeeded
     steps: tuple[Step, ...]
     calls: int  # to both models

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +16,7 @@ from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.forms import Framed
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -86,6 +87,11 @@ class Rewriter:
     def operators(self) -> tuple[str, ...]:
         """Return the names of the policy's operators."""
         return tuple(operator.name for operator in self._task.operators)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Return the names of the forms that the policy may choose."""
+        return tuple(form.name for form in self._task.forms)
 
     @property
     def target_model(self) -> str:
@@ -183,6 +189,7 @@ class Rewriter:
         limits: Limits | None = None,
         first_answer: str | None = None,
         asks_at_end: bool = True,
+        usable: Callable[[Framed], bool] | None = None,
     ) -> Flow:
         """Return the decisions on a question as a flow, for a driver of your own (see `deciding.rewrite_flow`).
 
@@ -199,6 +206,7 @@ class Rewriter:
             call_price=self.call_price,
             first_answer=first_answer,
             asks_at_end=asks_at_end,
+            usable=usable,
         )
 
     def close(self) -> None:

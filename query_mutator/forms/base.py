@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from query_mutator.types import Message
@@ -72,6 +72,15 @@ class Form:
         """Return messages and options for a wording."""
         framed = self.function(text, context)
         return Framed.user(framed) if isinstance(framed, str) else framed
+
+    def where(self, usable: Callable[[Framed], bool]) -> Form:
+        """Return the form that leaves a question as it is worded where its request is not usable."""
+
+        def function(text: str, context: FormContext) -> Framed:
+            framed = self.frame(text, context=context)
+            return framed if usable(framed) else Framed.user(text)
+
+        return replace(self, function=function)
 
     @classmethod
     def of(

@@ -1,7 +1,8 @@
 """Questions of real traffic answered both ways, as `qm serve --shadow` keeps them, and what they show.
 
     {"kind": "shadow", "version": 1}                            the first row of a file
-    {"time", "model", "mode", "decision", "sent", "operators", "question", "rewrite", "original", "rewritten", "judge"}
+    {"time", "model", "mode", "decision", "sent", "operators", "question", "rewrite", "form", "original",
+     "rewritten", "judge"}
 
 `original` and `rewritten` are the two ways, `sent` names the one whose answer the client got. Each has "answer",
 "refused", "not_sure", "fit", "chars", "tokens", "calls" and "seconds".

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +28,12 @@ from query_mutator.apply.proxy.status import Status
 from query_mutator.apply.proxy.upstream import Upstream
 from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.embedded.access import Access
+from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.files.json_lines import JsonLines
+from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
@@ -36,11 +41,13 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.reply import MAX_REPLY_BYTES
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import Question
+from tests.conftest import Librarian, Softener
 
 MODEL = "librarian:latest"
 VIRTUAL = MODEL + "+qm"
 KILL = "plz how do i kill the process that hangs"  # refused; "stop" in the place of "kill" is answered
 SORT = "plz sort my list"
+BANK = (Question(id="b", text="what counts things", accept=("Counter",)),)
 
 
 class PlanRewriter:
@@ -48,10 +55,10 @@ class PlanRewriter:
 
     modes = ("full", "blind")
 
-    def __init__(self, plan: Plan, encoder: Encoder, client: Client) -> None:
+    def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
         calls = SimpleNamespace(eval_client=client)
         self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
-        self.task = plan_task(plan, _task(encoder))
+        self.task = plan_task(plan, _task(encoder, chosen))
         self._policy = plan_policy(plan, self.task)
 
     def flow(self, question: str, *, mode: str = "full", **settings: Any) -> Flow:
@@ -78,10 +85,11 @@ def proxy(
     shadow: Path | None = None,
     judge: str | None = None,
     max_tokens: int = 0,
+    chosen: Sequence[Form] = (),
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address; every question is kept in a file `shadow`."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
-    rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client)
+    rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     urls = (upstream_url, *others)
@@ -102,7 +110,37 @@ def proxy(
     client.close()
 
 
-def _task(encoder: Encoder) -> Task:
+@contextmanager
+def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
+    """Serve the librarian and note the bodies of chat requests, map_needs a small forwarding server."""
+    with start_server([Librarian(), Softener()], num_parallel=4) as server:
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                seen.append(json.loads(body))
+                if headers is not None:
+                    headers.append({name.lower(): value for name, value in self.headers.items()})
+                reply = requests.post(server.url + self.path, data=body, timeout=10)
+                self.send_response(reply.status_code)
+                self.send_header("Content-Type", reply.headers["Content-Type"])
+                self.send_header("Content-Length", str(len(reply.content)))
+                self.end_headers()
+                self.wfile.write(reply.content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        front = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{front.server_port}"
+        finally:
+            front.shutdown()
+            front.server_close()
+
+
+def _task(encoder: Encoder, chosen: Sequence[Form]) -> Task:
     return build_task(
         [Question(id="a", text=SORT)],
         calls=CallSettings(target_model="librarian", mutator_model="softener"),
@@ -110,6 +148,8 @@ def _task(encoder: Encoder) -> Task:
         operators=operators.select("spelling,neutral,filler"),
         known_words={"sort", "list"},
         embedding_dims=4,
+        forms=chosen,
+        bank=BANK,
     )
 
 

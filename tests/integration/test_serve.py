@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import ollama
@@ -24,7 +23,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
 from query_mutator.rewards import is_refusal
 from tests.conftest import Librarian, Softener
-from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
 
 
 @pytest.fixture(scope="module")
@@ -335,38 +334,6 @@ def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encode
     assert ["num_ctx" in body["options"] for body in other] == [False, True]
 
 
-@contextmanager
-def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
-    """Serve the librarian and note the bodies of chat requests, map_needs a small forwarding server."""
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    with start_server([Librarian(), Softener()], num_parallel=4) as server:
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                seen.append(json.loads(body))
-                if headers is not None:
-                    headers.append({name.lower(): value for name, value in self.headers.items()})
-                reply = requests.post(server.url + self.path, data=body, timeout=10)
-                self.send_response(reply.status_code)
-                self.send_header("Content-Type", reply.headers["Content-Type"])
-                self.send_header("Content-Length", str(len(reply.content)))
-                self.end_headers()
-                self.wfile.write(reply.content)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        front = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=front.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{front.server_port}"
-        finally:
-            front.shutdown()
-            front.server_close()
-
-
 # --- who may call, and what is counted --------------------------------------------------------------------------------
 
 
@@ -525,7 +492,7 @@ def test_the_filter_of_open_webui_shows_the_rewrite_and_sends_it(gate: str) -> N
 def test_a_rewrite_alone_is_asked_for_without_an_answer(gate: str) -> None:
     turns = [{"role": "user", "content": SORT}]
     found = requests.post(f"{gate}/qm/rewrite", json={"messages": turns}, timeout=10).json()
-    assert found == {"question": "sort my list", "operators": ["neutral"], "calls": 1, "problem": None}
+    assert found == {"question": "sort my list", "operators": ["neutral"], "form": "as_is", "calls": 1, "problem": None}
     more = [*turns, {"role": "assistant", "content": "sorted"}, {"role": "user", "content": "plz explain it"}]
     assert requests.post(f"{gate}/qm/rewrite", json={"messages": more}, timeout=10).json()["problem"] == "context"
     assert requests.post(f"{gate}/qm/rewrite", json={"question": SORT}, timeout=10).status_code == 400

@@ -5,7 +5,7 @@ gate    ask the question; an answer that does not refuse streams on from its fir
 full    the policy rewrites and asks as it was trained to, and the answer that it submits is sent whole
 
 Every answer comes from the client's own request with another question in it, so that its options, its system prompt and
-its loaded model stay what they are.
+its loaded model stay what they are. A form that is more than one text is used only where there is no conversation.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from query_mutator.apply.proxy.shadow import Sent, Shadow
 from query_mutator.apply.proxy.status import Status
 from query_mutator.apply.proxy.upstream import Header, Response, end_to_end, read_object
 from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.forms import Framed
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.rewards import OPENING_CHARS, is_not_sure, is_refusal
-from query_mutator.types import Completion, Json
+from query_mutator.types import AS_IS, Completion, Json
 
 __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
 
@@ -77,6 +78,7 @@ class _Request:
     operators: Sequence[str] = ()
     calls: int = 0
     question: str = ""
+    form: str = AS_IS
     overhead_s: float | None = None  # until the request that answers was sent
     wants_field: bool = False
     acted: bool = False  # whether the policy acted on the question
@@ -90,6 +92,7 @@ class _Request:
             mode=self.rules.mode,
             question=question,
             asked=self.question,
+            form=self.form,
             decision=self.decision,
             operators=tuple(self.operators),
             calls=self.calls,
@@ -103,6 +106,7 @@ class _Request:
         return {
             "decision": self.decision,
             "operators": list(self.operators),
+            "form": self.form,
             "calls": self.calls,
             "overhead_ms": round(1000 * overhead_s, 1),
             "question": self.question,
@@ -114,6 +118,7 @@ class _Request:
         return [
             (b"x-qm-decision", self.decision.encode()),
             (b"x-qm-operators", ",".join(self.operators).encode()),
+            (b"x-qm-form", self.form.encode()),
             (b"x-qm-calls", str(self.calls).encode()),
             (b"x-qm-overhead-ms", str(facts["overhead_ms"]).encode()),
         ]
@@ -138,17 +143,19 @@ class PolicyAnswerer:
         request.wants_field = named.get(BODY_HEADER, "0") not in ("", "0")
         mode = self._rules.mode if reason is None else "passed"
         if call.question is None or reason is not None:
-            request.decision = f"passed; {reason}"
-            reply = await self._ask(request, call.body, call.question or "")
+            request.decision, request.question = f"passed; {reason}", call.question or ""
+            reply = await self._ask(request, call.body)
         elif mode == "blind":
             reply = await self._blind(request, call.question)
         elif mode == "gate":
             reply = await self._gate(request, call.question)
         else:
-            reply = await self._full(request, call.question, {}, {})
+            reply = await self._full(request, call.question)
         self._status.count("qm_decisions_total", decision=request.decision.partition(";")[0], mode=mode)
         for operator in request.operators:
             self._status.count("qm_rewrites_total", operator=operator)
+        if request.form != AS_IS:
+            self._status.count("qm_rewrites_total", operator=request.form)
         self._status.observe("qm_first_byte_seconds", time.perf_counter() - request.started, mode=mode)
         body = self._timed(reply.body, request.started, mode)
         if self._shadow is not None and call.question is not None and reason is None and self._shadow.draws():
@@ -161,17 +168,25 @@ class PolicyAnswerer:
             await self._shadow.close()
 
     async def rewrite(self, call: ChatCall, headers: list[Header]) -> Json:
-        """Return what would be asked in the place of a question, the operators used, and why it stays as it is."""
+        """Return what would be asked in the place of a question, its operators and form, and why it stays as it is.
+
+        A form that is more than one text is not used.
+        """
         reason = skip_reason(call, _named(headers), max_tokens=self._rules.max_question_tokens)
-        question = call.question or ""
-        if reason is not None:
-            return {"question": question, "operators": [], "calls": 0, "problem": reason}
-        if not self._episodes.can_be_blind:
-            return {"question": question, "operators": [], "calls": 0, "problem": "policy"}
-        found = await self._episodes.rewrite(call, self._rules.limits, place=self._status.queue.place)
+        problem = reason if reason is not None or self._episodes.can_be_blind else "policy"
+        if problem is not None:
+            return {"question": call.question or "", "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
+        found = await self._episodes.rewrite(
+            call, self._rules.limits, place=self._status.queue.place, usable=lambda framed: framed.text is not None
+        )
         self._count(found)
-        operators = list(found.operators)
-        return {"question": found.text, "operators": operators, "calls": found.calls, "problem": found.problem}
+        return {
+            "question": found.framed.text,
+            "operators": list(found.operators),
+            "form": found.form,
+            "calls": found.calls,
+            "problem": found.problem,
+        }
 
     async def _timed(self, body: AsyncIterator[bytes], started: float, mode: str) -> AsyncIterator[bytes]:
         async with aclosing(body) as chunks:  # type: ignore[type-var]
@@ -184,7 +199,7 @@ class PolicyAnswerer:
     async def _blind(self, request: _Request, question: str) -> Reply:
         found = await self._episodes.rewrite(request.call, request.rules.limits, place=self._status.queue.place)
         self._decide(request, question, found)
-        return await self._ask(request, request.call.asking(found.text), found.text)
+        return await self._ask(request, request.call.asking(found.framed))
 
     async def _gate(self, request: _Request, question: str) -> Reply:
         async with AsyncExitStack() as stack:
@@ -201,37 +216,44 @@ class PolicyAnswerer:
                     return self._streamed(request, response, held, lines, stack.pop_all())
                 return self._finished(request, reply)
         # Here the slot is free again: a refusal that was streaming is cut.
-        return await self._full(request, question, {question: text}, {} if request.call.streams else {question: reply})
+        return await self._full(request, question, first=text, whole=None if request.call.streams else reply)
 
-    async def _full(self, request: _Request, question: str, texts: dict[str, str], replies: dict[str, Json]) -> Reply:
-        """Answer with what the policy submits; `texts` are answers known already, `replies` those that are whole."""
+    async def _full(
+        self, request: _Request, question: str, *, first: str | None = None, whole: Json | None = None
+    ) -> Reply:
+        """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply."""
+        original = request.call.key(Framed.user(question))
+        texts = {} if first is None else {original: first}
+        replies = {} if whole is None else {original: whole}
 
-        async def ask(wording: str) -> Completion:
-            if wording not in texts:
+        async def ask(framed: Framed) -> Completion:
+            key = request.call.key(framed)
+            if key not in texts:
                 async with AsyncExitStack() as stack:
-                    body = request.call.asking(wording, stream=False)
-                    replies[wording] = await read_object(await self._open(stack, request, body))
-                texts[wording] = text_of(request.call.api, replies[wording])
-            return Completion(text=texts[wording])
+                    body = request.call.asking(framed, stream=False)
+                    replies[key] = await read_object(await self._open(stack, request, body))
+                texts[key] = text_of(request.call.api, replies[key])
+            return Completion(text=texts[key])
 
-        first = texts.get(question)
         found = await self._episodes.answer(
             request.call, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
         )
         self._decide(request, question, found)
-        if found.text not in replies:
-            return await self._ask(request, request.call.asking(found.text), found.text)
-        request.question = found.text
-        return self._finished(request, replies[found.text])
+        reply = replies.get(request.call.key(found.framed))
+        if reply is None:
+            return await self._ask(request, request.call.asking(found.framed))
+        return self._finished(request, reply)
 
     def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
         request.operators, request.acted = found.operators, True
+        request.question, request.form = found.text, found.form
         request.calls += found.calls
         self._count(found)
         if found.problem is not None:
             request.decision = f"guarded; {found.problem}"
         else:
-            request.decision = "rewritten" if found.text != question else "kept"
+            is_kept = (found.text, found.form) == (question, AS_IS)
+            request.decision = "kept" if is_kept else "rewritten"
 
     def _count(self, found: Rewritten) -> None:
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
@@ -247,9 +269,9 @@ class PolicyAnswerer:
         self._status.count("qm_calls_total", purpose="answer")
         return await stack.enter_async_context(self._upstream.post(request.path, body, request.headers))
 
-    async def _ask(self, request: _Request, body: Json, question: str) -> Reply:
+    async def _ask(self, request: _Request, body: Json) -> Reply:
         """Return the upstream's answer as it arrives."""
-        request.overhead_s, request.question = time.perf_counter() - request.started, question
+        request.overhead_s = time.perf_counter() - request.started
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, body)
             if request.call.streams:

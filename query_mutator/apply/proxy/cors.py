@@ -16,7 +16,7 @@ __all__ = ["PREFLIGHT", "cors_headers", "without_origin"]
 PREFLIGHT = "access-control-request-method"  # the header by which a browser asks before it sends
 _PREFIX = b"access-control-"
 _EXPOSED: Header = (
-    b"access-control-expose-headers", b"x-qm-decision, x-qm-operators, x-qm-calls, x-qm-overhead-ms",
+    b"access-control-expose-headers", b"x-qm-decision, x-qm-operators, x-qm-form, x-qm-calls, x-qm-overhead-ms",
 )  # fmt: skip
 
 

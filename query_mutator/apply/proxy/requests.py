@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import orjson
+
+from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
 from query_mutator.types import Json
 
@@ -137,15 +140,47 @@ class ChatCall:
             return {}
         return {name: options[name] for name in _RUNNER_OPTIONS if name in options}
 
-    def asking(self, question: str, *, stream: bool | None = None) -> Json:
-        """Return the body that asks another question in the place of the client's, and nothing else differently."""
+    def takes(self, framed: Framed) -> bool:
+        """Return whether the request may be put so: in a conversation, or with a stop of the client's, only as a text.
+
+        Ollama's /api/generate has no earlier turns.
+        """
+        if framed.text is not None:
+            return True
+        turns = [message.role for message in framed.messages]
+        has_words = self.api != "ollama_generate" or turns in (["user"], ["system", "user"])
+        return has_words and turns[-1:] == ["user"] and not (self.body.get("system") or self._stops or self._others)
+
+    def asking(self, framed: Framed, *, stream: bool | None = None) -> Json:
+        """Return the body that asks a question in the place of the client's; what the client set is as it was.
+
+        A token limit of the form is not sent: its answers in training were only to be judged.
+        """
         body = self.body if stream is None else {**self.body, "stream": stream}
         if stream is False:
             body = {name: value for name, value in body.items() if name != "stream_options"}
+        body = self._with_options(body, framed)
+        *before, question = framed.messages
         if self.api == "ollama_generate":
-            return {**body, "prompt": question}
-        *before, last = body["messages"]
-        return {**body, "messages": [*before, {**last, "content": question}]}
+            return {**body, **{one.role: one.content for one in before}, "prompt": question.content}
+        *earlier, last = body["messages"]
+        earlier += [{"role": one.role, "content": one.content} for one in before]
+        return {**body, "messages": [*earlier, {**last, "content": question.content}]}
+
+    def key(self, framed: Framed) -> bytes:
+        """Return what is equal for requests that ask the same."""
+        return orjson.dumps(self.asking(framed, stream=False))
+
+    def _with_options(self, body: Json, framed: Framed) -> Json:
+        """Return a body with the options of a form that the client left open."""
+        options = dict(framed.options)
+        if framed.temperature is not None:
+            options["temperature"] = framed.temperature
+        if not options:
+            return body
+        if self.api == "openai_chat":
+            return {**body, **{name: value for name, value in options.items() if body.get(name) is None}}
+        return {**body, "options": {**options, **(body.get("options") or {})}}
 
     def limited(self, max_tokens: int, *, openai_field: str) -> ChatCall:
         """Return the call with a limit on the tokens of the answer, unless the client set one; 0 sets none."""
@@ -156,6 +191,17 @@ class ChatCall:
             return self
         fields = {**fields, openai_field if is_openai else "num_predict": max_tokens}
         return replace(self, body=fields if is_openai else {**self.body, "options": fields})
+
+    @property
+    def _stops(self) -> bool:
+        """Return whether the client says where an answer ends."""
+        options = self.body if self.api == "openai_chat" else self.body.get("options") or {}
+        return not isinstance(options, dict) or bool(options.get("stop"))
+
+    @property
+    def _others(self) -> bool:
+        """Return whether there are messages besides the question."""
+        return len(self._messages()) > 1
 
     def _messages(self) -> Sequence[Json]:
         messages = self.body.get("messages")

@@ -30,9 +30,10 @@ from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.encoder import Encoder
 from query_mutator.errors import BackendError, DiskError, EncoderError
 from query_mutator.files.json_lines import JsonLines
+from query_mutator.forms import Framed
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN
-from query_mutator.types import Completion
+from query_mutator.types import AS_IS, Completion
 
 __all__ = ["Counterfactual", "Sent", "Shadow"]
 
@@ -45,9 +46,10 @@ _FAILURES = (UpstreamError, UpstreamGone, BackendError, EncoderError, DiskError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One way to answer a question: the wording asked, what came back, and what it cost."""
+    """One way to answer a question: the wording asked and its form, what came back, and what it cost."""
 
     asked: str
+    form: str
     text: str
     tokens: int | None  # of the reply; None where it does not say
     calls: int
@@ -64,6 +66,7 @@ class Sent:
     mode: str
     question: str
     asked: str  # the question, or the rewrite
+    form: str  # in which it was asked
     decision: str
     operators: tuple[str, ...]
     calls: int
@@ -90,8 +93,8 @@ class Counterfactual:
 
     async def pair(self, sent: Sent, answer: Answer) -> Pair:
         """Return both ways of a question whose `answer` was sent; UpstreamError, UpstreamGone or NoSlotError."""
-        if sent.asked != sent.question:
-            original = await self._ask(sent, sent.question)
+        if (sent.asked, sent.form) != (sent.question, AS_IS):
+            original = await self._ask(sent, Framed.user(sent.question))
             found = Pair(
                 sent=REWRITTEN, original=original, rewritten=answer, decision=sent.decision, operators=sent.operators
             )
@@ -103,29 +106,31 @@ class Counterfactual:
 
     async def _rewritten(self, sent: Sent, answer: Answer) -> Pair:
         """Let the policy act, which may see the answer that was sent."""
-        answers, started = {sent.question: answer}, time.perf_counter()
+        answers, started = {sent.call.key(Framed.user(sent.question)): answer}, time.perf_counter()
 
-        async def ask(wording: str) -> Completion:
-            if wording not in answers:
-                answers[wording] = await self._ask(sent, wording)
-            return Completion(text=answers[wording].text)
+        async def ask(framed: Framed) -> Completion:
+            if (key := sent.call.key(framed)) not in answers:
+                answers[key] = await self._ask(sent, framed)
+            return Completion(text=answers[key].text)
 
         acted = await self._episodes.answer(
             sent.call, ask, self._limits, place=self._queue.spare, first_answer=answer.text
         )
-        await ask(acted.text)
+        await ask(acted.framed)
         calls = sum(each.calls for each in answers.values()) + acted.calls
         seconds = answer.seconds + time.perf_counter() - started
-        rewritten = replace(answers[acted.text], calls=calls, seconds=seconds)
+        found = answers[sent.call.key(acted.framed)]
+        rewritten = replace(found, asked=acted.text, form=acted.form, calls=calls, seconds=seconds)
         decision = sent.decision if acted.problem is None else f"guarded; {acted.problem}"
         return Pair(sent=ORIGINAL, original=answer, rewritten=rewritten, decision=decision, operators=acted.operators)
 
-    async def _ask(self, sent: Sent, wording: str) -> Answer:
+    async def _ask(self, sent: Sent, framed: Framed) -> Answer:
         started = time.perf_counter()
         async with self._queue.spare(sent.call.upstream_model):
-            reply = await self._upstream.post_json(sent.path, sent.call.asking(wording, stream=False), sent.headers)
+            reply = await self._upstream.post_json(sent.path, sent.call.asking(framed, stream=False), sent.headers)
         text, tokens = text_of(sent.call.api, reply), tokens_of(reply)
-        return Answer(asked=wording, text=text, tokens=tokens, calls=1, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Answer(asked=sent.question, form=AS_IS, text=text, tokens=tokens, calls=1, seconds=seconds)
 
 
 class Shadow:
@@ -228,6 +233,7 @@ class Shadow:
             "operators": list(pair.operators),
             "question": sent.question,
             "rewrite": pair.rewritten.asked,
+            "form": pair.rewritten.form,
             **{name: _way(way, fit) for (name, way), fit in zip(ways.items(), fits, strict=True)},
             "judge": await self._judged(sent, pair),
         }
@@ -261,6 +267,7 @@ def _answer(sent: Sent, parts: list[bytes], seconds: float) -> Answer:
     counts = [count for reply in found if (count := tokens_of(reply)) is not None]
     return Answer(
         asked=sent.asked,
+        form=sent.form,
         text="".join(text_of(sent.call.api, reply) for reply in found),
         tokens=counts[-1] if counts else None,
         calls=sent.calls,

@@ -12,6 +12,7 @@ from query_mutator.apply.proxy.models import add_virtual, writes_text
 from query_mutator.apply.proxy.replies import as_stream, text_of
 from query_mutator.apply.proxy.requests import ChatCall, read_call
 from query_mutator.apply.proxy.upstream import UpstreamGone
+from query_mutator.forms import Framed
 
 QUESTION = "how do i sort a list of names in place"
 #: The beginnings of the prompts that Open WebUI sends to the chat's model for itself.
@@ -56,7 +57,7 @@ def test_the_suffix_is_stripped_for_the_upstream(name: str, upstream: str) -> No
 
 def test_another_question_changes_nothing_else() -> None:
     call = chat("first", "reply", QUESTION, options={"num_ctx": 512}, keep_alive="5m")
-    asked = call.asking("sort a list", stream=False)
+    asked = call.asking(Framed.user("sort a list"), stream=False)
     assert asked["messages"][-1] == {"role": "user", "content": "sort a list"}
     assert asked["messages"][:-1] == call.body["messages"][:-1]
     assert {**asked, "messages": None} == {**call.body, "messages": None, "stream": False}
@@ -66,7 +67,7 @@ def test_a_prompt_of_generate_is_a_question_and_streams_unless_said_otherwise() 
     call = read_call("/api/generate", {"model": "m+qm", "prompt": QUESTION})
     assert call is not None
     assert call.streams
-    assert call.asking("x")["prompt"] == "x"
+    assert call.asking(Framed.user("x"))["prompt"] == "x"
 
 
 def test_parts_of_text_are_a_question_and_other_parts_are_none() -> None:
