@@ -31,7 +31,7 @@ from query_mutator.llm.stack import Counted
 from query_mutator.session.failure_rate import FailureWindow
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.settings.models import Sampling
-from query_mutator.types import Completion, Question
+from query_mutator.types import AS_IS, Completion, Question
 
 if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
@@ -234,7 +234,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 request = request_of(
                     ask, model=calls.target_model, max_tokens=calls.target_max_tokens, temperature=calls.temperature
                 )
-                return ask_once(ask, request, {"operators": [], "rewrite": None, "rejected": []})
+                return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(
                 outcome_flow(on_line, 0, make_player(0), env_id=ask.number), model=task.calls.target_model
@@ -262,4 +262,5 @@ def _rewritten(episode: Flow, *, model: str) -> Flow:
         completion_tokens=tokens["completion_tokens"],
     )
     rejected = [{"operator": operator, "guard": guard} for operator, guard in outcome.rejected]
-    return completion, {"operators": list(outcome.actions), "rewrite": outcome.rewrite, "rejected": rejected}
+    about = {"operators": list(outcome.actions), "rewrite": outcome.rewrite, "form": outcome.form}
+    return completion, {**about, "rejected": rejected}

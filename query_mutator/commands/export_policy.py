@@ -22,7 +22,8 @@ class ExportPolicyFlags(Plugins, OutputFlags):
     """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
 
     `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
-    questions, because some operators merge in the most similar one.
+    questions, because some operators merge in the most similar one, and an accepted answer of
+    each where a form shows them.
     """
 
     run: Positional[str] = "runs/latest"
@@ -42,7 +43,8 @@ def export_policy(flags: ExportPolicyFlags) -> None:
     assert background is not None
     write_policy_file(flags.output, redacted(saved))
     checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
+    shown = ", with the accepted answers that its examples show" if background.shows_examples else ""
     print(
         f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "
-        f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB"
+        f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB{shown}"
     )

@@ -134,7 +134,7 @@ def _without_split(flags: EvalFlags, saved: SavedPolicy, error: UsageError) -> _
             f"{saved.checkpoint.task.dataset}: the questions of the training are gone, and the held-out ones with "
             "them; name others with --dataset FILE"
         )
-    if background is None or not any(question.accept or question.reference for question in background.train):
+    if background is None or not (background.has_gold and any(one.accept or one.reference for one in background.train)):
         raise error
     found = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
     keys = {target_key(question) for question in found.questions}

@@ -15,7 +15,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.forms import Example
 from query_mutator.types import FloatArray, Question
 
-__all__ = ["NUM_EXAMPLES", "Bank", "bank_of"]
+__all__ = ["NUM_EXAMPLES", "Bank", "bank_of", "can_be_shown"]
 
 NUM_EXAMPLES = 4
 _MAX_CHARS = 400  # of an example: longer ones crowd out the question
@@ -52,9 +52,12 @@ class Bank:
         return tuple(Example(other.text, other.accept[0]) for other in reversed(chosen))
 
 
+def can_be_shown(question: Question) -> bool:
+    """Return whether a question has an accepted answer and is short enough to be an example."""
+    return bool(question.accept) and len(question.text + question.accept[0]) <= _MAX_CHARS
+
+
 def bank_of(questions: Sequence[Question], encoder: Encoder) -> Bank:
-    """Return the bank of those of some questions that have an accepted answer and are short enough to show."""
-    shown = tuple(
-        question for question in questions if question.accept and len(question.text + question.accept[0]) <= _MAX_CHARS
-    )
+    """Return the bank of those questions that can be shown."""
+    shown = tuple(filter(can_be_shown, questions))
     return Bank(shown, encoder.encode([question.text for question in shown]))

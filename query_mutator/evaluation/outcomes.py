@@ -12,7 +12,7 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import AS_IS, ErrorInfo, Question
 
 __all__ = [
     "Outcome", "action_counts", "check_failures", "check_report", "failure_kinds", "mean", "scored", "unscored_rows",
@@ -58,6 +58,11 @@ class Outcome:
         return "" if self.submitted is None else self.asked[self.submitted]
 
     @property
+    def form(self) -> str:
+        """Return the form in which it was asked."""
+        return AS_IS if self.submitted is None else self.forms[self.submitted]
+
+    @property
     def rejected(self) -> tuple[tuple[str, str], ...]:
         """Return operator and guard of each rewrite that was not used."""
         return tuple((name, guard) for name, guard in zip(self.actions, self.guards, strict=False) if guard is not None)
@@ -84,6 +89,7 @@ class Outcome:
             "rewrites": list(self.rewrites),
             "guards": list(self.guards),
             "asked": list(self.asked),
+            "forms": list(self.forms),
             "answers": list(self.answers),
             "parts": [_rounded(parts) for parts in self.parts],
             "scores": [round(score, _DIGITS) for score in self.scores],

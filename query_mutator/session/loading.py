@@ -17,7 +17,7 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
 from query_mutator.plugins import load_plugins, replaced, warn_of_changes
 from query_mutator.rewards import NoReward
-from query_mutator.session.background import background_of, check_encoder, warn_of_operators
+from query_mutator.session.background import background_of, check_encoder, warn_of_rewrites
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import OpenModels, ResolvedModels
@@ -114,7 +114,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     )
     checkpoint.check_actions(task.actions)
     if background is not None:
-        warn_of_operators(background, task.operators)
+        warn_of_rewrites(background, (*task.operators, *task.forms))
     return task
 
 

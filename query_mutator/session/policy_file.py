@@ -73,6 +73,7 @@ _BACKGROUND: Mapping[str, Any] = {
     **dict.fromkeys(("vocabulary", "trained_texts", "trained_targets"), frozenset[str]),
     "operators": Mapping[str, str],
     "encoder": str,
+    **dict.fromkeys(("shows_examples", "has_gold"), bool),
     "dataset": str | None,
 }
 _NAN_WEIGHT = "weights/stop"  # of a plan that never stops early
@@ -179,7 +180,7 @@ def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
 
 
 def redacted(policy: SavedPolicy) -> SavedPolicy:
-    """Return a policy without reference answers and without the path of the dataset."""
+    """Return a policy without reference answers, but those that forms show, and without the path of the dataset."""
     task = policy.checkpoint.task
     dataset = task.dataset if task.dataset.startswith(TASKS) else Path(task.dataset).name
     checkpoint = replace(policy.checkpoint, task=replace(task, dataset=dataset))
