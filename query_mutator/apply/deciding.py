@@ -46,8 +46,8 @@ def rewrite_flow(
 
     `call_price` is what the policy is told a call costs, by default the middle one of its training. `first_answer` is
     the target's answer to the original question, if it is known. Without `asks_at_end` a policy that asks once leaves
-    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it. A form whose request
-    is not `usable` leaves the question as it is worded.
+    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it. A form whose
+    request is not `usable` leaves the question as it is worded.
     """
     if usable is not None:
         task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
