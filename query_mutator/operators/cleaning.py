@@ -54,8 +54,8 @@ _INTERJECTION = (
     r"(?:lol|lmao|lmfao|rofl|haha+|hehe+|xd|omg|smh|ngl|tbh|imo|imho|btw|idk|afaik|fyi|fr|bro|bruh|dude|yo|though|kk)"
 )
 _EDGES = re.compile(
-    rf"\A(?:{_INTERJECTION}\b[\s,.!]+)+|(?:[\s,]+{_INTERJECTION})+(?P<end>[.!?]*)\s*\Z"
-    r"|\s*(?:[:;]-?[)(DP]|<3|\^\^)+\s*\Z"
+    rf"\A(?:{_INTERJECTION}\b[\s,.!]+)+|(?<![\s,])(?:[\s,]+{_INTERJECTION})+(?P<end>[.!?]*)\s*\Z"
+    r"|(?<!\s)\s*(?:[:;]-?[)(DP]|<3|\^\^)+\s*\Z"
 )
 _NO_SUM = r"\b(?! *[\d+*/x=%-])"
 _SOUNDS = (
@@ -145,7 +145,9 @@ _IF_YOU_CAN = r"(?:if (?:you don't mind|at all possible|possible|you can|you cou
 #: Words after which thanks and "please" are spoken of.
 _BEFORE_SPOKEN = "say write word of mean spell for to and or"
 _SPOKEN_OF = "".join(rf"(?<!\b{word})" for word in _BEFORE_SPOKEN.split())
-_END = re.compile(rf"{_SPOKEN_OF}(?:[,\s–—-]+(?:{_THANKS}|please|{_IF_YOU_CAN}))+\s*(?=[.!?]*\Z)", re.IGNORECASE)
+_END = re.compile(
+    rf"{_SPOKEN_OF}(?<![,\s–—-])(?:[,\s–—-]+(?:{_THANKS}|please|{_IF_YOU_CAN}))+\s*(?=[.!?]*\Z)", re.IGNORECASE
+)
 _SOMEBODY = r"(?:anyone|anybody|someone|somebody)(?: here)?"
 _TELL = r"(?:please |kindly )?(?:tell|explain to|inform|remind) (?:me|us)(?: please)?"
 _GLAD = r"(?:be|appreciate it)(?: very)?(?: grateful| glad| happy| thankful)?"
