@@ -100,6 +100,10 @@ def _resumed(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any
     resumed = Path(values[0])
     if not resumed.exists():
         raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
+    if hasattr(flags_class, "resumed_base"):
+        return flags_class.resumed_base(resumed, parse_flags(flags_class, argv, prog=PROG)), str(
+            resumed / "config.json"
+        )
     path = (resumed if resumed.is_dir() else resumed.parent.parent) / "config.json"
     return read_base(path), str(path)
 

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from query_mutator.bounds import Count, defaults, group_of
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import note, progress
-from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.commands.plan_budget import calls_in, measured_budget
+from query_mutator.commands.plan_run import ALGO, plan_run, resumed_base
+from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_result import PlanSearch
-from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION, MAX_CALLS, check_calls, find_plan
+from query_mutator.evaluation.plan_search import MAX_CALLS, check_calls, find_plan, questions_searched
 from query_mutator.evaluation.rejections import rejections_in_words
-from query_mutator.files import write_checked_json
-from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir, check_name
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.files.run_dir import check_name
 from query_mutator.llm.flags import ServerAddressFlags
-from query_mutator.plugins import plugin_hashes
-from query_mutator.report.page.build import write_report
-from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.background import background_of
-from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
-from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.policy_file import SavedPolicy, write_own_policy
+from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task, rewrites
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.evaluation import FailureRate
@@ -39,16 +32,9 @@ from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import DryRun, NamedRun
 from query_mutator.settings.questions import Questions, Reward
 from query_mutator.training.estimate import duration
-from query_mutator.training.run_folder import described, remember_run
 from query_mutator.training.timing import call_time, encoding_time
 
-if TYPE_CHECKING:
-    from query_mutator.data.split import Split
-    from query_mutator.env.task import Task
-
 __all__ = ["PlanFlags", "plan"]
-
-ALGO = "plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +58,35 @@ class PlanFlags(
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
-        "target_max_tokens", "batch_size", "seed", "save_dir", "dry_run", "json",
+        "minutes", "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
+        "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
 
-    max_calls: Count = MAX_CALLS
-    """Maximum model calls of the search; fewer than 20 for each question score a random sample of the questions."""
+    minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
+    """Time of a search without --max-calls, by the measured speed of the models; the embedded ones get 20,000 calls."""
+    max_calls: Count | None = None
+    """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
+    sample of the questions."""
     budget: Annotated[float, Ge(1), Le(10000)] | None = None
     """Save the plan that is right most often with at most this many calls per question on average, in place of the one
     with the best score minus --call-price per call."""
+    resume: str | None = None
+    """Continue an interrupted search in its run folder, without repeating a call."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_calls(self.max_calls)
+        if self.max_calls is not None:
+            check_calls(self.max_calls)
         check_name(self.name or ALGO)
+
+    @staticmethod
+    def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
+        """Return the flags of the search to continue, below those that the command names."""
+        return resumed_base(resumed, named)
 
 
 def plan(flags: PlanFlags) -> None:
-    """Search, save the found plan in a new run folder, and print it with the best plans at other budgets."""
+    """Search, save the found plan in a run folder, and print it with the best plans at other budgets."""
     settings = group_of(
         TaskSettings,
         flags,
@@ -110,18 +107,24 @@ def plan(flags: PlanFlags) -> None:
         models = stack.enter_context(open_models(flags))
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train)
-        run_dir = _open_run_dir(flags, models, split, stack)  # a folder that cannot be written costs no calls
+        run = stack.enter_context(plan_run(flags, models, task))  # a folder that cannot be written costs no calls
         note(models.choice.reason)
+        calls = measured_budget(flags, models, task)
+        run.begin(replace(flags, max_calls=calls.max_calls), settings, split)
+        note(calls.announced(task))
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        with _noting_cached_calls(models):
-            search = find_plan(
-                evaluator, task, max_calls=flags.max_calls, seed=flags.seed, budget=flags.budget, progress=progress
-            )
-        _save(flags, run_dir, models, task, settings, split, search.saved.plan)
-        write_checked_json(run_dir.summary_path, {"plan": search.saved.to_json(), "search": search.to_json()})
-        run_dir.take_latest()
-        write_report(run_dir.path)
-    path = str(run_dir.path)
+        evaluator.client = run.client(evaluator.client)
+        search = find_plan(
+            evaluator,
+            task,
+            max_calls=calls.max_calls,
+            seed=flags.seed,
+            budget=flags.budget,
+            progress=progress,
+            on_best=run.keep,
+        )
+        run.finish(search)
+        path = str(run.run_dir.path)
     about = {"questions_in_training": len(train), "run_folder": path}
     report = {"plan": search.saved.to_json(), **search.to_json(), **about}
     show(flags, report, _in_words(search, path, num_train=len(train)))
@@ -130,76 +133,16 @@ def plan(flags: PlanFlags) -> None:
 def _estimate(flags: PlanFlags, num_train: int) -> str:
     """Return the size of the search, without asking a server."""
     text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags)
-    searched = min(num_train, flags.max_calls // CALLS_PER_QUESTION)
+    max_calls = flags.max_calls or (calls_in(60 * flags.minutes, text_s + call_s) if known else MAX_CALLS)
     facts = {
-        "questions to search on": f"{searched} of {num_train}",
+        "questions to search on": f"{questions_searched(num_train, max_calls, is_wide=not known)} of {num_train}",
         "operators": sum(map(len, rewrites(flags))),
-        "model calls, at most": f"{flags.max_calls:,}",
+        "model calls, at most": f"{max_calls:,}",
         "calls in flight": flags.calls_in_flight,
-        "time, at most about": duration(flags.max_calls * (text_s + call_s)),
+        "time, at most about": duration(max_calls * (text_s + call_s)),
     }
     source = f"by {1000 * text_s:.3g} ms to embed a text, timed just now{known}"
     return "\n".join(["estimate (nothing was started)", rows_of(facts), source])
-
-
-def _open_run_dir(flags: PlanFlags, models: OpenModels, split: Split, stack: ExitStack) -> RunDir:
-    """Return a new run folder with its config.json, locked; it is removed again unless a plan is found."""
-    run_dir = RunDir.create(flags.save_dir, flags.name or ALGO)
-    stack.callback(_remove_without_plan, run_dir)
-    stack.callback(run_dir.close)
-    stack.enter_context(locked(run_dir.path))
-    run_dir.write_config(describe_run(_kept(flags), **described(models, split, flags.plugin)))
-    remember_run(asdict(flags), models)
-    return run_dir
-
-
-def _remove_without_plan(run_dir: RunDir) -> None:
-    if not run_dir.summary_path.exists():
-        shutil.rmtree(run_dir.path, ignore_errors=True)
-
-
-@contextmanager
-def _noting_cached_calls(models: OpenModels) -> Iterator[None]:
-    """Say where the replies are if the search ends early."""
-    try:
-        yield
-    except (KeyboardInterrupt, TooManyFailuresError):
-        if models.calls.store is not None:
-            note(f"the replies so far are in {models.calls.store.path}; the same command starts from them")
-        raise
-
-
-def _save(
-    flags: PlanFlags,
-    run_dir: RunDir,
-    models: OpenModels,
-    task: Task,
-    settings: TaskSettings,
-    split: Split,
-    plan: Plan,
-) -> None:
-    """Write the checkpoint of the found plan, and the file with all that acting needs."""
-    acting = plan_task(plan, task)
-    checkpoint = Checkpoint(
-        learner=plan_policy(plan, task).state_dict(),
-        actions=acting.actions,
-        task=replace(settings, answer=acting.rules.answer, max_episode_steps=acting.rules.max_episode_steps),
-        system=models.resolved,
-        projection=task.observer.projection,
-        flags={**_kept(flags), "plan": str(plan)},
-        versions=versions(),
-        plugins=plugin_hashes(flags.plugin),
-    )
-    checkpoint.save(run_dir.checkpoint_path(0))
-    background = background_of(models, task, split, dataset=flags.dataset)
-    write_own_policy(run_dir.path, SavedPolicy(checkpoint=checkpoint, background=background))
-
-
-def _kept(flags: PlanFlags) -> dict[str, Any]:
-    """Return the flags without those of the command's output, and the name of the learner."""
-    return {name: value for name, value in asdict(flags).items() if name not in ("json", "force", "dry_run")} | {
-        "algo": ALGO
-    }
 
 
 def _in_words(search: PlanSearch, path: str, *, num_train: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.plan_search import CALLS_PER_QUESTION
+from query_mutator.evaluation.plan_search import MIN_CALLS
 
 __all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost"]
 
@@ -71,7 +71,7 @@ class EvaluationCost:
         share = max_calls / self.calls
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = int(share * self.search_calls)
-        search = search if search >= CALLS_PER_QUESTION else 0
+        search = search if search >= MIN_CALLS else 0
         without = 0 if self.search_calls else self.plan_calls  # without a search there is no plan, unless it was found
         plan = self.plan_calls if search else without
         smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)

@@ -21,8 +21,9 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.evaluation.rejections import count_rewrites
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
+from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import request_key
+from query_mutator.llm.coalesce import Coalesce, request_key
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.session.play import Played, play
 from query_mutator.types import ASK, Completion, ErrorInfo
@@ -68,6 +69,7 @@ class PlanScores:
         self.task = plan_task(Plan(), task)
         self.calls = 0
         self._caller = caller
+        self._client = Cache(Coalesce(caller.client), ReplyMemory(), identity=str)  # for plans that play at once
         self._on_call = on_call
         self._memories = [QuestionMemory() for _ in task.questions]
         self._replies: dict[str, Completion | None] = {}  # by request: questions may share texts; None: in flight
@@ -101,20 +103,27 @@ class PlanScores:
         TooManyFailuresError when the calls of too many questions fail for good.
         """
         plans = list(plans)
-        waiting = (row for row in rows if any(row not in self._results.get(plan, ()) for plan in plans))
+        flows = 4 * self._caller.batch_size  # some of them embed and score
+        parts = [plans[part::parts] for parts in [max(1, flows // max(1, len(rows)))] for part in range(parts)]
+        waiting = (
+            (row, part)
+            for row in rows
+            for part in parts
+            if any(row not in self._results.get(plan, ()) for plan in part)
+        )
         scheduler = PooledScheduler(
-            client=self._caller.client,
+            client=self._client,
             encoder=self.task.encoder,
             retry_policy=self._caller.retry_policy,
             batch_size=self._caller.batch_size,
         )
         try:
-            for row in itertools.islice(waiting, 4 * self._caller.batch_size):
-                scheduler.start(row, self._complete(plans, row))
+            for row, part in itertools.islice(waiting, flows):
+                scheduler.start(row, self._complete(part, row))
             while scheduler.in_progress:
                 scheduler.finished()
-                for row in itertools.islice(waiting, 1):
-                    scheduler.start(row, self._complete(plans, row))
+                for row, part in itertools.islice(waiting, 1):
+                    scheduler.start(row, self._complete(part, row))
         finally:
             scheduler.close()
         self._check_failures(plans, rows)
@@ -154,7 +163,7 @@ class PlanScores:
         key = request_key(need.request)
         completion = self._replies.get(key)
         if completion is None:
-            is_new = key not in self._replies  # the client makes equal calls in flight once
+            is_new = key not in self._replies
             self.calls += is_new
             self._replies[key] = None
             completion = yield need
@@ -178,4 +187,5 @@ class PlanScores:
         places = [place for place, item in enumerate(player.items) if item == action]
         rest = player.items[places[0] :] if places else [self._ask]
         round_trips = player.items.count(self._ask) if plan.answer == "round_trip" else 0
-        return len(rest) + (self._ask not in rest) + round_trips
+        calls = sum(self.task.form_of(item) is None for item in rest)
+        return calls + (self._ask not in rest) + round_trips

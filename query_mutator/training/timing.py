@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.embedded.latency import Latency
+from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.backends import AUTO, EMBEDDED
 from query_mutator.session.models import encoder_of
@@ -21,7 +22,7 @@ from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "call_time", "encoding_time", "time_of", "uses_embedded"]
+__all__ = ["Timing", "call_time", "encoding_time", "text_time", "time_of", "uses_embedded"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
@@ -89,12 +90,17 @@ def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
 def encoding_time(config: ModelSettings) -> float:
     """Return the seconds to embed one text on this machine as it is now; next to none for an encoder on a server."""
     with contextlib.closing(encoder_of(config, _no_server)) as encoder:
-        texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
-        encoder.encode(texts[:8])
-        began = time.perf_counter()
-        for start in range(8, len(texts), 8):
-            encoder.encode(texts[start : start + 8])
-        return (time.perf_counter() - began) / PROBE_TEXTS
+        return text_time(encoder)
+
+
+def text_time(encoder: Encoder) -> float:
+    """Return the seconds that an encoder takes for one text."""
+    texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
+    encoder.encode(texts[:8])
+    began = time.perf_counter()
+    for start in range(8, len(texts), 8):
+        encoder.encode(texts[start : start + 8])
+    return (time.perf_counter() - began) / PROBE_TEXTS
 
 
 def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions, split_questions
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.files import write_checked_json
 from tests.conftest import Librarian, Softener
+from tests.integration.killing import ServerProcess, kill_when, run_in, start, train
 from tests.page_messages import section_of
 from train_query_mutator import main as train_main
 
@@ -30,7 +34,7 @@ def flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[st
     return flags_for(tiny_server, dataset, tmp_path)
 
 
-def flags_for(server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+def flags_for(server: EmbeddedServer | ServerProcess, dataset: Path, tmp_path: Path) -> list[str]:
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
@@ -146,32 +150,88 @@ def test_a_broken_server_ends_the_search_with_code_3(
 
 
 class Interrupting(Librarian):
-    """A librarian that has its process interrupted at the 10th question."""
+    """A librarian that has its process interrupted at its nth question."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, moment: int) -> None:
+        self.asked, self.moment = 0, moment
 
     def reply(self, prompt: str) -> str:
         self.asked += 1
-        if self.asked == 10:
+        if self.asked == self.moment:
             os.kill(os.getpid(), signal.SIGINT)
         return super().reply(prompt)
 
 
-def test_an_interrupted_search_leaves_its_calls_and_no_run(
+def summary_of(run: Path) -> dict[str, Any]:
+    """Return what a search found, without its time."""
+    summary = json.loads((run / "summary.json").read_text())
+    return {"plan": summary["plan"], "search": {**summary["search"], "seconds": None}}
+
+
+@pytest.mark.parametrize("moment", [2, 8, 15])
+def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
+    moment: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()], num_parallel=4) as server:
+        whole = flags_for(server, dataset, tmp_path / "whole")
+        assert qm("plan", *whole) == 0
+        calls = server.stats()["calls"]
+    with start_server([Interrupting(moment), Softener()], num_parallel=4) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path)) == 130
+        (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir()}
+        assert f"; continue with qm plan --resume {run}" in capsys.readouterr().err
+        assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
+        made = server.stats()["calls"]
+        assert qm("plan", "--resume", str(run)) == 0
+        assert summary_of(run) == summary_of(tmp_path / "whole" / "runs" / "latest")
+        assert server.stats()["calls"] - made <= calls - moment + 4  # in flight
+    assert not (run / "replies.sqlite").exists()
+    assert qm("plan", "--resume", str(run)) == 2
+    assert "its search is done; start another with qm plan" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_again_and_again_repeats_no_call(dataset: Path, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, latency_ms=4.0)
+    whole = flags_for(server, dataset, tmp_path / "whole")
+    train(["plan", *whole], tmp_path, qm_main)
+    calls = server.answered
+    argv, signals = ["plan", *flags_for(server, dataset, tmp_path)], (*3 * [signal.SIGKILL], signal.SIGTERM)
+    for number in signals:
+        moment = server.answered + calls // 5
+        process = start(argv, tmp_path, qm_main)
+        assert kill_when(process, lambda: server.answered >= moment, number=number)  # noqa: B023  # called in this turn
+        assert process.exitcode == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+        run = run_in(tmp_path / "runs")
+        argv = ["plan", "--resume", str(run)]
+    train(argv, tmp_path, qm_main)
+    assert summary_of(run) == summary_of(tmp_path / "whole" / "runs" / "latest")
+    assert server.answered <= 2 * calls + 4 * len(signals)  # those in flight at each signal
+    server.kill()
+
+
+def test_only_a_search_of_this_user_is_resumed(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("plan", "--resume", str(tmp_path)) == 2
+    assert f"{tmp_path}: not a run of qm plan; give its run folder" in capsys.readouterr().err
+    config = {"flags": {"algo": "plan", "openai_url": "http://elsewhere.example/v1"}, "plugins": {}}
+    write_checked_json(tmp_path / "config.json", config)
+    assert qm("plan", "--resume", str(tmp_path)) == 2
+    assert "names http://elsewhere.example:80, and you have not" in capsys.readouterr().err
+
+
+def test_the_time_of_a_search_bounds_its_calls(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start_server([Interrupting(), Softener()], num_parallel=4) as server:
-        flags = [*flags_for(server, dataset, tmp_path)[2:], "--cache", "auto"]
-        flags += ["--openai-url", server.url]  # a server that is not known to be the embedded one
-        assert qm("plan", *flags) == 130
-        assert "the same command starts from them" in capsys.readouterr().err
-        assert list((tmp_path / "runs").iterdir()) == []
-        made = server.stats()["calls"]
-        assert qm("plan", *flags, "--json", "-") == 0
-        assert server.stats()["calls"] - made < json.loads(capsys.readouterr().out)["calls"]
-    (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
-    assert (tmp_path / "runs" / "latest").resolve() == run.resolve()
+    with start_server([Librarian(), Softener()], num_parallel=4, latency_ms=40.0) as server:
+        flags = flags_for(server, dataset, tmp_path)[2:]
+        flags[flags.index("--max-calls") : flags.index("--max-calls") + 2] = ["--minutes", "0.02"]
+        assert qm("plan", "--openai-url", server.url, *flags, "--json", "-") == 0
+    said = capsys.readouterr()
+    bound = re.search(r"questions, at most (\d+) calls, about \d s at [\d.]+ calls/s", said.err)
+    assert bound is not None
+    assert json.loads(said.out)["calls"] <= int(bound[1]) <= 4 * 1200 / 40  # four at once for 1.2 s
 
 
 def test_a_folder_that_cannot_be_written_costs_no_call(

@@ -13,10 +13,10 @@ from query_mutator.cli.bar import FittingBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation import plan_search
 from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.evaluation.plan_trials import Trials
 from query_mutator.evaluation.plans import PlanResult, PlanScores
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
@@ -252,15 +252,13 @@ def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, 
 
 
 def test_only_plans_within_a_budget_compete_for_it(tested: Task, tiny_client: Client) -> None:
-    search = plan_search._Search(
-        PlanScores(evaluator(tiny_client), tested), max_calls=2000, seed=0, on_best=lambda point: None
-    )
-    rows, names = search.rows[-1], search.operators
+    rows, names = tuple(range(len(tested.questions))), OPERATORS
+    trials = Trials(PlanScores(evaluator(tiny_client), tested), [rows], max_calls=2000)
     plans = [Plan(), *(Plan(steps=(name,)) for name in names), Plan(steps=(ASK, names[0]), answer="best")]
-    search._try(plans, rows, search.max_calls)
-    calls = {plan: search.point(plan, rows).calls for plan in plans}
+    trials.score(plans, rows, trials.max_calls)
+    calls = {plan: trials.point(plan, rows).calls for plan in plans}
     assert min(calls.values()) <= 1 < max(calls.values())
-    within = [plan for group in search._ranked(plans, rows, 1) for plan in group]
+    within = [plan for group in trials.ranked(plans, rows, 1) for plan in group]
     assert set(within) == {plan for plan in plans if calls[plan] <= 1}
 
 
@@ -275,7 +273,7 @@ def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> Non
         client = Failing(tiny_client)
         search = find_plan(evaluator(client), tested, max_calls=limit)
         assert 0 < search.calls == client.calls <= limit
-        assert search.best.questions == min(5, limit // 20)
+        assert search.best.questions == min(5, limit // 15)
     with pytest.raises(ValueError, match="max_calls=5 is too few"):
         find_plan(evaluator(tiny_client), tested, max_calls=5)
 

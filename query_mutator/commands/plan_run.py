@@ -1,0 +1,167 @@
+"""The run folder of `qm plan`: replies that a resumed search finds again, and the best plan so far as a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from query_mutator.cli.console import note
+from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
+from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.files.lock import locked
+from query_mutator.files.run_dir import SUMMARY, RunDir
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.llm.cache import Cache, ReplyStore
+from query_mutator.llm.client import Client
+from query_mutator.plugins import plugin_hashes
+from query_mutator.report.page.build import write_report
+from query_mutator.runs.provenance import describe_run, versions
+from query_mutator.session.background import Background, background_of
+from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.models import OpenModels
+from query_mutator.session.policy_file import SavedPolicy, write_own_policy
+from query_mutator.session.trust import check_plugins, check_reach
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.training.run_folder import described, remember_run
+
+if TYPE_CHECKING:
+    from query_mutator.commands.plan import PlanFlags
+    from query_mutator.data.split import Split
+    from query_mutator.env.task import Task
+
+__all__ = ["ALGO", "PlanRun", "plan_run", "resumed_base"]
+
+ALGO = "plan"
+REPLIES = "replies.sqlite"
+_OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
+
+
+def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
+    """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
+
+    `named` are the flags of the command alone: other servers, files and plugins must be those of runs of this user.
+    """
+    path = resumed / "config.json"
+    config = read_checked_json(path) if path.is_file() else {}
+    base = dict(config.get("flags", {}))
+    if base.pop("algo", None) != ALGO:
+        raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
+    if (resumed / SUMMARY).exists():
+        raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
+    check_reach({name: value for name, value in base.items() if name not in named.given}, source=path)
+    check_plugins({} if "plugin" in named.given else config["plugins"], source=path)
+    if "minutes" in named.given:  # a new bound on the calls
+        base.pop("max_calls", None)
+    return base
+
+
+@dataclass(kw_only=True)
+class PlanRun:
+    """A run folder while a search writes it."""
+
+    run_dir: RunDir
+    store: ReplyStore
+    models: OpenModels
+    task: Task
+    checkpoint: Checkpoint | None = None  # of the plan that was saved last
+    background: Background | None = None
+    best: PlanPoint | None = None
+
+    def client(self, client: Client) -> Client:
+        """Return a client that makes no call whose reply is in the folder."""
+        return Cache(client, self.store, identity=self.models.calls.identity)
+
+    def begin(self, flags: PlanFlags, settings: TaskSettings, split: Split) -> None:
+        """Write config.json, and the original question as the first plan."""
+        models, task = self.models, self.task
+        kept = {name: value for name, value in asdict(flags).items() if name not in _OF_ONE_COMMAND} | {"algo": ALGO}
+        config = describe_run(kept, **described(models, split, flags.plugin))
+        self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
+        remember_run(asdict(flags), models)
+        self.background = background_of(models, task, split, dataset=flags.dataset)
+        self.checkpoint = Checkpoint(
+            learner={},
+            actions=(),
+            task=settings,
+            system=models.resolved,
+            projection=task.observer.projection,
+            flags=kept,
+            versions=versions(),
+            plugins=plugin_hashes(flags.plugin),
+        )
+        self.save(Plan())
+
+    def keep(self, best: PlanPoint) -> None:
+        """Save the best plan so far."""
+        self.best = best
+        self.save(best.plan)
+
+    def save(self, plan: Plan) -> None:
+        """Write the checkpoint of a plan, and the file with all that acting needs."""
+        assert self.checkpoint is not None
+        acting = plan_task(plan, self.task)
+        rules = acting.rules
+        self.checkpoint = replace(
+            self.checkpoint,
+            learner=plan_policy(plan, self.task).state_dict(),
+            actions=acting.actions,
+            task=replace(self.checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps),
+            flags={**self.checkpoint.flags, "plan": str(plan)},
+        )
+        self.checkpoint.save(self.run_dir.checkpoint_path(0))
+        write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.checkpoint, background=self.background))
+
+    def finish(self, search: PlanSearch) -> None:
+        """Save what a search found, and write the run's page."""
+        self.save(search.saved.plan)
+        write_checked_json(self.run_dir.summary_path, {"plan": search.saved.to_json(), "search": search.to_json()})
+        self.run_dir.take_latest()
+        write_report(self.run_dir.path)
+
+    def note_kept(self) -> None:
+        """Say what an interrupted search leaves, and how it continues."""
+        self.run_dir.take_latest()
+        path, best = self.run_dir.path, self.best
+        plan = "the original question, no plan is scored yet"
+        if best is not None:
+            plan = f"the best plan so far, {best.plan}: {best.success:.1%} of {best.questions} questions right"
+        note(f"kept in {path}: {plan}; continue with qm plan --resume {path}")
+
+
+@contextmanager
+def plan_run(flags: PlanFlags, models: OpenModels, task: Task) -> Iterator[PlanRun]:
+    """Lock a new run folder, or the resumed one; the new one is removed again unless it has a reply or a plan."""
+    new = None if flags.resume else RunDir.create(flags.save_dir, flags.name or ALGO)
+    with ExitStack() as stack:
+        if new:
+            stack.callback(_remove_without_reply, new.path)  # last of all
+        path = new.path if new else Path(flags.resume or "").resolve()
+        stack.enter_context(locked(path))
+        run_dir, store = new or RunDir(path), ReplyStore(path / REPLIES)
+        stack.callback(run_dir.close)
+        stack.callback(_close, store, run_dir)
+        run = PlanRun(run_dir=run_dir, store=store, models=models, task=task)
+        try:
+            yield run
+        except (KeyboardInterrupt, TooManyFailuresError):
+            if len(store):
+                run.note_kept()
+            raise
+
+
+def _close(store: ReplyStore, run_dir: RunDir) -> None:
+    """Close the replies, and remove those that no search needs any more."""
+    is_needed = len(store) > 0 and not run_dir.summary_path.exists()
+    store.close()
+    if not is_needed:
+        store.path.unlink(missing_ok=True)
+
+
+def _remove_without_reply(folder: Path) -> None:
+    if not (folder / SUMMARY).exists() and not (folder / REPLIES).exists():
+        shutil.rmtree(folder, ignore_errors=True)

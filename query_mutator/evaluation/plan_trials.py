@@ -1,0 +1,183 @@
+"""Plans scored on ever more questions: their figures, their order, and what a search has found so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from query_mutator.data.split import FOLDS, fold_of
+from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
+from query_mutator.evaluation.plans import PlanScores
+from query_mutator.learners.plan import Plan
+from query_mutator.stats.intervals import Floats, wilson_interval
+
+__all__ = ["Rows", "Trials"]
+
+Rows = tuple[int, ...]  # indices of questions
+
+
+class Trials:
+    """The plans scored so far on the questions `rows` of each stage, which begin with those of the stage before.
+
+    `best` is the best plan on the most questions on which plans were compared; `on_best` are called whenever it
+    changes. `budget` bounds the mean calls per question of the plan to choose.
+    """
+
+    def __init__(
+        self,
+        scores: PlanScores,
+        rows: Sequence[Rows],
+        *,
+        max_calls: int,
+        budget: float | None = None,
+        on_best: Iterable[Callable[[PlanPoint], object]] = (),
+    ) -> None:
+        self.scores, self.rows, self.max_calls, self.budget = scores, rows, max_calls, budget
+        self.tried: dict[Rows, dict[Plan, None]] = {each: {} for each in rows}
+        self.best: PlanPoint | None = None
+        self._compared = 0  # questions
+        self.price = float(np.mean(scores.task.rules.call_price))
+        self._on_best = tuple(on_best)
+        self._points: dict[tuple[Plan, int], PlanPoint] = {}
+
+    def score(self, plans: Iterable[Plan], rows: Rows, limit: int) -> None:
+        """Score plans in their order while their calls are sure to fit the limit."""
+        waiting = [plan for plan in plans if plan not in self.tried[rows]]
+        while waiting:
+            left, fitting = limit - self.scores.calls, 0
+            for plan in waiting:
+                left -= self.scores.max_calls(plan, rows)
+                if left < 0:
+                    break
+                fitting += 1
+            if not fitting:
+                return
+            self.scores.gather(waiting[:fitting], rows)
+            self.tried[rows] |= dict.fromkeys(waiting[:fitting])
+            self._note_best(waiting[:fitting], rows)
+            waiting = waiting[fitting:]
+
+    def _note_best(self, plans: Iterable[Plan], rows: Rows) -> None:
+        if len(rows) < self._compared:
+            return
+        is_first = len(rows) > self._compared
+        leader = max((self.point(plan, rows) for plan in (self.tried[rows] if is_first else plans)), key=self._rank)
+        if len(self.tried[rows]) > 1:  # the original question alone is not compared with anything
+            self._compared = len(rows)
+        if is_first or self.best is None or self._rank(leader) > self._rank(self.point(self.best.plan, rows)):
+            self.best = leader
+            for call in self._on_best:
+                call(leader)
+
+    def _rank(self, point: PlanPoint) -> tuple[float, ...]:
+        if self.budget is None:
+            return (self.value_of(point),)
+        return (point.calls <= self.budget, point.success, point.score, -point.calls)
+
+    def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
+        """Return plans by value, the best first; with a budget by success, those above it left out.
+
+        Plans of equal figures form a group, the shortest first: so far they differ in no question.
+        """
+        groups: dict[tuple[float, ...], list[Plan]] = {}
+        for plan in sorted(plans, key=lambda plan: len(plan.steps)):
+            point = self.point(plan, rows)
+            if budget is None:
+                groups.setdefault((self.value_of(point), point.success), []).append(plan)
+            elif point.calls <= budget:
+                groups.setdefault((point.success, point.score, -point.calls), []).append(plan)
+        return [groups[figures] for figures in sorted(groups, reverse=True)]
+
+    def value_of(self, point: PlanPoint) -> float:
+        """Return the mean score minus the price of the calls."""
+        return point.score - self.price * point.calls
+
+    def gains(self, plan: Plan, rows: Rows) -> Floats:
+        """Return what a plan is ranked by for each question [n]; NaN for an unscored question."""
+        price = self.price if self.budget is None else 0.0
+        results = self.scores.results(plan, rows)
+        gained = [(one.score if self.budget is None else one.success) - price * one.calls for one in results]
+        return np.where([one.error is None for one in results], gained, math.nan)
+
+    def point(self, plan: Plan, rows: Rows | None = None) -> PlanPoint:
+        """Return a plan's figures on `rows`, by default on all questions of the search."""
+        rows = rows or self.rows[-1]
+        key = (plan, len(rows))  # of the stages, each of which begins with the one before
+        if key not in self._points:
+            self._points[key] = self._point(plan, rows)
+        return self._points[key]
+
+    def _point(self, plan: Plan, rows: Rows) -> PlanPoint:
+        results = [result for result in self.scores.results(plan, rows) if result.error is None]
+        count = len(results)
+        right = sum(result.success >= 0.5 for result in results)
+        return PlanPoint(
+            plan=plan,
+            success=right / count if count else 0.0,
+            success_ci=wilson_interval(right, count),
+            score=_mean([result.score for result in results]),
+            calls=_mean([result.calls for result in results]),
+            questions=count,
+        )
+
+    def has_no_effect(self, name: str) -> bool:
+        """Return whether an action leaves every original question of the first stage as it is."""
+        rows, plan = self.rows[0], Plan(steps=(name,))
+        return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
+
+    def result(self, *, seconds: float) -> PlanSearch:
+        """Return what was found, on all questions."""
+        rows = self.rows[-1]
+        points = sorted(map(self.point, self.tried[rows]), key=lambda point: len(point.plan.steps))
+        points.sort(key=self.value_of, reverse=True)
+        cross_fitted, lead = self._cross_fitted([point.plan for point in points])
+        return PlanSearch(
+            points=tuple(points),
+            budget=self.budget,
+            cross_fitted=cross_fitted,
+            cross_fitted_lead=lead,
+            plans_tried=len(self.tried[self.rows[0]]),
+            calls=self.scores.calls,
+            seconds=seconds,
+            rewrites=self.scores.rewrites,
+        )
+
+    def _cross_fitted(self, plans: Sequence[Plan]) -> tuple[float, float]:
+        """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
+
+        The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
+        """
+        rows = self.rows[-1]
+        folds = np.array([fold_of(self.scores.task.questions[row]) for row in rows])
+        results = [self.scores.results(plan, rows) for plan in plans]
+        right, scores, calls = (
+            np.array([[getattr(result, name) for result in row] for row in results], dtype=np.float64)  # [P, Q]
+            for name in ("success", "score", "calls")
+        )
+        values = scores - self.price * calls
+        chosen = np.full(len(rows), -1)
+        for fold in range(FOLDS):
+            inside = folds == fold
+            if inside.any() and not inside.all():
+                of_others = (each[:, ~inside].mean(axis=1) for each in (values, right, scores, calls))
+                chosen[inside] = _choice(*of_others, budget=self.budget)
+        if (chosen < 0).any():
+            return 0.0, -math.inf
+        columns = np.arange(len(rows))
+        lead = values[chosen, columns].mean() - values[plans.index(Plan())].mean()
+        return float(right[chosen, columns].mean()), float(lead)
+
+
+def _choice(values: Floats, right: Floats, scores: Floats, calls: Floats, *, budget: float | None) -> int:
+    """Return the index of the plan of the largest value; with a budget, of the best success among those within it."""
+    if budget is None:
+        return int(values.argmax())
+    within = np.where(calls <= budget, right, -math.inf)
+    return int(np.lexsort((-calls, scores, within))[-1])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
