@@ -92,7 +92,7 @@ def _countries() -> Iterator[Fact]:
             )
         official = get_official_languages(code, de_facto=True)
         if len(official) == 1 and "_" not in official[0]:
-            yield Fact(family="language", about=name, slots=slots, accept=(english.languages[official[0]],))
+            yield Fact(family="language", about=name, slots=slots, accept=_both(english.languages[official[0]]))
 
 
 def _known_countries() -> list[dict[str, Any]]:
@@ -208,6 +208,23 @@ SHORT_NAMES = {
 }
 
 
+#: Other common names of languages and elements.
+ALSO = {
+    "Bangla": "Bengali",
+    "Chinese": "Mandarin",
+    "Indonesian": "Bahasa Indonesia",
+    "Malay": "Bahasa Malaysia",
+    "Persian": "Farsi",
+    "aluminum": "aluminium",
+    "cesium": "caesium",
+    "sulfur": "sulphur",
+}
+
+
+def _both(name: str) -> tuple[str, ...]:
+    return (name, ALSO[name]) if name in ALSO else (name,)
+
+
 def _spellings(city: str) -> tuple[str, ...]:
     others = {
         "Washington": ("Washington, D.C.", "Washington"),
@@ -265,7 +282,9 @@ def _elements() -> Iterator[Fact]:
             "uranium",
         ):
             yield Fact(family="symbol", about=element.name, slots={"element": element.name}, accept=(element.symbol,))
-            yield Fact(family="element", about=element.name, slots={"symbol": element.symbol}, accept=(element.name,))
+            yield Fact(
+                family="element", about=element.name, slots={"symbol": element.symbol}, accept=_both(element.name)
+            )
             yield Fact(
                 family="atomic_number",
                 about=element.name,

@@ -34,6 +34,11 @@ def test_sizes() -> None:
     assert len({family(question) for question in questions}) >= 10
 
 
+def test_other_common_names_are_accepted_after_the_first() -> None:
+    accepted = {question.accept for question in (*general(), *general_bank())}
+    assert {("Bangla", "Bengali"), ("Chinese", "Mandarin"), ("aluminum", "aluminium")} <= accepted
+
+
 def test_half_are_plain_and_the_others_in_fixed_shares() -> None:
     kinds = Counter(question.tags[0] for question in general())
     shares = {kind: count / kinds.total() for kind, count in kinds.items()}
