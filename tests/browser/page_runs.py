@@ -84,6 +84,7 @@ def _result(place: int, method: str, seed: int) -> dict[str, Any]:
         "steps": steps[method],
         "rewrites": rewrites,
         "asked": asked,
+        "forms": [*["as_is"] * (len(asked) - 1), "quiz" if method == "policy" else "as_is"],
         "answers": answers,
         "parts": [{"right": right, "meaning": 0.5}] * len(answers),
         "scores": [right] * len(answers),

@@ -9,11 +9,12 @@ from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
+from query_mutator.forms import FORMS
 from query_mutator.report.page.messages import NO_TEXT, Message, TextTable, chunks
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import ErrorInfo, Question, success_in
+from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
 
-__all__ = ["Evaluation", "Verdict", "verdict_of"]
+__all__ = ["Evaluation", "Verdict", "step_forms", "verdict_of"]
 
 Verdict = Literal["right", "wrong", "refused", "not_sure", "none"]
 
@@ -69,6 +70,8 @@ class Evaluation:
                 for name in ("success", "score", "refused", "calls", "tokens", "reply_tokens", "seconds")
             },
             "steps": row["steps"],
+            "forms": row.get("forms") or [AS_IS] * len(row["asked"]),
+            "step_forms": step_forms(row["steps"], row.get("forms") or ()),
             **{name: self._texts.numbers(row[name]) for name in ("rewrites", "asked", "answers")},
             **{name: row.get(name) or [None] * len(row["answers"]) for name in ("parts", "scores", "fits")},
             "verdicts": _verdicts(row),
@@ -143,6 +146,18 @@ class Evaluation:
     def _column(self, method: str, places: Sequence[tuple[str, str]]) -> list[Outcome]:
         found = self._outcomes[method]
         return [found.get(place) or Outcome(question_id=place[1], error=_NOT_THERE) for place in places]
+
+
+def step_forms(steps: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """Return the form after each step; `asked` are forms in which the target was asked, plugins' among them."""
+    form, found = AS_IS, []
+    for name in steps:
+        if name == UNDO:
+            form = AS_IS
+        elif name in asked or name in FORMS.registered():
+            form = name
+        found.append(form)
+    return found
 
 
 def _verdicts(row: Mapping[str, Any]) -> list[Verdict | None]:

@@ -46,7 +46,7 @@ _STEP: Mapping[str, Test] = {
     "calls": _or_none(_whole),  # not in rows of the first version
     "parts": _parts,
     "valid": _is(bool),
-    "guard": _or_none(_text),
+    **dict.fromkeys(("guard", "form"), _or_none(_text)),
     "error": _error,
 }
 _OUTCOME: Mapping[str, Test] = {
@@ -56,7 +56,7 @@ _OUTCOME: Mapping[str, Test] = {
     **dict.fromkeys(("calls", "tokens", "seconds"), _number),
     **dict.fromkeys(("success", "score", "reply_tokens"), _or_none(_number)),
     **dict.fromkeys(("scores", "fits"), _or_none(_list_of(_number))),
-    "accepted": _or_none(_list_of(_text)),
+    **dict.fromkeys(("accepted", "forms"), _or_none(_list_of(_text))),
     "guards": _or_none(_list_of(_or_none(_text))),  # not in rows of earlier versions
     "parts": _or_none(_list_of(_parts)),
     "refused": _or_none(_is(bool)),
@@ -76,7 +76,7 @@ def check_outcomes(rows: Sequence[Row], path: Path) -> None:
     for row in rows:
         _check(row, _OUTCOME, path)
         answers, is_scored = len(row["answers"]), row["error"] is None
-        lengths = [row["asked"], *(row[name] for name in ("parts", "scores", "fits") if row.get(name))]
+        lengths = [row["asked"], *(row[name] for name in ("forms", "parts", "scores", "fits") if row.get(name))]
         if any(len(each) != answers for each in lengths) or len(row["steps"]) != len(row["rewrites"]):
             raise _wrong(path, "steps and rewrites, or answers and their scores", "lists of different lengths")
         if is_scored and not (row["success"] is not None and 0 <= (row["submitted"] or 0) < answers):

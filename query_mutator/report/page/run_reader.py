@@ -20,6 +20,7 @@ from query_mutator.report.page.tail import FollowedJson, FollowedRows
 from query_mutator.report.page.traffic import Traffic
 from query_mutator.report.page.usage import TrainingUsage, choices_of_policy
 from query_mutator.runs.shadow import SHADOW
+from query_mutator.types import AS_IS
 
 __all__ = ["RunReader"]
 
@@ -117,6 +118,7 @@ class RunReader:
         for name, field in _TEXTS.items():
             columns[name] = [self.texts.number(row[field]) for row in rows]
         columns["answer"] = [self.texts.number(row["answer"] or None) for row in rows]
+        columns["form"] = [self.texts.number(row.get("form", AS_IS)) for row in rows]
         columns["error"] = [self.texts.number(_error(row["error"])) for row in rows]
         columns["parts"] = [
             {name: _short(value) for name, value in row["parts"].items()} if row["parts"] else None for row in rows

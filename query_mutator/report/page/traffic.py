@@ -15,6 +15,7 @@ from query_mutator.report.page.origin import Redactor
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.tail import FollowedRows
 from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN, SENT, check_pair, read_shadow, shadow_result
+from query_mutator.types import AS_IS
 
 __all__ = ["Traffic", "TrafficReader"]
 
@@ -69,6 +70,7 @@ class Traffic:
         """Return a pair as a row of the table of questions."""
         pair = self.pairs[number]
         question, rewrite = str(pair["question"]), str(pair["rewrite"])
+        form = str(pair.get("form", AS_IS))
         operators = [*map(str, pair["operators"])] if rewrite != question else []
         return {
             "id": f"{TAG}-{number + 1}",
@@ -77,15 +79,15 @@ class Traffic:
             "set": SET,
             "accepted": [],
             "methods": {
-                IDENTITY: self._way(pair, ORIGINAL, question, []),
-                POLICY: self._way(pair, REWRITTEN, rewrite, operators),
+                IDENTITY: self._way(pair, ORIGINAL, question, [], AS_IS),
+                POLICY: self._way(pair, REWRITTEN, rewrite, operators, form),
             },
         }
 
     def _judged(self, pair: Mapping[str, Any]) -> list[str]:
         return [f"judge: {pair['judge']['choice']}"] if pair["judge"] else []
 
-    def _way(self, pair: Mapping[str, Any], name: str, asked: str, operators: list[str]) -> dict[str, Any]:
+    def _way(self, pair: Mapping[str, Any], name: str, asked: str, operators: list[str], form: str) -> dict[str, Any]:
         way = pair[name]
         return {
             "success": None,
@@ -95,7 +97,9 @@ class Traffic:
             **{key: way[key] for key in ("calls", "tokens", "seconds")},
             "reply_tokens": way["tokens"],
             "steps": operators,
+            "step_forms": [form] * len(operators),
             "rewrites": [self._texts.number(asked)] * len(operators),
+            "forms": [form],
             "asked": [self._texts.number(asked)],
             "answers": [self._texts.number(way["answer"])],
             "parts": [None],

@@ -15,7 +15,7 @@ from typing import Any
 from query_mutator.evaluation.verdict import POLICY
 from query_mutator.report.page.questions import Evaluation, Verdict, verdict_of
 from query_mutator.stats.intervals import student_t
-from query_mutator.types import ASK, CONTROLS, SUBMIT, UNDO, success_in
+from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in
 
 __all__ = ["Choices", "TrainingUsage", "choices_of_policy"]
 
@@ -75,10 +75,12 @@ def choices_of_policy(evaluation: Evaluation) -> Choices:
 
 def _seen_before(question: Mapping[str, Any], way: Mapping[str, Any]) -> Iterator[Verdict | None]:
     """Yield the verdict on the last answer that the policy had seen before each step."""
-    answers = dict(zip(way["asked"], way["verdicts"], strict=True))
-    asks_apart = ASK in way["steps"] or question["q"] not in answers
-    seen: Verdict | None = "none" if asks_apart else answers[question["q"]]
-    for name, current in zip(way["steps"], way["rewrites"], strict=True):
+    answers = dict(zip(zip(way["asked"], way["forms"], strict=True), way["verdicts"], strict=True))
+    original = (question["q"], AS_IS)
+    asks_apart = ASK in way["steps"] or original not in answers
+    seen: Verdict | None = "none" if asks_apart else answers[original]
+    currents = zip(way["rewrites"], way["step_forms"], strict=True)
+    for name, current in zip(way["steps"], currents, strict=True):
         yield seen
         if current in answers and (name == ASK or not asks_apart):
             seen = answers[current]

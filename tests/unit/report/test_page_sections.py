@@ -141,6 +141,21 @@ def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: lis
     assert found.episodes == 1
 
 
+def test_the_same_wording_in_another_form_has_a_verdict_of_its_own() -> None:
+    steps = ("ask", "question_answer", "ask", "undo", "submit")
+    outcome = Outcome(
+        question_id="q", success=1.0, score=1.0, actions=steps, rewrites=("how?",) * 5, asked=("how?", "how?"),
+        forms=("as_is", "question_answer"), answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}),
+        scores=(0.0, 1.0), fits=(0.1, 0.9), submitted=1,
+    )  # fmt: skip
+    evaluation = evaluation_of(row_of(outcome, Question(id="q", text="how?", accept=("len",))))
+    ((_, way),) = evaluation.rows_of("policy")
+    assert way["forms"] == ["as_is", "question_answer"]
+    assert way["step_forms"] == ["as_is", "question_answer", "question_answer", "as_is", "as_is"]
+    seen = zip(["none", "refused", "refused", "right", "right"], steps, strict=True)
+    assert set(choices_of_policy(evaluation).by_verdict) == set(seen)
+
+
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 

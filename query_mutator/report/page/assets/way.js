@@ -2,6 +2,7 @@
 
 const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
 const MOST_CELLS = 4e6; // of the table below; beyond it a text counts as replaced whole
+const AS_IS = "as_is"; // the form in which an episode begins
 const MOST_SHOWN = 20_000; // characters of an answer until the rest is asked for
 
 // Word-level difference of two texts: [kind, text] with kind "same", "cut" or "new" (longest common subsequence).
@@ -77,10 +78,10 @@ function scoreParts(parts) {
     rows.map(([name, value]) => el("div", null, el("dt", null, name.replaceAll("_", " ")), el("dd", { "data-value": value }, fixed(value, 2)))));
 }
 
-// attempt: { text, parts, submitted, why }
-function attemptBlock({ text, parts, submitted, why, number, score, fit }) {
+// attempt: { text, form, parts, submitted, why }
+function attemptBlock({ text, form, parts, submitted, why, number, score, fit }) {
   return el("div", { class: submitted ? "attempt submitted" : "attempt" },
-    el("div", { class: "attempt-head" }, el("span", null, [`Answer ${number}`, isNumber(score) && `score ${fixed(score, 2)}`, isNumber(fit) && `fit ${fixed(fit, 2)}`].filter(Boolean).join(" · ")), submitted && el("span", { class: "pill right" }, "submitted"), submitted && why && el("span", { class: "why" }, why)),
+    el("div", { class: "attempt-head" }, el("span", null, [`Answer ${number}`, form && form !== AS_IS && `in the form ${form}`, isNumber(score) && `score ${fixed(score, 2)}`, isNumber(fit) && `fit ${fixed(fit, 2)}`].filter(Boolean).join(" · ")), submitted && el("span", { class: "pill right" }, "submitted"), submitted && why && el("span", { class: "why" }, why)),
     text ? longText(text) : el("p", { class: "note" }, "(empty)"), scoreParts(parts));
 }
 
@@ -99,16 +100,18 @@ function evaluationWay(run, question, result) {
   const asked = (result.asked ?? []).map((text) => textOf(run, text));
   const original = textOf(run, question.q);
   const steps = (result.steps ?? []).map((operator, place) => ({ operator, before: place ? rewrites[place - 1] : original, after: rewrites[place] ?? original, attempts: [] }));
-  const first = [];
+  const first = [], stepForms = result.step_forms ?? [];
   let from = 0;
   asked.forEach((wordingAsked, number) => {
+    const form = result.forms?.[number] ?? AS_IS;
     const attempt = {
+      form,
       number: number + 1, text: textOf(run, result.answers?.[number]), parts: result.parts?.[number],
       submitted: result.submitted === number, why: result.why, score: result.scores?.[number], fit: result.fits?.[number],
     };
-    const fits = (step, place) => place >= from && step.after === wordingAsked;
+    const fits = (step, place) => place >= from && step.after === wordingAsked && (stepForms[place] ?? AS_IS) === form;
     let place = steps.findIndex((step, index) => fits(step, index) && (step.operator === "ask" || step.operator === "submit"));
-    if (place < 0 && wordingAsked !== original) place = steps.findIndex(fits);
+    if (place < 0 && (wordingAsked !== original || form !== AS_IS)) place = steps.findIndex(fits);
     if (place < 0) return void (steps.length && from ? steps[from - 1].attempts : first).push(attempt);
     steps[place].attempts.push(attempt);
     from = place + 1;
@@ -127,7 +130,7 @@ function episodeWay(run, episode) {
     const note = failed ? `failed, left out of learning: ${textOf(run, transcripts.error[row]) || "no reply"}`
       : `reward ${signed(transcripts.reward[row], 3)} · score ${fixed(transcripts.score[row], 2)}`;
     const step = { operator: operatorName(run, transcripts.op[row]), before, after, note,
-      attempts: answer ? [{ number: (number += 1), text: answer, parts: transcripts.parts[row] }] : [] };
+      attempts: answer ? [{ number: (number += 1), text: answer, form: textOf(run, transcripts.form[row]), parts: transcripts.parts[row] }] : [] };
     before = after;
     return step;
   });
