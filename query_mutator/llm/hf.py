@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,9 +56,15 @@ class _Pending:
     reply: Future[Completion] = field(default_factory=Future)
 
     @property
-    def sampling(self) -> tuple[int, float, int | None]:
+    def sampling(self) -> tuple[int, float, int | None, tuple[str, ...]]:
         """Return what requests of one batch have in common."""
-        return self.request.max_tokens, self.request.temperature, self.request.seed
+        return self.request.max_tokens, self.request.temperature, self.request.seed, self.stops
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Return the texts before which a reply ends."""
+        found = self.request.options.get("stop") or ()
+        return (found,) if isinstance(found, str) else tuple(map(str, found))
 
 
 class HfModel:
@@ -123,6 +129,8 @@ class HfModel:
         elif getattr(self._tokenizer, "chat_template", None):
             messages = [{"role": one.role, "content": one.content} for one in request.messages]
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        else:
+            text = "\n\n".join(message.content for message in request.messages)
         return [*self._prefix_ids, *self._tokenizer.encode(text, add_special_tokens=False)]
 
     def _max_new_tokens(self, pending: _Pending) -> int:
@@ -170,6 +178,8 @@ class HfModel:
         request = batch[0].request
         sampling: dict[str, Any] = {"do_sample": bool(request.temperature)}
         with torch.inference_mode(), torch.random.fork_rng(enabled=bool(request.temperature)):
+            if batch[0].stops:
+                sampling["stopping_criteria"] = [self._stopping(batch[0].stops, longest)]
             if request.temperature:
                 sampling["temperature"] = request.temperature
                 torch.manual_seed(request.seed or 0)
@@ -181,7 +191,17 @@ class HfModel:
                 eos_token_id=self._tokenizer.eos_token_id,
                 **sampling,
             )
-        return [self._text(row) for row in out[:, longest:].tolist()]
+        return [self._text(row, batch[0].stops) for row in out[:, longest:].tolist()]
+
+    def _stopping(self, stops: Sequence[str], start: int) -> Callable[..., Any]:
+        """Return which rows have a stop after `start`; that of transformers also reads the end of the prompt."""
+        import torch
+
+        def stopped(ids: Any, scores: Any, **_: Any) -> Any:
+            texts = (str(self._tokenizer.decode(row)) for row in ids[:, start:].tolist())
+            return torch.tensor([any(stop in text for stop in stops) for text in texts], device=ids.device)
+
+        return stopped
 
     def _pad_id(self) -> int:
         for found in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
@@ -189,10 +209,15 @@ class HfModel:
                 return int(found)
         return 0
 
-    def _text(self, ids: list[int]) -> tuple[str, int]:
+    def _text(self, ids: list[int], stops: Sequence[str]) -> tuple[str, int]:
         if self._tokenizer.eos_token_id in ids:
             ids = ids[: ids.index(self._tokenizer.eos_token_id)]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip(), len(ids)
+        while stops and ids and ids[-1] == self._pad_id():  # of a row that stopped before others
+            ids = ids[:-1]
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        for stop in stops:
+            text = text.partition(stop)[0]
+        return text.strip(), len(ids)
 
     def _completion(self, one: _Pending, text: str, count: int) -> Completion:
         taken_s = time.perf_counter() - one.started

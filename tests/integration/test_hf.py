@@ -18,7 +18,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm import hf
 from query_mutator.llm.hf import HfModel, is_local, local_models
 from query_mutator.operators import OperatorContext
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, Message
 from tests.integration.conftest import ROWS
 from tests.qm_command import qm
 from tests.tiny_lm import save_model, write_rows
@@ -104,6 +104,27 @@ def test_a_long_prompt_in_a_batch_cuts_no_other_reply(tmp_path: Path) -> None:
     assert [reply.completion_tokens for reply in together] == [reply.completion_tokens for reply in alone]
     assert all(reply.hit_limit for reply in together if reply.completion_tokens == 60)
     assert together[-1].hit_limit
+
+
+def test_a_reply_ends_before_a_stop_alone_and_in_a_batch(model: HfModel) -> None:
+    prompts = [f"plz {word} it" for word in ("sort", "count", "join")]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda prompt: ask(model, prompt, options={"stop": ["r", "zz"]}), prompts))
+    alone = ask(model, prompts[0], options={"stop": "r"})  # which is in the prompt too
+    assert [reply.text for reply in together] == ["so", "count", "join"]
+    assert (alone.text, alone.completion_tokens) == ("so", together[0].completion_tokens)
+    assert together[1].completion_tokens == ask(model, prompts[1]).completion_tokens
+
+
+def test_all_messages_reach_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    untrained = HfModel(f"hf:{save_model(tmp_path, endless=True)}")
+    last = Message(role="user", content="what is it")
+    one, two = (
+        untrained.complete(ChatRequest(model=untrained.name, messages=messages, max_tokens=4))
+        for messages in ((last,), (Message(role="system", content="be brief"), last))
+    )
+    untrained.close()
+    assert two.prompt_tokens > one.prompt_tokens
 
 
 def test_closing_cancels_what_waits(rewriter: str) -> None:
