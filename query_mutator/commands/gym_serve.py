@@ -24,6 +24,7 @@ from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.listening import Listening
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.questions import Questions
+from query_mutator.types import AS_IS
 from rl_query_mutator_env import QueryMutationEnv
 
 Hint = Callable[[QueryMutationEnv], str]
@@ -32,7 +33,7 @@ Hint = Callable[[QueryMutationEnv], str]
 @dataclass(frozen=True, kw_only=True)
 @defaults(seed=42, port=8023)
 class GymServeFlags(Listening, ModelSettings, Questions, Operators, CallRules):
-    """Serve question rewriting as a puzzle: a client chooses operators, undo or submit by name."""
+    """Serve question rewriting as a puzzle: a client chooses operators, forms, undo or submit by name."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "host", "port", "checkpoint", "backend", "ollama_url", "gguf", "target_model", "mutator_model", "encoder",
@@ -88,18 +89,20 @@ def describe(env: QueryMutationEnv) -> str:
     assert env.episode is not None
     episode, current = env.episode, env.episode.current
     lines = {"question": episode.original, "rewrite": episode.text}
+    if episode.form != AS_IS:
+        lines["form"] = episode.form
     lines |= {"answer": "(not asked)" if current is None else current.answer}
     lines |= {"done": ", ".join(episode.names) or "-", "actions": ", ".join(env.task.actions)}
     return "\n".join(f"{name}: {' '.join(text.split())}" for name, text in lines.items())
 
 
 def in_turn(env: QueryMutationEnv) -> str:
-    """Return operators and undo alternately, starting with a different operator per question, and submit at the end."""
+    """Return rewrites and undo alternately, starting with a different one for each question, and submit at the end."""
     assert env.episode is not None
-    steps, operators = env.episode.steps, env.task.operators
+    steps, rewrites = env.episode.steps, env.task.actions[: env.task.num_rewrites]
     if steps >= env.task.rules.max_episode_steps - 1:
         return "submit"
-    return "undo" if steps % 2 else operators[(env.episode.index + steps // 2) % len(operators)].name
+    return "undo" if steps % 2 else rewrites[(env.episode.index + steps // 2) % len(rewrites)]
 
 
 def _is_right(info: Mapping[str, Any], _total: float) -> bool:

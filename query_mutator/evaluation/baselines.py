@@ -103,11 +103,13 @@ def rewriting(model: str, task: Task) -> list[Method]:
     def by_model(method: Method) -> Method:
         def rules(task: Task) -> Task:
             calls = replace(task.calls, mutator_model=model, by_rules=False)
-            return replace(method.rules(task), operators=(PlainQuestion(), *task.operators[1:]), calls=calls)
+            others = (PlainQuestion(), *task.operators[1:])  # in the place of the first action
+            forms = task.forms if task.operators else task.forms[1:]
+            return replace(method.rules(task), operators=others, forms=forms, calls=calls)
 
         return replace(method, rules=rules)
 
-    first = task.operators[0].name
+    first = task.actions[0]
     return [
         by_model(chain_of("rewriter", task, [first, SUBMIT], answer="last")),
         by_model(chain_of("rewriter_fit", task, [ASK, first, ASK, SUBMIT], answer="best")),

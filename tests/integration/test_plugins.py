@@ -1,4 +1,4 @@
-"""User code through each of the four doors: trained with for some steps, evaluated, resumed."""
+"""User code through each of the doors: trained with for some steps, evaluated, resumed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.task import Task
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
@@ -63,6 +64,31 @@ def test_an_operator_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     assert len(config["plugins"][plugin]) == 64
     assert read_checkpoint(run).plugins == config["plugins"]
+
+
+def test_a_form_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, "--plugin", str(PLUGINS / "brief_form.py"), "--forms", "brief", "--no-use-linear-lr-decay"]
+    run = train_and_evaluate(flags, tmp_path / "runs")
+    rows = list(read_json_lines(run / "transcripts.jsonl"))
+    assert {row["form"] for row in rows if row["operator"] == "brief"} == {"brief"}
+    assert read_checkpoint(run).actions[-3:] == ("brief", "undo", "submit")
+
+
+def test_an_installed_form(tmp_path: Path) -> None:
+    info = tmp_path / "quiz-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: quiz\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[query_mutator.forms]\nquiz = quiz:QUIZ\n")
+    (tmp_path / "quiz.py").write_text(
+        'from query_mutator.forms import Form\nQUIZ = Form.of("quiz", "Quiz.", "Quiz! {question}")\n'
+    )
+    code = (
+        "from query_mutator import forms; print(len(forms.select('all')), [one.name for one in forms.select('quiz')])"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout.split()[1] == "['quiz']"
+    assert int(said.stdout.split()[0]) == len(FORMS.registered()) - 1  # `all` has neither it nor as_is
 
 
 def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], tmp_path: Path) -> None:

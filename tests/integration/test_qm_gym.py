@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
 import pytest
 
+from query_mutator import forms
 from query_mutator.batching import GymConfig, GymEpisodeStream, ReplayBuffer
 from query_mutator.batching.gym.server import GymnasiumTextEnv, GymServer
 from query_mutator.batching.tokenizers import ByteTokenizer
@@ -52,6 +54,15 @@ def test_our_environment_is_a_text_environment(tiny_task: MakeTask, tiny_client:
     assert env.episode is not None
     assert last.success == (env.episode.best.reward.parts["right"] == 1.0)
     words.close()
+
+
+def test_hints_name_forms_where_there_is_no_operator(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task = replace(tiny_task(forms=forms.select("question_answer,steps")), operators=())
+    env = QueryMutationEnv(task.with_rules(), client=tiny_client)
+    env.reset(seed=0, options={"question": 1})
+    assert in_turn(env) == "steps"
+    env.step(env.task.actions.index("steps"))
+    assert "form: steps" in describe(env).splitlines()
 
 
 def test_a_client_plays_our_environment_to_the_end(game_port: int) -> None:
