@@ -84,7 +84,6 @@ def _result(place: int, method: str, seed: int) -> dict[str, Any]:
         "steps": steps[method],
         "rewrites": rewrites,
         "asked": asked,
-        "forms": [*["as_is"] * (len(asked) - 1), "quiz" if method == "policy" else "as_is"],
         "answers": answers,
         "parts": [{"right": right, "meaning": 0.5}] * len(answers),
         "scores": [right] * len(answers),
@@ -109,6 +108,7 @@ def _episode(env: int) -> list[dict[str, Any]]:
             {
                 "env": env,
                 "step": step,
+                "form": "quiz",
                 "episode": 0,
                 "question_id": f"t{env}",
                 "operator": name,

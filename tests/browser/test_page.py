@@ -186,6 +186,7 @@ def test_training_episodes_are_in_the_same_view(page: Page) -> None:
     assert count(page) == "1 of 2 episodes"
     page.locator(".opener").click()
     assert page.locator(".detail .operator").all_inner_texts() == ["spelling", "ask", "submit"]
+    assert "in the form quiz" in page.locator(".detail .attempt-head").first.inner_text()
     assert HOSTILE["closing"] in (page.locator(".detail").text_content() or "")
     page.get_by_role("button", name="Held-out questions").click()
     assert count(page) == f"{ROWS} questions"

@@ -13,7 +13,7 @@ function runAt(index) {
   return runs[index];
 }
 
-const COLUMNS = ["env", "step", "episode", "id", "q", "op", "rewrite", "answer", "baseline", "score", "reward", "calls",
+const COLUMNS = ["env", "step", "episode", "id", "q", "op", "rewrite", "form", "answer", "baseline", "score", "reward", "calls",
   "valid", "error", "parts"];
 const emptyTranscripts = () => ({ ...Object.fromEntries(COLUMNS.map((name) => [name, []])), episodes: [], byKey: new Map() });
 const knownRuns = () => runs.filter(Boolean);
