@@ -18,7 +18,7 @@ from query_mutator.plugins import load_plugins, replaced
 from query_mutator.rewards.weighted import WeightedReward
 from query_mutator.session.judging import default_reward
 from query_mutator.session.trust import check_plugins
-from query_mutator.types import CONTROLS, success_in
+from query_mutator.types import AS_IS, CONTROLS, success_in
 
 __all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
 
@@ -184,7 +184,8 @@ def training_rows(rewrites: Iterable[Rewrite]) -> Iterator[dict[str, Any]]:
 def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite | None]:
     """Yield the text after each step of a transcript that has an answer, None for a step whose call failed.
 
-    The baseline of a question whose original was not asked is 0.
+    What was asked in a form is left out: its gain is not the text's. The baseline of a question whose original was not
+    asked is 0.
     """
     applied: dict[tuple[int, int], list[str]] = {}  # operators so far in each episode
     for step in steps:
@@ -192,11 +193,12 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
         if not step["valid"] or "rewrite" in step.get("cut", ()):  # the transcript has its beginning only
             yield None
             continue
+        form = step.get("form", AS_IS)
         if step["operator"] == "undo":
             names.clear()
-        elif step["rewrite"] != step["question"] and step["operator"] not in CONTROLS:
+        elif step["rewrite"] != step["question"] and step["operator"] not in (*CONTROLS, form):
             names.append(str(step["operator"]))
-        if not step.get("answer", " "):  # not asked
+        if not step.get("answer", " ") or form != AS_IS:  # not asked, or not as it is
             continue
         parts = step["parts"]
         score = sum(weight * float(parts.get(name, 0.0)) for name, weight in reward.weights.items())

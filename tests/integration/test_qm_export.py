@@ -70,6 +70,21 @@ def test_the_simplest_way_to_a_right_answer(tmp_path: Path) -> None:
     assert chosen == {0: "sort this list", 1: "sort", 3: "sort this list"}
 
 
+def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
+    framed = [
+        step("steps", "plz sort", 1.0, form="steps"),
+        step("filler", "sort", 1.0, form="steps"),
+        step("as_is", "sort", 0.0, form="as_is"),
+        step("steps", "plz sort", 1.0, form="steps", env=1),
+        step("spelling", "please sort", 1.0, form="steps", env=1),
+        step("as_is", "please sort", 1.0, form="as_is", env=1),
+    ]
+    write_rows(tmp_path / "transcripts.jsonl", framed)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--every") == 0
+    (row,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert (row["response"], row["operators"]) == ("please sort", ["spelling"])
+
+
 def test_an_unknown_operator_to_leave_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "transcripts.jsonl", STEPS)
     assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "fillr") == 2
