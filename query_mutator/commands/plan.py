@@ -2,87 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
 
-from annotated_types import Ge, Gt, Le
-
-from query_mutator.bounds import Count, defaults, group_of
-from query_mutator.cli.common import JsonFlags, rows_of, show
+from query_mutator.bounds import group_of
+from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note, progress
 from query_mutator.commands.plan_budget import calls_in, measured_budget
-from query_mutator.commands.plan_run import ALGO, plan_run, resumed_base
+from query_mutator.commands.plan_flags import PlanFlags
+from query_mutator.commands.plan_run import plan_run
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_result import PlanSearch
-from query_mutator.evaluation.plan_search import MAX_CALLS, check_calls, find_plan, questions_searched
+from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan, questions_searched
 from query_mutator.evaluation.rejections import rejections_in_words
-from query_mutator.files.run_dir import check_name
-from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task, rewrites
-from query_mutator.settings.episode import CallRules, Operators, TaskSettings
-from query_mutator.settings.evaluation import FailureRate
-from query_mutator.settings.models import ModelSettings, Sampling
-from query_mutator.settings.output import DryRun, NamedRun
-from query_mutator.settings.questions import Questions, Reward
+from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.estimate import duration
 from query_mutator.training.timing import call_time, encoding_time
 
 __all__ = ["PlanFlags", "plan"]
-
-
-@dataclass(frozen=True, kw_only=True)
-@defaults(name=ALGO)
-class PlanFlags(
-    NamedRun,
-    DryRun,
-    Questions,
-    Operators,
-    CallRules,
-    Reward,
-    ServerAddressFlags,
-    ModelSettings,
-    Sampling,
-    FailureRate,
-    JsonFlags,
-):
-    """Find the best plan: operators in a fixed order, where to ask, and which answer to submit.
-
-    Reads training questions only; `qm eval` compares the saved plan with the baselines on held-out questions.
-    """
-
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "minutes", "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
-        "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
-    )  # fmt: skip
-
-    minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Time of a search without --max-calls, by the measured speed of the models; the embedded ones get 20,000 calls."""
-    max_calls: Count | None = None
-    """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
-    sample of the questions."""
-    budget: Annotated[float, Ge(1), Le(10000)] | None = None
-    """Save the plan that is right most often with at most this many calls per question on average, in place of the one
-    with the best score minus --call-price per call."""
-    resume: str | None = None
-    """Continue an interrupted search in its run folder, without repeating a call."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_calls is not None:
-            check_calls(self.max_calls)
-        check_name(self.name or ALGO)
-
-    @staticmethod
-    def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
-        """Return the flags of the search to continue, below those that the command names."""
-        return resumed_base(resumed, named)
 
 
 def plan(flags: PlanFlags) -> None:

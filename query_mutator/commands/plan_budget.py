@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from query_mutator.commands.plan_flags import PlanFlags
 from query_mutator.evaluation.plan_search import MAX_CALLS, MIN_CALLS, is_wide, questions_searched
 from query_mutator.llm.backends import EMBEDDED
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
@@ -14,7 +15,6 @@ from query_mutator.training.timing import call_time, text_time
 from query_mutator.types import ErrorInfo
 
 if TYPE_CHECKING:
-    from query_mutator.commands.plan import PlanFlags
     from query_mutator.env.task import Task
     from query_mutator.session.models import OpenModels
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from query_mutator.cli.console import note
-from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.commands.plan_flags import ALGO, PlanFlags
+from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
-from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import SUMMARY, RunDir
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
@@ -25,39 +26,17 @@ from query_mutator.session.background import Background, background_of
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.policy_file import SavedPolicy, write_own_policy
-from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.run_folder import described, remember_run
 
 if TYPE_CHECKING:
-    from query_mutator.commands.plan import PlanFlags
     from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
-__all__ = ["ALGO", "PlanRun", "plan_run", "resumed_base"]
+__all__ = ["PlanRun", "plan_run"]
 
-ALGO = "plan"
 REPLIES = "replies.sqlite"
 _OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
-
-
-def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
-    """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
-
-    `named` are the flags of the command alone: other servers, files and plugins must be those of runs of this user.
-    """
-    path = resumed / "config.json"
-    config = read_checked_json(path) if path.is_file() else {}
-    base = dict(config.get("flags", {}))
-    if base.pop("algo", None) != ALGO:
-        raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
-    if (resumed / SUMMARY).exists():
-        raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
-    check_reach({name: value for name, value in base.items() if name not in named.given}, source=path)
-    check_plugins({} if "plugin" in named.given else config["plugins"], source=path)
-    if "minutes" in named.given:  # a new bound on the calls
-        base.pop("max_calls", None)
-    return base
 
 
 @dataclass(kw_only=True)

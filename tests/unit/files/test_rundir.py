@@ -88,7 +88,7 @@ def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
     (row,) = read_json_lines(run_dir.path / "transcripts.jsonl")
     assert set(row) == {
         "env", "step", "episode", "question_id", "operator", "question", "rewrite", "answer", "baseline_score",
-        "score", "parts", "reward", "valid", "error", "calls", "timing", "guard",
+        "score", "parts", "reward", "valid", "error", "calls", "timing", "guard", "form",
     }  # fmt: skip
     assert row == RECORD.to_json()
 

@@ -1,0 +1,90 @@
+"""The flags of `qm plan`, and those of a search that it resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt, Le
+
+from query_mutator.bounds import Count, defaults
+from query_mutator.cli.common import JsonFlags
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.plan_search import check_calls
+from query_mutator.files import read_checked_json
+from query_mutator.files.run_dir import SUMMARY, check_name
+from query_mutator.llm.flags import ServerAddressFlags
+from query_mutator.session.trust import check_plugins, check_reach
+from query_mutator.settings.episode import CallRules, Operators
+from query_mutator.settings.evaluation import FailureRate
+from query_mutator.settings.models import ModelSettings, Sampling
+from query_mutator.settings.output import DryRun, NamedRun
+from query_mutator.settings.questions import Questions, Reward
+
+__all__ = ["ALGO", "PlanFlags"]
+
+ALGO = "plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+@defaults(name=ALGO)
+class PlanFlags(
+    NamedRun,
+    DryRun,
+    Questions,
+    Operators,
+    CallRules,
+    Reward,
+    ServerAddressFlags,
+    ModelSettings,
+    Sampling,
+    FailureRate,
+    JsonFlags,
+):
+    """Find the best plan: operators in a fixed order, where to ask, and which answer to submit.
+
+    Reads training questions only; `qm eval` compares the saved plan with the baselines on held-out questions.
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "minutes", "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
+        "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
+    )  # fmt: skip
+
+    minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
+    """Time of a search without --max-calls, by the measured speed of the models; the embedded ones get 20,000 calls."""
+    max_calls: Count | None = None
+    """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
+    sample of the questions."""
+    budget: Annotated[float, Ge(1), Le(10000)] | None = None
+    """Save the plan that is right most often with at most this many calls per question on average, in place of the one
+    with the best score minus --call-price per call."""
+    resume: str | None = None
+    """Continue an interrupted search in its run folder, without repeating a call."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_calls is not None:
+            check_calls(self.max_calls)
+        check_name(self.name or ALGO)
+
+    @staticmethod
+    def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
+        """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
+
+        `named` are the flags of the command alone: other servers, files and plugins must be those of runs of this user.
+        """
+        path = resumed / "config.json"
+        config = read_checked_json(path) if path.is_file() else {}
+        base = dict(config.get("flags", {}))
+        if base.pop("algo", None) != ALGO:
+            raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
+        if (resumed / SUMMARY).exists():
+            raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
+        check_reach({name: value for name, value in base.items() if name not in named.given}, source=path)
+        check_plugins({} if "plugin" in named.given else config["plugins"], source=path)
+        if "minutes" in named.given:  # a new bound on the calls
+            base.pop("max_calls", None)
+        return base
