@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator import forms
-from query_mutator.data.bundled import general_bank
+from query_mutator.data.bundled import general_bank, guard_questions
 from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -30,9 +30,10 @@ Version = dict[int, str]  # a text of each question by its number in the task, w
 
 
 def task_of(path: Path, calls: CallSettings, *, encoder: str) -> Task:
-    """Return the task on all questions of a file with all forms, as a run on it makes its requests."""
-    return build_task(
-        load_questions(path),
+    """Return the task on all questions of a file, and on the guard requests, with all forms as a run asks them."""
+    questions = load_questions(path)
+    task = build_task(
+        questions,
         calls=calls,
         encoder=resolve_encoder(encoder),
         operators=(),
@@ -40,6 +41,7 @@ def task_of(path: Path, calls: CallSettings, *, encoder: str) -> Task:
         forms=forms.select(forms.ALL),
         bank=general_bank(),
     )
+    return task.on([*questions, *guard_questions()])
 
 
 def versions_of(path: Path, task: Task, *, cleaned_by: Sequence[str]) -> list[Version]:

@@ -91,7 +91,7 @@ def _order(seed: int, key: str, count: int) -> tuple[int, ...]:
 
 
 class RecordedBackend(ModelServer):
-    """The replies of one recording; a request that is not in it is a failed call."""
+    """The replies of one recording; a request that is not in it is a UsageError."""
 
     title = "recorded replies"
     url_flag = "recording"
@@ -160,15 +160,18 @@ class RecordedBackend(ModelServer):
         return self._slots
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the recorded reply, with the times of the recording; `latency_s` is that of the lookup."""
+        """Return the recorded reply with the times of the recording; `latency_s` is that of the lookup.
+
+        UsageError for a request that is not recorded.
+        """
         started = time.perf_counter()
         found = self.recording.find(request)
         if found is None:
             said = request.messages[-1].content[:60] if request.messages else ""
-            message = (
-                f"no reply of {request.model} is recorded to this request; {self._live()} asks the model: {said!r}"
+            raise UsageError(
+                f"no reply of {request.model} to {said!r} with {request.max_tokens} tokens at temperature "
+                f"{request.temperature:g} is recorded; use the settings of the recording, or ask the model: {self._live()}"
             )
-            return Completion.failed("request", message)
         return replace(found, latency_s=time.perf_counter() - started)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from query_mutator.data.bundled import guard_questions
 from query_mutator.embedded.server import start_server
 from query_mutator.env.task import CallSettings
 from query_mutator.llm.recorded import RecordedBackend
@@ -55,10 +56,12 @@ def test_requests_come_form_by_form_and_random_ones_last(dataset: Path) -> None:
     versions = versions_of(dataset, task, cleaned_by=[])
     wanted = [*without_repeats(requests_of(task, versions, sampled=[AS_IS], samples=2)).values()]
     texts = [request.messages[-1].content for request in wanted]
-    assert texts[:24] == [row[name] for name in ("query", "clean") for row in ROWS]  # equal ones once
-    assert texts[24] == f"Question: {ROWS[0]['query']}\nAnswer:"
-    assert [(request.temperature, request.sample) for request in wanted[-24:]] == [(0.7, 0)] * 12 + [(0.7, 1)] * 12
-    assert {request.temperature for request in wanted[:-24]} == {0.0}
+    asked = [*(row["query"] for row in ROWS), *(question.text for question in guard_questions())]  # equal ones once
+    assert texts[: len(asked) + 12] == [*asked, *(row["clean"] for row in ROWS)]
+    assert texts[len(asked) + 12] == f"Question: {ROWS[0]['query']}\nAnswer:"
+    drawn = [(request.temperature, request.sample) for request in wanted[-2 * len(asked) :]]
+    assert drawn == [(0.7, 0)] * len(asked) + [(0.7, 1)] * len(asked)
+    assert {request.temperature for request in wanted[: -2 * len(asked)]} == {0.0}
     assert any(len(request.messages) > 1 for request in wanted)  # examples as turns
     assert {request.max_tokens for request in wanted} == {40}
 

@@ -73,12 +73,13 @@ def test_a_recorded_reply_comes_back_with_all_that_the_server_reported(backend: 
     assert 0 < found.latency_s < 0.5
 
 
-def test_another_request_fails_at_once_and_names_the_flag_that_asks_the_model(backend: RecordedBackend) -> None:
-    error = backend.complete(replace(REQUEST, max_tokens=41)).error
-    assert error is not None
-    assert error.kind == "request"  # final: no retry
-    assert "no reply of SmolLM2-135M-Instruct.Q4_1 is recorded" in error.message
-    assert "--gguf smollm2 asks the model" in error.message
+def test_another_request_is_an_error_that_names_the_flag_which_asks_the_model(backend: RecordedBackend) -> None:
+    with pytest.raises(UsageError) as caught:
+        backend.complete(replace(REQUEST, max_tokens=41))
+    assert str(caught.value) == (
+        "no reply of SmolLM2-135M-Instruct.Q4_1 to 'What is the capital of France?' with 41 tokens at temperature 0 is "
+        "recorded; use the settings of the recording, or ask the model: --gguf smollm2"
+    )
 
 
 def test_each_seed_permutes_the_samples_of_a_request(backend: RecordedBackend) -> None:
@@ -89,7 +90,8 @@ def test_each_seed_permutes_the_samples_of_a_request(backend: RecordedBackend) -
     assert len(orders) == 6  # all permutations of three
     assert all(set(order) == {"sample 0", "sample 1", "sample 2"} for order in orders)
     assert drawn(5) == drawn(5)
-    assert not backend.complete(replace(RANDOM, sample=3)).ok
+    with pytest.raises(UsageError):
+        backend.complete(replace(RANDOM, sample=3))
     assert backend.complete(replace(RANDOM, sample=None, seed=5)).text == drawn(5)[0]
 
 
