@@ -1,0 +1,180 @@
+"""Runs on recorded replies: every learner and command, nothing that a policy may do is missing, one line for the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from query_mutator import forms, operators
+from query_mutator.data.bundled import FOLDER, general_bank
+from query_mutator.data.loaders import load_questions
+from query_mutator.encoder import resolve_encoder
+from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.files.replies import RepliesHead, write_replies
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
+from query_mutator.operators import local_rewrite
+from query_mutator.types import AS_IS, ChatRequest, Completion
+from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
+from tests.integration.training_runs import rows, the_run, train
+from tests.qm_command import qm
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERAL = FOLDER / "general.jsonl"
+MODEL = "small"
+CALLS = CallSettings(target_model=MODEL, mutator_model=MODEL, target_max_tokens=MAX_TOKENS)
+CONFIG = json.loads((ROOT / "examples" / "run_llm.json").read_text())
+NUM_QUESTIONS = 60
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a file of questions, and replies to them that are right in the form of a quiz."""
+    folder = tmp_path_factory.mktemp("world")
+    dataset, recording = folder / "questions.jsonl", folder / "own.jsonl.xz"
+    dataset.write_text("".join(GENERAL.read_text().splitlines(keepends=True)[:NUM_QUESTIONS]))
+    task = task_of(dataset, CALLS, encoder="hash")
+    answers = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
+    replies = {
+        reply_key(request): [reply_to(request, answers)]
+        for request in requests_of(task, versions_of(dataset, task, cleaned_by=[CONFIG["operators"]]))
+    }
+    head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-23")
+    write_replies(recording, head, replies)
+    return dataset, recording
+
+
+def cleaned(text: str) -> str:
+    rewrite = local_rewrite(operators.get(CONFIG["operators"]))
+    assert rewrite is not None
+    return rewrite(text, context=operators.OperatorContext(domain="", neighbor=None, original=text))
+
+
+def reply_to(request: ChatRequest, answers: dict[str, tuple[str, ...]]) -> Completion:
+    said = request.messages[-1].content
+    accept = answers.get(said.removeprefix("Question: ").removesuffix("\nAnswer:"), ())
+    is_quiz = said.startswith("Question: ") and accept
+    return Completion(text=accept[0] if is_quiz else "I cannot tell you.", model=MODEL, completion_tokens=3)
+
+
+@pytest.fixture
+def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
+    dataset, recording = map(str, world)
+    return [
+        "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CONFIG["operators"],
+        "--forms", "question_answer,few_words,asking_sentence", "--ask", "policy", "--max-asks", "1",
+        "--target-max-tokens", str(MAX_TOKENS), "--encoder", "hash", "--save-dir", str(tmp_path / "runs"),
+    ]  # fmt: skip
+
+
+def unrecorded(task: Task, recording: Recording) -> Iterator[ChatRequest]:
+    """Yield what an episode may ask and the recording lacks: each wording that operators reach, in each form."""
+    for index, question in enumerate(task.questions):
+        reached, waiting = {question.text}, [question.text]
+        while waiting:
+            text, context = waiting.pop(), task.context(index)
+            for action, operator in enumerate(task.operators):
+                if not task.would_change(action, text, context):
+                    continue
+                rewrite = local_rewrite(operator)
+                if rewrite is None:
+                    wanted = task.calls.rewrite(operator, text, context=context)
+                    reply = recording.find(wanted)
+                    if reply is None:
+                        yield wanted
+                        continue
+                    new = reply.text
+                else:
+                    new = rewrite(text, context=context)
+                if new not in reached:
+                    reached.add(new)
+                    waiting.append(new)
+        requests = [task.target(index, text, form) for text in reached for form in (AS_IS, *(f.name for f in task.forms))]
+        yield from (request for request in requests if recording.find(request) is None)
+
+
+def task_with(dataset: Path, calls: CallSettings, *, encoder: str, operators_named: str, forms_named: str) -> Task:
+    return build_task(
+        load_questions(dataset),
+        calls=calls,
+        encoder=resolve_encoder(encoder),
+        operators=operators.select(operators_named),
+        known_words=(),
+        forms=forms.select(forms_named),
+        bank=general_bank(),
+    )
+
+
+def test_every_action_from_every_recorded_state_is_recorded(world: tuple[Path, Path]) -> None:
+    dataset, recording = world
+    task = task_with(dataset, CALLS, encoder="hash", operators_named=CONFIG["operators"], forms_named=CONFIG["forms"])
+    assert [*unrecorded(task, Recording(recording))] == []
+    parts = task_with(dataset, CALLS, encoder="hash", operators_named="typos,expand", forms_named="")
+    missing = {request.purpose for request in unrecorded(parts, Recording(recording))}
+    assert missing == {"target", "mutate"}  # the walk finds what is not there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUNDLED_RECORDINGS)
+def test_every_action_from_every_state_of_a_bundled_recording_is_recorded(name: str) -> None:
+    (backend,) = RecordedBackend.open([name])
+    model, _ = backend.default_models()
+    calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
+    task = task_with(
+        GENERAL, calls, encoder=DEFAULT_ENCODER, operators_named=CONFIG["operators"], forms_named=CONFIG["forms"]
+    )
+    assert [*unrecorded(task, backend.recording)] == []
+
+
+@pytest.mark.parametrize("algo", ["ppo", "iqn", "bandit"])
+def test_every_learner_trains_resumes_and_is_evaluated(algo: str, flags: list[str], tmp_path: Path) -> None:
+    small = ["--num-processes", "4", "--no-evaluate", "--no-use-linear-lr-decay"]
+    small += ["--num-steps", "16"] if algo != "bandit" else []
+    assert train(*flags, *small, "--algo", algo, "--num-env-steps", "128") == 0
+    run = the_run(tmp_path)
+    assert train("--resume", str(run), "--num-env-steps", "256") == 0
+    steps = rows(run, "transcripts")
+    assert all(row["valid"] for row in steps)
+    assert {"question_answer", "few_words"} <= {row["operator"] for row in steps}
+    assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
+    methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
+    assert methods["identity"]["success"] == 0 < methods["best_single"]["success"] == 1
+    assert qm("report", run, "--output", tmp_path / "report.html") == 0
+
+
+def test_a_plan_is_found_and_evaluated(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    given = [word for name, value in pairs if name != "--ask" for word in (name, value)]
+    assert qm("plan", *given, "--max-calls", "2000") == 0
+    assert "question_answer" in capsys.readouterr().out
+    assert qm("eval", "--checkpoint", the_run(tmp_path), "--json", tmp_path / "eval.json") == 0
+    assert json.loads((tmp_path / "eval.json").read_text())["methods"]["policy"]["success"] == 1
+
+
+def test_a_run_that_asks_what_is_not_recorded_ends_with_one_line(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*flags, "--num-env-steps", "64", "--target-max-tokens", "31") == 2
+    said = capsys.readouterr().err
+    assert said.count("with 31 tokens at temperature 0 is recorded; use the settings of the recording") == 1
+    assert "Traceback" not in said
+    assert "failed" not in said
+
+
+def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*flags, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
+    capsys.readouterr()
+    assert qm("rewrite", "--checkpoint", the_run(tmp_path), "--recording", flags[1], "Who sang this?") == 2
+    said = capsys.readouterr().err
+    assert said.count("is recorded; use the settings of the recording, or ask the model: --gguf FILE") == 1
+    assert "failed" not in said
+
+
+def test_the_example_run_asks_what_the_script_records() -> None:
+    assert CONFIG["target_max_tokens"] == MAX_TOKENS
+    assert all(local_rewrite(operator) is not None for operator in operators.select(CONFIG["operators"]))
+    assert CONFIG["ask"] == "policy"
+    assert CONFIG["max_asks"] == 1
