@@ -16,6 +16,8 @@ from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
 
 __all__ = ["Evaluation", "Verdict", "step_forms", "verdict_of"]
 
+SHORTEST_CALL_S = 1e-3  # of a model; a lookup takes less
+
 Verdict = Literal["right", "wrong", "refused", "not_sure", "none"]
 
 _NOT_THERE = ErrorInfo(kind="not_asked", message="the file has no row for it")
@@ -114,9 +116,11 @@ class Evaluation:
         return found
 
     def seconds(self, method: str) -> float | None:
-        """Return the mean seconds of the calls for a question, over those that the cache on disk did not answer."""
+        """Return the mean seconds of the calls for a question, over those that no cache and no recording answered."""
         took = [
-            o.seconds for place, o in self._outcomes.get(method, {}).items() if place[0] == "test" and o.seconds > 0
+            outcome.seconds
+            for place, outcome in self._outcomes.get(method, {}).items()
+            if place[0] == "test" and outcome.seconds >= SHORTEST_CALL_S
         ]
         return sum(took) / len(took) if took else None
 

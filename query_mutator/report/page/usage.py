@@ -21,6 +21,7 @@ __all__ = ["Choices", "TrainingUsage", "choices_of_policy"]
 
 BLOCK_STEPS = 500  # rows that are counted together
 EARLY_SHARE = 0.1  # of the steps: the policy still chooses nearly at random
+FEWEST_VALUES = 5  # of an interval
 MAX_POINTS = 60  # of the shares over training
 
 
@@ -63,21 +64,23 @@ def _rows(name: str, counts: Mapping[tuple[Any, str], int]) -> list[dict[str, An
     return [{name: key, "counts": each} for key, each in found.items()]
 
 
-def choices_of_policy(evaluation: Evaluation) -> Choices:
-    """Return the choices of the greedy policy on held-out questions."""
+def choices_of_policy(evaluation: Evaluation, *, policy_asks: bool) -> Choices:
+    """Return the choices of the greedy policy on held-out questions; `policy_asks`: asking is an action of its own."""
     found = Choices()
     for question, way in evaluation.rows_of(POLICY):
         found.episodes += not way["error"]
-        for place, (name, verdict) in enumerate(zip(way["steps"], _seen_before(question, way), strict=True)):
+        for place, (name, verdict) in enumerate(
+            zip(way["steps"], _seen_before(question, way, policy_asks=policy_asks), strict=True)
+        ):
             found.add(place, name, verdict, question["tags"])
     return found
 
 
-def _seen_before(question: Mapping[str, Any], way: Mapping[str, Any]) -> Iterator[Verdict | None]:
+def _seen_before(question: Mapping[str, Any], way: Mapping[str, Any], *, policy_asks: bool) -> Iterator[Verdict | None]:
     """Yield the verdict on the last answer that the policy had seen before each step."""
     answers = dict(zip(zip(way["asked"], way["forms"], strict=True), way["verdicts"], strict=True))
     original = (question["q"], AS_IS)
-    asks_apart = ASK in way["steps"] or original not in answers
+    asks_apart = policy_asks or ASK in way["steps"] or original not in answers
     seen: Verdict | None = "none" if asks_apart else answers[original]
     currents = zip(way["rewrites"], way["step_forms"], strict=True)
     for name, current in zip(way["steps"], currents, strict=True):
@@ -106,8 +109,8 @@ class _Sums:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the t interval of the mean, NaN for fewer than two values."""
-        if self.n < 2:
+        """Return the t interval of the mean, NaN for so few values that it would exceed the scale."""
+        if self.n < FEWEST_VALUES:
             return math.nan, math.nan
         variance = max(0.0, (self.squares - self.total**2 / self.n) / (self.n - 1))
         half = student_t(self.n - 1) * math.sqrt(variance / self.n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: lis
         submitted=1,
     )  # fmt: skip
     question = Question(id="q", text="how?", accept=("len",), tags=("wordy",))
-    found = choices_of_policy(evaluation_of(row_of(outcome, question)))
+    found = choices_of_policy(evaluation_of(row_of(outcome, question)), policy_asks=asks_apart)
     expected = {(verdict, name) for verdict, name in zip(seen, steps, strict=True)}
     assert set(found.by_verdict) == expected
     assert sum(found.by_tag.values()) == len(steps)
@@ -153,7 +154,29 @@ def test_the_same_wording_in_another_form_has_a_verdict_of_its_own() -> None:
     assert way["forms"] == ["as_is", "question_answer"]
     assert way["step_forms"] == ["as_is", "question_answer", "question_answer", "as_is", "as_is"]
     seen = zip(["none", "refused", "refused", "right", "right"], steps, strict=True)
-    assert set(choices_of_policy(evaluation).by_verdict) == set(seen)
+    assert set(choices_of_policy(evaluation, policy_asks=True).by_verdict) == set(seen)
+
+
+def test_a_policy_that_asks_by_submitting_has_seen_no_answer() -> None:
+    outcome = Outcome(
+        question_id="q", success=1.0, score=1.0, actions=("expert", "submit"), rewrites=("how?", "how?"),
+        asked=("how?",), forms=("expert",), answers=("`len`",), parts=({"right": 1.0},), scores=(1.0,), fits=(0.9,),
+    )  # fmt: skip
+    found = choices_of_policy(evaluation_of(row_of(outcome, Question(id="q", text="how?"))), policy_asks=True)
+    assert set(found.by_verdict) == {("none", "expert"), ("none", "submit")}
+
+
+def test_few_gains_have_no_interval() -> None:
+    (row,) = usage_of([step("expand", episode=n, score=float(n), answer="`len`") for n in range(2)]).gains()["gains"]
+    assert row["random"] == 0.5
+    assert all(map(math.isnan, row["random_ci"]))
+
+
+def test_the_time_of_recorded_replies_is_not_shown() -> None:
+    outcomes = [Outcome(question_id=str(n), seconds=seconds) for n, seconds in enumerate((4e-6, 0.0, 0.25))]
+    rows = [row_of(outcome, Question(id=outcome.question_id, text="how?")) for outcome in outcomes]
+    assert evaluation_of(*rows[:2]).seconds("policy") is None
+    assert evaluation_of(*rows).seconds("policy") == 0.25
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

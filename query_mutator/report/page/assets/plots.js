@@ -106,7 +106,10 @@ function stackedAreas({ steps, layers, x, width, height = 280 }) {
 // rows: { name, counts: {key: n} }; one bar of shares for each row
 function stackedBars({ rows, keys, color, width }) {
   const line = 34;
-  const left = Math.min(130, width * 0.3);
+  const letter = 6.7;
+  const left = Math.min(width * 0.42, Math.max(...rows.map(({ name }) => name.length)) * letter + 16);
+  const room = Math.floor((left - 16) / letter);
+  const short = (name) => (name.length > room + 1 ? `${name.slice(0, room)}…` : name);
   const right = 52;
   const height = rows.length * line + 26;
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
@@ -125,7 +128,7 @@ function stackedBars({ rows, keys, color, width }) {
       from += size;
     }
     node.append(
-      svg("text", { class: "name", x: left - 10, y: top + 16, "text-anchor": "end" }, name),
+      svg("text", { class: "name", x: left - 10, y: top + 16, "text-anchor": "end" }, short(name)),
       svg("text", { class: "tick", x: width, y: top + 16, "text-anchor": "end" }, total ? fixed(total, 0) : "none"));
   });
   node.append(svg("text", { class: "label", x: width, y: height - 6, "text-anchor": "end" }, "chosen"));

@@ -116,7 +116,7 @@ function questionDetail(row, sides) {
 }
 
 function resultLine(result, outcome) {
-  const facts = [isNumber(result.score) && `score ${fixed(result.score, 2)}`, plural(result.calls ?? 0, "call"), isNumber(result.tokens) && plural(result.tokens, "token"), isNumber(result.seconds) && result.seconds > 0 && seconds(result.seconds)];
+  const facts = [isNumber(result.score) && `score ${fixed(result.score, 2)}`, plural(result.calls ?? 0, "call"), isNumber(result.tokens) && plural(result.tokens, "token"), isNumber(result.seconds) && result.seconds >= 1e-3 && seconds(result.seconds)];
   return el("p", { class: "result" }, outcomeIcon(outcome), el("strong", null, OUTCOMES[outcome]), el("span", { class: "note" }, facts.filter(Boolean).join(" · ")),
     result.error ? el("span", { class: "worse", dir: "auto" }, typeof result.error === "object" ? Object.values(result.error).join(": ") : result.error) : null);
 }
