@@ -170,7 +170,8 @@ class RecordedBackend(ModelServer):
             said = request.messages[-1].content[:60] if request.messages else ""
             raise UsageError(
                 f"no reply of {request.model} to {said!r} with {request.max_tokens} tokens at temperature "
-                f"{request.temperature:g} is recorded; use the settings of the recording, or ask the model: {self._live()}"
+                f"{request.temperature:g} is recorded; use the settings of the recording, or ask the model: "
+                f"{self._live()}"
             )
         return replace(found, latency_s=time.perf_counter() - started)
 

@@ -1,4 +1,4 @@
-"""Runs on recorded replies: every learner and command, nothing that a policy may do is missing, one line for the rest."""
+"""Runs on recorded replies: all learners and commands, nothing that an episode may ask is missing, one-line errors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def unrecorded(task: Task, recording: Recording) -> Iterator[ChatRequest]:
                 if new not in reached:
                     reached.add(new)
                     waiting.append(new)
-        requests = [task.target(index, text, form) for text in reached for form in (AS_IS, *(f.name for f in task.forms))]
+        requests = [
+            task.target(index, text, form) for text in reached for form in (AS_IS, *(f.name for f in task.forms))
+        ]
         yield from (request for request in requests if recording.find(request) is None)
 
 
