@@ -21,7 +21,7 @@ from query_mutator.session.models import OpenModels
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
 from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.estimate import Estimate, duration, estimate, size_of
-from query_mutator.training.timing import call_time, uses_embedded
+from query_mutator.training.timing import call_time, is_instant
 from query_mutator.types import ErrorInfo
 
 __all__ = ["bounded", "bounded_start", "foreseen"]
@@ -38,7 +38,7 @@ CallTime = Callable[[], float | None]
 def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
     """Return the size and cost of a run with what it will leave out; no server is started or asked."""
     size = estimate(config, checkpoint)
-    now, lines = bounded(size, call_time=None if uses_embedded(config) else lambda: call_time(config, config)[0])
+    now, lines = bounded(size, call_time=None if is_instant(config) else lambda: call_time(config, config)[0])
     return size if now is config else replace(estimate(now, checkpoint), decided=tuple(lines))
 
 
@@ -46,7 +46,9 @@ def bounded_start(
     config: TrainConfig, models: OpenModels, task: Task, split: Split
 ) -> tuple[TrainConfig, Sequence[str]]:
     """Return the settings of a run that was opened, as `bounded` does; a live model's speed is measured if need be."""
-    known = None if models.embedded else lambda: _measured(config, models, task)
+    known = (
+        None if models.embedded or models.calls.backend_class.is_instant else lambda: _measured(config, models, task)
+    )
     return bounded(size_of(config, split), call_time=known)
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.llm.backends import AUTO, EMBEDDED
+from query_mutator.llm.backends import AUTO, BACKENDS, EMBEDDED
 from query_mutator.session.models import encoder_of
 from query_mutator.session.pace import kept_pace
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "call_time", "encoding_time", "text_time", "time_of", "uses_embedded"]
+__all__ = ["Timing", "call_time", "encoding_time", "is_instant", "text_time", "time_of"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
@@ -107,9 +107,21 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
     return np.ones((len(texts), 1), dtype=np.float32)
 
 
-def uses_embedded(settings: ModelSettings) -> bool:
+def _uses_embedded(settings: ModelSettings) -> bool:
     """Return whether the embedded assistant answers, unless a server is found at the default address."""
     return settings.backend in (AUTO, EMBEDDED) and not any(settings.urls.values()) and not settings.target_model
+
+
+def is_instant(settings: ModelSettings) -> bool:
+    """Return whether calls take next to no time: those of the embedded assistant, and recorded replies."""
+    return _uses_embedded(settings) or _is_recorded(settings)
+
+
+def _is_recorded(settings: ModelSettings) -> bool:
+    instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
+    if settings.backend == AUTO:
+        return any(settings.urls.get(flag) for flag in instant.values())
+    return settings.backend in instant
 
 
 def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
@@ -118,11 +130,13 @@ def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
     Those of the embedded server are the simulated ones: its own are those of the encoder.
     """
     in_flight = settings.calls_in_flight
-    if uses_embedded(settings):
+    if _uses_embedded(settings):
         latency = Latency.from_settings(
             latency_ms=settings.latency_ms, sigma=settings.latency_sigma, running_speed=settings.running_speed, seed=0
         )
         return latency.mean_s / in_flight, ""
+    if _is_recorded(settings):
+        return 0.0, ""
     pace = kept_pace(settings, limits, mutator=settings.mutator_model)
     if pace is None:
         return MODEL_CALL_S / in_flight, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"

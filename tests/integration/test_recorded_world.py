@@ -156,6 +156,13 @@ def test_a_plan_is_found_and_evaluated(flags: list[str], tmp_path: Path, capsys:
     assert json.loads((tmp_path / "eval.json").read_text())["methods"]["policy"]["success"] == 1
 
 
+def test_recorded_calls_take_no_time_and_bound_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*flags, "--num-env-steps", "2048", "--teacher", "auto", "--dry-run") == 0
+    assert "s a call" not in capsys.readouterr().out
+    assert train(*flags, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
+    assert "periodic evaluations:" not in capsys.readouterr().err
+
+
 def test_a_run_that_asks_what_is_not_recorded_ends_with_one_line(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
