@@ -64,7 +64,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert qm("rewrite", "--checkpoint", run, "plz sort my list", "--json") == 0
     (one,) = told(capsys)
-    assert set(one) == {"question", "rewrites", "operators", "answer", "submitted", "why", "calls", "rejected"}
+    assert set(one) == {
+        "question", "rewrites", "operators", "answer", "submitted", "form", "messages", "why", "calls", "rejected",
+    }  # fmt: skip
+    assert one["messages"] == [{"role": "user", "content": one["submitted"]}]
     assert one["question"] == "plz sort my list"
     assert one["answer"] == "`sorted` is what you want."
     assert len(one["rewrites"]) == sum(name not in ("undo", "submit") for name in one["operators"])

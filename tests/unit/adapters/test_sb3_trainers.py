@@ -52,7 +52,7 @@ def test_dqn_trains_on_it_and_its_texts_are_in_the_infos(questions: Any) -> None
     DQN("MlpPolicy", questions, learning_starts=10, train_freq=1, device="cpu").learn(40)
     questions.reset()
     _, _, _, infos = questions.step(np.zeros(5, dtype=int))
-    assert all({"question_id", "rewrite", "answer"} == set(info["_text"]) for info in infos)
+    assert all({"question_id", "rewrite", "form", "answer"} == set(info["_text"]) for info in infos)
 
 
 def test_a_single_environment_passes_sb3s_checker(tiny_task: MakeTask, tiny_client: Client) -> None:
