@@ -17,6 +17,7 @@ from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.files.replies import RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
 from query_mutator.operators import local_rewrite
+from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
 from tests.integration.training_runs import rows, the_run, train
@@ -183,7 +184,7 @@ def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: 
 
 
 def test_the_example_run_asks_what_the_script_records() -> None:
-    assert CONFIG["target_max_tokens"] == MAX_TOKENS
-    assert all(local_rewrite(operator) is not None for operator in operators.select(CONFIG["operators"]))
-    assert CONFIG["ask"] == "policy"
-    assert CONFIG["max_asks"] == 1
+    config = parse_config(["--config", str(ROOT / "examples" / "run_llm.json")])
+    assert config.target_max_tokens == MAX_TOKENS
+    assert (config.ask, config.max_asks) == ("policy", 1)
+    assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))
