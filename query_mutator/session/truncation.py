@@ -134,7 +134,7 @@ def _of_mutator(task: Task, texts: Mapping[str, str]) -> list[_Prompts]:
     pairs = zip(task.questions, task.neighbors, strict=True)
     both = {q.id: f"{texts[q.id]} {near}" for q, near in pairs if q.id in texts and near is not None}
     return [
-        _Prompts(model=model, texts=texts, around=max(around.values())),
+        _Prompts(model=model, texts=texts, around=max(around.values(), default=0)),
         *(
             _Prompts(
                 model=model, texts=both, around=around[name], name=f"the prompt of {name}, with the nearest question,"

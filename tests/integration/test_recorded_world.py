@@ -174,6 +174,11 @@ def test_a_run_that_asks_what_is_not_recorded_ends_with_one_line(
     assert "failed" not in said
 
 
+def test_a_run_may_choose_among_forms_alone(flags: list[str]) -> None:
+    alone = ["--operators", "none", "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16"]
+    assert train(*flags, *alone, "--no-evaluate") == 0
+
+
 def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(*flags, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
     capsys.readouterr()
