@@ -12,10 +12,9 @@ from query_mutator import forms, operators
 from query_mutator.data.bundled import FOLDER, general_bank
 from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
-from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.files.replies import RepliesHead, write_replies
-from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
+from query_mutator.llm.recorded import Recording, reply_key
 from query_mutator.operators import local_rewrite
 from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
@@ -118,18 +117,6 @@ def test_every_action_from_every_recorded_state_is_recorded(world: tuple[Path, P
     parts = task_with(dataset, CALLS, encoder="hash", operators_named="typos,expand", forms_named="")
     missing = {request.purpose for request in unrecorded(parts, Recording(recording))}
     assert missing == {"target", "mutate"}  # the walk finds what is not there
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BUNDLED_RECORDINGS)
-def test_every_action_from_every_state_of_a_bundled_recording_is_recorded(name: str) -> None:
-    (backend,) = RecordedBackend.open([name])
-    model, _ = backend.default_models()
-    calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
-    task = task_with(
-        GENERAL, calls, encoder=DEFAULT_ENCODER, operators_named=CONFIG["operators"], forms_named=CONFIG["forms"]
-    )
-    assert [*unrecorded(task, backend.recording)] == []
 
 
 @pytest.mark.parametrize("algo", ["ppo", "iqn", "bandit"])
