@@ -80,7 +80,7 @@ class Recording:
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(path: Path, size_bytes: int, changed_ns: int) -> Recording:
+def _loaded(path: Path, _size_bytes: int, _changed_ns: int) -> Recording:
     return Recording(path)
 
 
