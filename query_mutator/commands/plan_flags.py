@@ -20,7 +20,7 @@ from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.episode import CallRules, Operators
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
-from query_mutator.settings.output import DryRun, NamedRun
+from query_mutator.settings.output import DryRun, NamedRun, Resume
 from query_mutator.settings.questions import Questions, Reward
 
 __all__ = ["ALGO", "PlanFlags"]
@@ -33,6 +33,7 @@ ALGO = "plan"
 class PlanFlags(
     NamedRun,
     DryRun,
+    Resume,
     Questions,
     Operators,
     CallRules,
@@ -61,8 +62,6 @@ class PlanFlags(
     budget: Annotated[float, Ge(1), Le(10000)] | None = None
     """Save the plan that is right most often with at most this many calls per question on average, in place of the one
     with the best score minus --call-price per call."""
-    resume: str | None = None
-    """Continue an interrupted search in its run folder, without repeating a call."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

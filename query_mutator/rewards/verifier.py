@@ -98,9 +98,12 @@ def is_harmless(answer: str, *, run_by: Set[str]) -> bool:
         return False
     try:
         tree = ast.parse(answer.strip(), mode="eval").body
-        ast.literal_eval(tree)
-    except SyntaxError:  # sympy changes the code before it runs it
+    except (SyntaxError, ValueError):  # sympy changes the code before it runs it; a null byte is either of them
         return run_by == {"eval"}
+    except (RecursionError, MemoryError):
+        return False
+    try:
+        ast.literal_eval(tree)
     except (RecursionError, MemoryError):
         return False
     except ValueError:  # not a literal

@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Count, Group
 
-__all__ = ["DryRun", "Lock", "NamedRun", "Plugins", "Run", "RunFolder"]
+__all__ = ["DryRun", "Lock", "NamedRun", "Plugins", "Resume", "Run", "RunFolder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,20 @@ class DryRun(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(NamedRun, Lock, DryRun):
+class Resume(Group):
+    """What is continued."""
+
+    resume: str | None = None
+    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from a .pt file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(NamedRun, Lock, DryRun, Resume):
     """The run: its folder, its log, its checkpoints."""
 
     save_interval: Count = 5
     """Updates between two checkpoints."""
     log_interval: Count = 1
     """Updates between two rows of metrics."""
-    resume: str | None = None
-    """Resume in a run folder, repeating only calls that were in flight; or start a new folder from a .pt file."""
     config: str | None = None
     """JSON or TOML file of flags; the command line takes precedence."""
