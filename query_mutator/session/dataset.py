@@ -63,7 +63,7 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
 def _check_not_held_out(dataset: str, *, for_training: bool) -> None:
     """Raise for the name of a set that something else opens, or for training on the file of one."""
     path = Path(dataset)
-    name = "general-2" if for_training and path.resolve() == GENERAL_2.resolve() else dataset
+    name = "general-2" if for_training and os.path.realpath(path) == os.path.realpath(GENERAL_2) else dataset
     if name in OPENED_BY and not (name == dataset and path.exists()):
         raise DatasetError(
             f"{dataset}: only for evaluation, by `{OPENED_BY[name]}`; to train or choose use {', '.join(BUNDLED)}"
