@@ -17,6 +17,7 @@ from query_mutator.operators.typos import speller
 __all__ = ["clean", "core", "courtesy", "shorthand", "tidy", "typos"]
 
 REMEMBERED = 4_096  # texts, for each function
+MAX_PASSES = 16
 MIN_WORDS = 4  # of a question that may stand alone
 MAX_FORMULA_WORDS = 16  # of a sentence that is a formula of courtesy
 
@@ -24,14 +25,19 @@ Rewrite = Callable[[str], str]
 
 
 def _of_english(rewrite: Rewrite) -> Rewrite:
-    """Apply a rewrite to ordinary English until it changes nothing; a result without a word is not used."""
+    """Apply a rewrite to ordinary English until it changes nothing; a result without a word is not used.
+
+    A text that it goes on changing after MAX_PASSES stays as it came.
+    """
 
     @lru_cache(maxsize=REMEMBERED)
     @wraps(rewrite)
     def repeated(text: str) -> str:
-        rewritten = text
-        while is_english(rewritten) and (rewritten := rewrite(text)) != text and re.search(r"\w", rewritten):
-            text = rewritten
+        last = rewritten = text
+        for _ in range(MAX_PASSES):
+            if not (is_english(rewritten) and (rewritten := rewrite(last)) != last and re.search(r"\w", rewritten)):
+                return last
+            last = rewritten
         return text
 
     return repeated

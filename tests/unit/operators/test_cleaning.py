@@ -11,7 +11,7 @@ import pytest
 from query_mutator import operators
 from query_mutator.data import bundled, split_questions
 from query_mutator.errors import UsageError
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OperatorContext, cleaning
 from query_mutator.operators.typos import Speller
 
 CLEANING = ("clean", "shorthand", "typos", "courtesy", "core", "tidy")
@@ -193,3 +193,8 @@ def test_nothing_of_it_is_loaded_before_the_first_use() -> None:
 def test_cleaning_must_be_named() -> None:
     assert {operator.name for operator in operators.select("")}.isdisjoint(CLEANING)
     assert [operator.name for operator in operators.select("clean,typos")] == ["clean", "typos"]
+
+
+def test_a_rewrite_that_never_settles_ends_with_the_text_as_it_came() -> None:
+    swap = cleaning._of_english(lambda text: text[:-1] if text.endswith("!") else f"{text}!")
+    assert swap("What is the capital of Peru?") == "What is the capital of Peru?"
