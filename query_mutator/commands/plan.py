@@ -16,6 +16,7 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_result import PlanSearch
 from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan, questions_searched
+from query_mutator.evaluation.power import power_in_words
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
@@ -43,7 +44,7 @@ def plan(flags: PlanFlags) -> None:
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     if flags.dry_run:
-        print(_estimate(flags, len(train)))
+        print(_estimate(flags, len(train)), power_in_words(split.test, flags), sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags))
@@ -53,7 +54,7 @@ def plan(flags: PlanFlags) -> None:
         note(models.choice.reason)
         calls = measured_budget(flags, models, task)
         run.begin(replace(flags, max_calls=calls.max_calls), settings, split)
-        note(calls.announced(task))
+        note(calls.announced(task), power_in_words(split.test, flags))
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         evaluator.client = run.client(evaluator.client)
         search = find_plan(

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from query_mutator.stats.power import DISCORDANT
+
 __all__ = ["FEW_QUESTIONS", "IDENTITY", "MIN_QUESTIONS", "PLAN", "POLICY", "recommend", "warning_of"]
 
 IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"
@@ -20,7 +22,6 @@ _NAMES = {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POL
 MIN_QUESTIONS = 20  # scored by each; fewer decide nothing
 FEW_QUESTIONS = 100  # below it the smallest difference that means something is said
 FEWER_CALLS = 0.9  # of the plan's calls: a policy costs more to run and to explain than a plan
-_DISCORDANT = 1 / 3  # share of the questions on which two methods usually differ
 _Z95 = 1.96
 
 Summaries = Mapping[str, Mapping[str, Any]]
@@ -90,5 +91,5 @@ def warning_of(num_questions: int, *, of: str = "", below: int = FEW_QUESTIONS) 
     of = of or f"held-out question{'s' * (num_questions > 1)}"
     if not 0 < num_questions < below:
         return ()
-    points = min(100, round(100 * _Z95 * math.sqrt(_DISCORDANT / num_questions)))
+    points = min(100, round(100 * _Z95 * math.sqrt(DISCORDANT / num_questions)))
     return (f"{num_questions} {of}: differences under {points} points mean nothing.",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -14,7 +14,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.stats.intervals import Interval
 from query_mutator.stats.paired import Paired, compare_pairs
 
-__all__ = ["EVALUATION", "PairedRows", "pair_rows", "read_held_out"]
+__all__ = ["EVALUATION", "PairedRows", "outcome_columns", "pair_rows", "read_held_out"]
 
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
@@ -65,12 +65,7 @@ def pair_rows(ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval 
     both = [name for name in one if name in other]
     same = [name for name in both if _is_same(one[name], other[name])]
     rows = [one[name] for name in same]
-    result = compare_pairs(
-        [_right(row) for row in rows],
-        [_right(other[name]) for name in same],
-        [str(row.get("target", row["question_id"])) for row in rows],
-        interval=interval,
-    )
+    result = compare_pairs(*outcome_columns(rows, [other[name] for name in same]), interval=interval)
     return PairedRows(
         result=result,
         only_ours=len(one) - len(both),
@@ -78,6 +73,12 @@ def pair_rows(ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval 
         changed=len(both) - len(same),
         has_targets=all("target" in row for row in rows),
     )
+
+
+def outcome_columns(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[list[float], list[float], list[str]]:
+    """Return 1, 0 or NaN (unscored) of both for each question, and its target; rows of the same questions in order."""
+    targets = [str(row.get("target", row["question_id"])) for row in ours]
+    return [*map(_right, ours)], [*map(_right, theirs)], targets
 
 
 def _is_row(row: Row) -> bool:

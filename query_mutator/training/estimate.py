@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from query_mutator.data import Split
 from query_mutator.env.rules import ASKING
+from query_mutator.evaluation.power import power_in_words
 from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
@@ -15,6 +17,7 @@ from query_mutator.session.task import rewrites
 from query_mutator.training.checks import check_run, comparison_calls
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.timing import Timing, time_of
+from query_mutator.types import Question
 
 __all__ = ["Estimate", "duration", "estimate", "size_of"]
 
@@ -27,7 +30,7 @@ class Estimate:
     num_actions: int
     num_train: int
     num_validation: int
-    num_test: int
+    test: Sequence[Question]
     asking: int = 0  # parts of the reward that ask a model about each answer
     comparison_calls: int  # of the final comparison with the baselines, at most
     decided: tuple[str, ...] = ()  # lines about what the run leaves out
@@ -86,7 +89,7 @@ class Estimate:
         rows = [
             (
                 "questions to learn from / for validation / held out",
-                f"{self.num_train} / {self.num_validation} / {self.num_test}",
+                f"{self.num_train} / {self.num_validation} / {len(self.test)}",
             ),
             ("actions (operators, undo, submit)", str(self.num_actions)),
             ("updates", str(config.num_updates)),
@@ -106,7 +109,8 @@ class Estimate:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        return "\n".join(["estimate (nothing was started)", *lines, f"by {timing.source}", *self.decided])
+        last = [f"by {timing.source}", power_in_words(self.test, config), *self.decided]
+        return "\n".join(["estimate (nothing was started)", *lines, *last])
 
 
 def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estimate:
@@ -118,15 +122,15 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
 
 def size_of(config: TrainConfig, split: Split) -> Estimate:
     """Return the size of a run on the questions of a split."""
-    num_rewrites, num_train, num_test = sum(map(len, rewrites(config))), len(split.train), len(split.test)
+    num_rewrites, num_train = sum(map(len, rewrites(config))), len(split.train)
     return Estimate(
         config=config,
         num_actions=num_rewrites + len(ASKING[config.ask].controls),
         num_train=num_train,
         num_validation=len(split.validation),
-        num_test=num_test,
+        test=split.test,
         asking=make_reward(config).asking,
-        comparison_calls=comparison_calls(config, split) if config.evaluate and num_test else 0,
+        comparison_calls=comparison_calls(config, split) if config.evaluate and split.test else 0,
     )
 
 

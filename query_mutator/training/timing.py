@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.run_dir import earlier_runs
 from query_mutator.llm.backends import AUTO, BACKENDS, EMBEDDED
 from query_mutator.session.models import encoder_of
 from query_mutator.session.pace import kept_pace
@@ -58,19 +58,12 @@ def time_of(config: TrainConfig, *, calls_per_step: float) -> Timing:
 
 def _measured(config: TrainConfig) -> Iterator[tuple[float, Timing]]:
     """Yield calls per step and time of earlier runs with these settings, the newest first."""
-    wanted = json.loads(json.dumps({name: asdict(config)[name] for name in DECISIVE}))
-    folders = Path(config.save_dir).glob("*/config.json")
-    for path in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
-        if path.parent.is_symlink():
-            continue
+    for run in earlier_runs(config.save_dir, {name: getattr(config, name) for name in DECISIVE}):
         with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-            flags = json.loads(path.read_bytes())["flags"]
-            if {name: flags.get(name) for name in DECISIVE} != wanted:
-                continue
-            last = _last_row(path.parent / "metrics.jsonl")
+            last = _last_row(run / "metrics.jsonl")
             steps, seconds = int(last["counters/env_steps"]), float(last["counters/training_s"])
             if steps > 0 and seconds > 0:
-                source = f"{1000 * seconds / steps:.3g} ms a step, as in {path.parent} ({steps} steps)"
+                source = f"{1000 * seconds / steps:.3g} ms a step, as in {run} ({steps} steps)"
                 yield last["llm/calls"] / steps, Timing(step_s=seconds / steps, source=source, is_measured=True)
 
 

@@ -183,6 +183,9 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     assert "1024 = 32 x 4 processes x 8 steps" in out
     assert "model calls" in out
     assert "time for training" in out
+    held_out = re.search(r"held out +\d+ / \d+ / (\d+)\n", out)
+    assert held_out
+    assert f"\n{held_out[1]} held-out questions show " in out
     assert not (tmp_path / "runs").exists()
 
 

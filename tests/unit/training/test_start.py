@@ -18,9 +18,7 @@ LIVE = "--teacher search --plan-calls N searches all the same"
 def started(call_time: CallTime | None, *, validation: int = 20, **flags: Any) -> tuple[TrainConfig, Sequence[str]]:
     """Return what `bounded` makes of a run."""
     config = TrainConfig(**{**PROJECT, **flags})
-    size = Estimate(
-        config=config, num_actions=8, num_train=60, num_validation=validation, num_test=50, comparison_calls=0
-    )
+    size = Estimate(config=config, num_actions=8, num_train=60, num_validation=validation, test=(), comparison_calls=0)
     return bounded(size, call_time=call_time)
 
 
