@@ -1,11 +1,14 @@
-"""How often `qm analyze` is wrong and how often it sees: verdicts on simulated runs, and coverage of its intervals.
+"""How often `qm analyze` and `qm eval` are wrong and how often they see: verdicts on simulated runs and evaluations.
 
     python benchmarks/verdicts.py                  1,000 simulations per row, about three minutes
     python benchmarks/verdicts.py --simulations 200
+    python benchmarks/verdicts.py --only copies    two methods on the same questions, about ten minutes
 
 A row of `null` has groups without a difference: a verdict of better or worse is false (5 % allowed, for a family of
 comparisons together). A row of `power` has the difference that `detectable` names (80 %). `equivalence` has groups that
-differ by exactly the margin: a verdict of equivalent is false.
+differ by exactly the margin: a verdict of equivalent is false. `copies` are two copies of one method (A/A) on the same
+questions, whose replies are drawn again, alone or with what each training makes of each target: a difference that is
+called clear is false.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.data import BUNDLED
+from query_mutator.data.split import split_questions, target_key
 from query_mutator.lab.analysis.compare import analyze
 from query_mutator.lab.analysis.groups import Group
 from query_mutator.lab.analysis.results import Analysis
@@ -27,8 +33,10 @@ from query_mutator.lab.analysis.runs import Run
 from query_mutator.lab.analysis.series import Series
 from query_mutator.lab.analysis.spec import Spec, read_spec
 from query_mutator.stats.intervals import mean_interval
+from query_mutator.stats.paired import difference_interval
 from query_mutator.stats.significance import minimum_detectable_effect
 from query_mutator.stats.tasks import interquartile_mean, stratified_interval
+from query_mutator.types import Question
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -72,6 +80,14 @@ def share(found: Sequence[bool]) -> str:
     """Return a percentage and its Monte Carlo error."""
     rate = statistics.mean(found)
     return f"{100 * rate:5.1f} ± {100 * math.sqrt(max(rate * (1 - rate), 1e-4) / len(found)):.1f}"
+
+
+def held_out_sizes(questions: Sequence[Question]) -> Sequence[int]:
+    """Return the number of held-out questions about each target."""
+    return tuple(Counter(map(target_key, split_questions(questions).test)).values())
+
+
+SETS = {name: held_out_sizes(questions()) for name, questions in BUNDLED.items()} | {"40 targets": (1,) * 40}
 
 
 def verdicts(analysis: Analysis) -> set[str]:
@@ -145,6 +161,34 @@ def show_equivalence(spec: Spec, rng: np.random.Generator, simulations: int) -> 
         print(f"{f'{groups} groups of 5, {100 * distance:g} % apart':<38} {share(found)}", flush=True)
 
 
+def copies(rng: np.random.Generator, sizes: Sequence[int], *, by_target: float) -> Floats:
+    """Return the differences [n] of success of two copies of a method on questions about targets of these sizes.
+
+    A question is right with a probability of its own. A training makes the share `by_target` of all replies to
+    questions about one target right or wrong together.
+    """
+    target = np.repeat(np.arange(len(sizes)), sizes)
+    often = rng.beta(0.4, 0.8, len(target))  # right in a third; two copies differ on a quarter
+
+    def one() -> Floats:
+        luck, together = rng.random(len(target)), rng.random(len(sizes))[target]
+        return (np.where(rng.random(len(target)) < by_target, together, luck) < often).astype(np.float64)
+
+    return one() - one()
+
+
+def show_copies(rng: np.random.Generator, simulations: int) -> None:
+    print(f"\n{'two copies, same questions':<52} called clear, %")
+    for name, sizes in SETS.items():
+        clusters = [str(target) for target, size in enumerate(sizes) for _ in range(size)]
+        for by_target in (0.0, 0.6) if max(sizes) > 1 else (0.0,):
+            drawn = [copies(rng, sizes, by_target=by_target) for _ in range(simulations)]
+            found = [difference_interval(one, clusters) for one in drawn]
+            differ = np.mean([np.mean(one != 0) for one in drawn])
+            row = f"{name}, {differ:.0%} differ, {by_target:.0%} by target"
+            print(f"{row:<52} {share([not low <= 0 <= high for low, high in found])}", flush=True)
+
+
 def show_coverage(rng: np.random.Generator, simulations: int) -> None:
     print(f"\n{'coverage of the interval of a mean':<38} %")
     for name, draw in DRAWS.items():
@@ -165,12 +209,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, default=1000, help="of each row")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["copies"], help="these rows")
     arguments = parser.parse_args()
     rng, spec = np.random.default_rng(arguments.seed), read_spec()
-    show_nulls(spec, rng, arguments.simulations)
-    show_power(spec, rng, arguments.simulations)
-    show_equivalence(spec, rng, arguments.simulations)
-    show_coverage(rng, arguments.simulations)
+    if arguments.only is None:
+        show_nulls(spec, rng, arguments.simulations)
+        show_power(spec, rng, arguments.simulations)
+        show_equivalence(spec, rng, arguments.simulations)
+        show_coverage(rng, arguments.simulations)
+    show_copies(rng, arguments.simulations)
 
 
 if __name__ == "__main__":
