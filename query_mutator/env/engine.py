@@ -312,9 +312,9 @@ class EpisodeEngine:
     def allows(self, action: int) -> bool:
         """Return whether an action is allowed.
 
-        Masked are operators and forms tried on the current question or that would not change it, undo at the original,
-        and ask where the answer is known or, with `max_asks=1`, given by submit. After the last ask only submit is
-        allowed.
+        Masked are operators and forms tried on the current question or that would not change it, a second form before
+        an answer to the first, undo at the original, and ask where the answer is known. With `max_asks=1` submit asks,
+        and there is no answer to go back from. After the last ask only submit is allowed.
         """
         episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
         if name == SUBMIT:
@@ -322,9 +322,11 @@ class EpisodeEngine:
         if rules.max_asks is not None and len(episode.known) >= rules.max_asks:
             return False
         if name == UNDO:
-            return episode.asked != (episode.original, AS_IS)
+            return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
             return rules.max_asks != 1 and episode.current is None
+        if self.task.form_of(action) and episode.form != AS_IS and episode.current is None:
+            return False
         return not episode.was_tried(action) and self.may_change(action)
 
     def may_change(self, action: int) -> bool:

@@ -4,7 +4,8 @@ learner.py     the `Learner` Protocol and what a learner may leave to a base cla
 named.py       learners by name
 ppo.py         PPO (the algorithm is in the top-level `ppo`)
 iqn/           implicit quantile networks, off-policy, with a replay buffer
-bandit.py      LinUCB
+bandit.py      a linear contextual bandit
+returns.py     the sums that a regression of returns needs
 plan.py        a fixed order of operators
 hindsight.py   demonstrations from a teacher's episodes
 """

@@ -1,15 +1,15 @@
-"""LinUCB: a linear contextual bandit (Li et al., 2010, arXiv:1003.0146), a simple baseline.
+"""A linear contextual bandit that learns from whole episodes, with the optimism of LinUCB (arXiv:1003.0146).
 
     n rows, D obs, X = D + 1 context (a 1 for the intercept), A actions
 
-Every step is a separate trial: the context is the observation, the reward is that of the step alone. The value of an
-action is a ridge regression of its rewards; while training, `ucb_alpha` standard errors are added, which favors
-actions tried rarely. Greedy acting adds nothing. Every step is learned from once.
+The value of an action is a linear function of the observation, fitted to the return from its step to the end of the
+episode. Its coefficients are a part that all actions share, as some questions are easy, plus one of the action, each
+with a normal prior (a hierarchical ridge regression), so that an action tried rarely is taken for an average one.
+While training, `ucb_alpha` standard errors are added, which favors actions tried rarely; greedy acting adds nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
 from query_mutator.learners.learner import Acted
+from query_mutator.learners.returns import ReturnSums, with_intercept
 from query_mutator.settings.learner import BanditConfig
 from query_mutator.types import DoubleArray, FloatArray
 
@@ -32,9 +33,10 @@ class FrozenBandit:
     def __init__(self, state: Mapping[str, Any]) -> None:
         """Load the state dict of a bandit's policy."""
         try:
-            self._theta = np.asarray(state["theta"])  # [A, X]
-            self._inverse = np.asarray(state["inverse"])  # [A, X, X]
-            self._closed = np.asarray(state["closed"])  # [A] columns, or none
+            self.state = {name: np.asarray(state[name]) for name in ("theta", "inverse", "closed")}
+            self._theta = self.state["theta"]  # [A, X]
+            self._inverse = self.state["inverse"]  # [A, X, X]
+            self._closed = self.state["closed"]  # [A] columns, or none
             self.num_actions = self.values(np.zeros((1, self._theta.shape[1] - 1), np.float32)).shape[1]
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"these are not the coefficients of a bandit: {error}") from error
@@ -68,27 +70,23 @@ class FrozenBandit:
 
 
 class Bandit:
-    """Sums of contexts and rewards per action, and the coefficients they give."""
+    """Sums of contexts and returns per action, and the coefficients they give."""
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: BanditConfig, *, mask_columns: slice | None = None
     ) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         self.config = config
-        wide = obs_dim + 1
-        self._outer = np.tile(config.ridge * np.eye(wide), (num_actions, 1, 1))  # [A, X, X]
-        self._reward = np.zeros((num_actions, wide))  # [A, X]
-        self._inverse = np.linalg.inv(self._outer)
+        self._sums = ReturnSums(num_actions, obs_dim)
         self._closed = np.array([] if mask_columns is None else range(obs_dim)[mask_columns], dtype=np.int64)
         self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
-        self._errors: list[float] = []  # squared, of each step before it was learned from
-        self._values: list[float] = []
+        self._ended = 0  # episodes since the last fit
         self.sync_weights()
 
     @property
     def pending_updates(self) -> int:
-        """Return 0: everything is learned in `observe`."""
+        """Return 0: everything is learned in `observe` and `update`."""
         return 0
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
@@ -97,65 +95,49 @@ class Bandit:
         return self.frozen.act(obs, rngs, ucb_alpha=self.config.ucb_alpha).actions
 
     def observe(self, steps: Steps) -> None:
-        """Learn from valid steps, at most one per environment."""
+        """Keep finished steps, at most one per environment, until the end of their episodes."""
         self.env_steps += len(steps.env_ids)
-        rows = np.flatnonzero(steps.valid)
-        if not len(rows):
-            return
-        contexts, actions, rewards = with_intercept(steps.obs[rows]), steps.actions[rows], steps.rewards[rows]
-        expected = (contexts * self._theta[actions]).sum(axis=1)
-        self._errors += np.square(rewards - expected).tolist()
-        self._values += expected.tolist()
-        for context, action, reward in zip(contexts, actions.tolist(), rewards, strict=True):
-            self._outer[action] += np.outer(context, context)
-            self._reward[action] += reward * context
-        changed = np.unique(actions)
-        self._inverse = self._inverse.copy()  # the acting policy keeps the old one
-        self._inverse[changed] = np.linalg.inv(self._outer[changed])
-        self.gradient_steps += 1
-        self.samples_learned += len(rows)
-        self.sync_weights()
+        self._sums.observe(steps)
+        self._ended += int((steps.terminations | steps.truncations).sum())
+        if self._ended >= self.config.num_processes:
+            self._fit()
 
     def learn(self) -> None:
-        """Do nothing: everything is learned in `observe`."""
+        """Do nothing: everything is learned in `observe` and `update`."""
 
     def forget_pending(self) -> None:
-        """Do nothing: no step waits for another."""
+        """Drop the steps of episodes that have not ended."""
+        self._sums.forget_pending()
 
     def sync_weights(self) -> None:
-        """Act by the current coefficients from now on."""
-        self._theta = np.einsum("axy,ay->ax", self._inverse, self._reward)  # [A, X]
-        self.frozen = FrozenBandit({"theta": self._theta, "inverse": self._inverse, "closed": self._closed})
-        self.version = self.gradient_steps
+        """Fit the coefficients and act by them from now on."""
+        theta, covariance = hierarchical_ridge(
+            self._sums.outer, self._sums.returns, shared=self.config.ridge, own=self.config.own_ridge
+        )
+        self.frozen = FrozenBandit({"theta": theta, "inverse": covariance, "closed": self._closed})
+        self.version += 1
 
     def update(self) -> dict[str, float]:
         """Finish a rollout and return its statistics."""
         self.updates_done += 1
-        return self.stats()
+        self._fit()
+        return {}
 
-    def stats(self) -> dict[str, float]:
-        """Return the statistics since the last call under their metric keys."""
-        stats = {
-            "losses/td_loss": float(np.mean(self._errors)) if self._errors else math.nan,
-            "rl/avg_value": float(np.mean(self._values)) if self._values else math.nan,
-        }
-        self._errors, self._values = [], []
-        return stats
+    def _fit(self) -> None:
+        before = self._sums.steps
+        self._ended = 0
+        self._sums.flush()
+        self.samples_learned += self._sums.steps - before
+        self.gradient_steps += 1
+        self.sync_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""
         import torch
 
         return {
-            "policy": {
-                "theta": torch.from_numpy(self._theta.copy()),
-                "inverse": torch.from_numpy(self._inverse.copy()),
-                "closed": torch.from_numpy(self._closed.copy()),
-            },
-            "optimizer": {
-                "outer": torch.from_numpy(self._outer.copy()),
-                "reward": torch.from_numpy(self._reward.copy()),
-            },
+            "policy": {name: torch.from_numpy(array.copy()) for name, array in self.frozen.state.items()},
+            "optimizer": self._sums.state_dict(),
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
             "updates_done": self.updates_done,
             "counts": {
@@ -166,18 +148,32 @@ class Bandit:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; ValueError for other sizes."""
-        outer, reward = (state["optimizer"][name].numpy().copy() for name in ("outer", "reward"))
-        if outer.shape != self._outer.shape:
+        """Restore `state_dict`; ValueError for other sizes, and for the state of an earlier version."""
+        if "return" not in state["optimizer"]:
+            raise ValueError("a bandit of an earlier version learned from single steps; start a new run")
+        if state["optimizer"]["return"].shape != self._sums.returns.shape:
             raise ValueError("the checkpoint's bandit has other observations or actions")
         restore_streams(self._rngs, state["rng"]["actions"])
-        self._outer, self._reward, self._inverse = outer, reward, np.linalg.inv(outer)
+        self._sums.load_state_dict(state["optimizer"])
         self.updates_done = int(state["updates_done"])
         for name, count in state["counts"].items():
             setattr(self, name, int(count))
         self.sync_weights()
 
 
-def with_intercept(obs: FloatArray) -> DoubleArray:
-    """Return contexts [n, X] of observations [n, D]: each with a 1 appended."""
-    return np.concatenate([np.asarray(obs, dtype=np.float64), np.ones((len(obs), 1))], axis=1)
+def hierarchical_ridge(
+    outer: DoubleArray, returns: DoubleArray, *, shared: float, own: float
+) -> tuple[DoubleArray, DoubleArray]:
+    """Return coefficients [A, X] and their covariances [A, X, X], in units of the noise's variance.
+
+    The coefficients of an action are shared ones with the prior N(0, 1 / shared) plus its own with N(0, 1 / own);
+    `outer` [A, X, X] and `returns` [A, X] are the sums over its steps. Lindley & Smith, 1972, "Bayes estimates for the
+    linear model", solved by the Schur complement of the block of the shared ones.
+    """
+    eye = np.eye(outer.shape[1])
+    inverse = np.linalg.inv(outer + own * eye)  # [A, X, X], of the actions' own
+    rest = own * inverse  # 1 - inverse @ outer: what the data of an action leave open of its own part
+    of_shared = np.linalg.inv(shared * eye + own * (eye - rest).sum(axis=0))  # [X, X]
+    common = of_shared @ np.einsum("axy,ay->x", rest, returns)  # rest is symmetric
+    theta: DoubleArray = common + np.einsum("axy,ay->ax", inverse, returns - outer @ common)
+    return theta, np.asarray(inverse + rest @ of_shared @ rest)

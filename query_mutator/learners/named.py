@@ -74,7 +74,7 @@ class IQNSpec(LearnerSpec):
 
 @LEARNERS.register("bandit")
 class BanditSpec(LearnerSpec):
-    """LinUCB."""
+    """A linear contextual bandit."""
 
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:

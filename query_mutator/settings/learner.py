@@ -32,7 +32,7 @@ class Learning(Group):
     """Which learner, and what it imitates first."""
 
     algo: str = "ppo"
-    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (LinUCB), or the name of a plugin's."""
+    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear), or the name of a plugin's."""
     max_policy_lag: Retries = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
@@ -58,12 +58,14 @@ class CollectorConfig(Group):
 @dataclass(frozen=True, kw_only=True)
 @defaults(num_processes=1)
 class BanditConfig(LearnerConfig):
-    """The contextual bandit, LinUCB."""
+    """The contextual bandit."""
 
-    ucb_alpha: Weight = 0.3
-    """Standard errors added to an action's estimated reward while learning; 0 never explores."""
-    ridge: Norm = 1.0
-    """L2 penalty of all coefficients."""
+    ucb_alpha: Weight = 2.0
+    """Standard errors added to an action's estimated return while learning; 0 never explores."""
+    ridge: Norm = 10.0
+    """L2 penalty of the coefficients that all actions share."""
+    own_ridge: Norm = 30.0
+    """L2 penalty of those that an action adds: a larger one takes an action tried rarely for an average one."""
 
 
 @dataclass(frozen=True, kw_only=True)

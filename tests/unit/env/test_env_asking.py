@@ -144,7 +144,7 @@ def test_blind_mode_leaves_the_only_ask_to_submit(task: Task, tiny_client: Clien
     env.reset(seed=0, options=KILL)
     assert env.action_masks().tolist() == [True, True, True, False, False, True]
     env.step(NEUTRAL)
-    assert not env.action_masks()[ASK]
+    assert env.action_masks()[[ASK, UNDO]].tolist() == [False, False]  # no answer to go back from
     assert env.step(SUBMIT)[4]["success"] == 1
 
 

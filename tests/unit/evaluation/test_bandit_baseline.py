@@ -10,7 +10,7 @@ import pytest
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.evaluation.bandit_baseline import RIDGE, BanditBaseline, fitted_bandit
-from query_mutator.learners.bandit import with_intercept
+from query_mutator.learners.returns import with_intercept
 from query_mutator.types import ASK
 
 MakeTask = Callable[..., Task]

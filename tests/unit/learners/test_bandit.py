@@ -1,4 +1,4 @@
-"""LinUCB: estimates of a ridge regression, bonus where little is known, masked actions, going on from a state."""
+"""The bandit: a regression of returns, bonus where little is known, masked actions, going on from a state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from query_mutator.env.steps import Steps
-from query_mutator.learners.bandit import Bandit, BanditConfig, FrozenBandit, with_intercept
+from query_mutator.learners.bandit import Bandit, BanditConfig, FrozenBandit, hierarchical_ridge
 
 OBS_DIM, NUM_ENVS = 3, 2
 CONFIG = BanditConfig(num_processes=NUM_ENVS, ucb_alpha=0.5)
@@ -31,12 +31,43 @@ def taught(count: int, *, mask_columns: slice | None = None) -> tuple[Bandit, np
     return bandit, obs, actions, rewards
 
 
-def test_estimates_are_those_of_ridge_regression() -> None:
-    bandit, obs, actions, rewards = taught(40)
-    for action in (0, 1):
-        rows = with_intercept(obs[actions == action])
-        theta = np.linalg.solve(np.eye(OBS_DIM + 1) + rows.T @ rows, rows.T @ rewards[actions == action])
-        np.testing.assert_allclose(bandit.frozen.values(obs)[:, action], with_intercept(obs) @ theta, atol=1e-6)
+def test_coefficients_are_those_of_one_regression_with_shared_and_own_parts() -> None:
+    rng, shared, own = np.random.default_rng(0), 2.0, 3.0
+    contexts = [rng.normal(size=(5 + action, 4)) for action in range(3)]
+    returns = [rng.normal(size=len(rows)) for rows in contexts]
+    theta, covariance = hierarchical_ridge(
+        np.array([rows.T @ rows for rows in contexts]),
+        np.array([rows.T @ values for rows, values in zip(contexts, returns, strict=True)]),
+        shared=shared,
+        own=own,
+    )
+    parts = [
+        [rows if place in (0, action + 1) else 0 * rows for place in range(4)] for action, rows in enumerate(contexts)
+    ]
+    design = np.block(parts)
+    inverse = np.linalg.inv(design.T @ design + np.diag([shared] * 4 + [own] * 12))
+    coefficients = inverse @ design.T @ np.concatenate(returns)
+    for action in range(3):
+        sums = np.zeros((4, 16))
+        sums[:, :4] = sums[:, 4 * (action + 1) : 4 * (action + 2)] = np.eye(4)
+        np.testing.assert_allclose(theta[action], sums @ coefficients)
+        np.testing.assert_allclose(covariance[action], sums @ inverse @ sums.T)
+
+
+def test_a_step_pays_what_its_episode_brings() -> None:
+    """Action 0 brings nothing itself, and 1 at the end of its episode; action 1 alone brings 0.4."""
+    bandit = Bandit(OBS_DIM, 3, CONFIG)
+    obs, none = np.zeros((1, OBS_DIM), dtype=np.float32), np.zeros(1, dtype=np.bool_)
+    for _ in range(40):
+        for action, reward, ends in ((0, 0.0, False), (2, 1.0, True), (1, 0.4, True)):
+            bandit.observe(
+                Steps(
+                    np.zeros(1, int), obs, np.array([action]), np.array([reward]), obs, none | ends, none, ~none, none
+                )
+            )
+    bandit.update()
+    assert bandit.frozen.act(obs, greedy=True).actions.tolist() == [0]
+    assert bandit.frozen.values(obs)[0] == pytest.approx([1.0, 0.4, 1.0], abs=0.15)
 
 
 def test_it_takes_what_pays_most() -> None:
