@@ -52,6 +52,7 @@ def _serve(path: str, name: str, slots: int, context: int, port: int, key: str) 
     params.api_keys = [key]  # llama.cpp lets pages of any origin call it
     params.n_parallel = slots
     params.n_ctx = context * slots  # the server divides it among the slots, each of which has at most the model's own
+    params.cache_ram_mib = 0  # by default prompts that left their slot stay in up to 8 GB
     params.verbosity = _ERRORS_ONLY
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():  # else one for each core
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
