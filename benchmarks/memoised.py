@@ -75,9 +75,10 @@ class _SharedTests(OpenModels):
 
 
 def memoised_system(settings: ModelSettings, folder: Path) -> OpenModels:
-    """Return the system of `settings`, whose replies and embeddings are kept in `folder`."""
+    """Return the system of `settings`, whose replies and embeddings are kept in `folder`; not those of a recording."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = replace(settings, cache="all", cache_path=str(folder / "replies.sqlite"))
+    if settings.backend != "recorded":
+        settings = replace(settings, cache="all", cache_path=str(folder / "replies.sqlite"))
     system = _SharedTests(**vars(open_models(settings)))
     assert isinstance(system.encoder, CachedEncoder)
     system.encoder.inner = StoredVectors(system.encoder.inner, folder)

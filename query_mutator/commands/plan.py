@@ -20,38 +20,33 @@ from query_mutator.evaluation.power import power_in_words
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
+from query_mutator.session.suited import suited
 from query_mutator.session.task import make_task, rewrites
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.estimate import duration
-from query_mutator.training.timing import call_time, encoding_time
+from query_mutator.training.timing import call_time, encoding_time, uses_embedded
 
 __all__ = ["PlanFlags", "plan"]
 
 
 def plan(flags: PlanFlags) -> None:
     """Search, save the found plan in a run folder, and print it with the best plans at other budgets."""
-    settings = group_of(
-        TaskSettings,
-        flags,
-        ask="policy",
-        answer="last",
-        max_episode_steps=1,
-        embedding_dims=1,  # a plan reads none
-        validation_fold="none",
-    )
-    split = split_dataset(settings)
+    split = split_dataset(_task_settings(flags))
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     if flags.dry_run:
-        print(_estimate(flags, len(train)), power_in_words(split.test, flags), sep="\n")
+        flags, lines = suited(flags, embedded=uses_embedded(flags))
+        print(_estimate(flags, len(train)), power_in_words(split.test, flags), *lines, sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags))
+        flags, lines = suited(flags, embedded=models.embedded)
+        settings = _task_settings(flags)
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train)
         run = stack.enter_context(plan_run(flags, models, task))  # a folder that cannot be written costs no calls
-        note(models.choice.reason)
+        note(models.choice.reason, *lines)
         calls = measured_budget(flags, models, task)
         run.begin(replace(flags, max_calls=calls.max_calls), settings, split)
         note(calls.announced(task), power_in_words(split.test, flags))
@@ -71,6 +66,13 @@ def plan(flags: PlanFlags) -> None:
     about = {"questions_in_training": len(train), "run_folder": path}
     report = {"plan": search.saved.to_json(), **search.to_json(), **about}
     show(flags, report, _in_words(search, path, num_train=len(train)))
+
+
+def _task_settings(flags: PlanFlags) -> TaskSettings:
+    """Return the settings of a search's task; a plan reads no embedding."""
+    return group_of(
+        TaskSettings, flags, ask="policy", answer="last", max_episode_steps=1, embedding_dims=1, validation_fold="none"
+    )
 
 
 def _estimate(flags: PlanFlags, num_train: int) -> str:

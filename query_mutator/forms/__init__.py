@@ -15,7 +15,7 @@ from query_mutator.types import AS_IS
 
 __all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "get", "names", "select"]
 
-ALL = "all"
+ALL, NONE = "all", "none"
 
 FORMS: Registry[Form] = Registry("form", group="query_mutator.forms")
 for _form in FORMS_OF_PACKAGE:
@@ -39,11 +39,11 @@ def among(actions: Sequence[str], spec: str) -> tuple[str, ...]:
 
 
 def select(spec: str = "") -> tuple[Form, ...]:
-    """Return the forms of `a,b,c` in that order, each once; an empty text stands for none.
+    """Return the forms of `a,b,c` in that order, each once; an empty text and `none` stand for none.
 
     `all` stands for those of the package and of plugins but `as_is`, in which an episode begins.
     """
-    wanted = [name.strip() for name in spec.split(",") if name.strip()]
+    wanted = [name.strip() for name in spec.split(",") if name.strip() and spec != NONE]
     if wanted == [ALL]:
         wanted = [name for name in FORMS.registered() if name != AS_IS]
     return tuple(get(name) for name in dict.fromkeys(wanted))

@@ -18,9 +18,11 @@ class Operators(Group):
     """What may be done with a question."""
 
     operators: str = ""
-    """Rewrite operators that the policy may choose, as a,b,c; by default all; none stands for none."""
+    """Rewrite operators that the policy may choose, as a,b,c, or none; by default all with the embedded assistant,
+    clean with a language model."""
     forms: str = ""
-    """Forms of the request that the policy may choose, as a,b,c or all; by default none."""
+    """Forms of the request that the policy may choose, as a,b,c, all or none; by default none with the embedded
+    assistant, the usual ones with a language model."""
     domain: Prose = "Python's standard library"
     """Subject of the questions, for the operators that mention it."""
 

@@ -19,9 +19,10 @@ from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
+from query_mutator.session.suited import suited
 from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.estimate import Estimate, duration, estimate, size_of
-from query_mutator.training.timing import call_time, is_instant
+from query_mutator.training.timing import call_time, is_instant, uses_embedded
 from query_mutator.types import ErrorInfo
 
 __all__ = ["bounded", "bounded_start", "foreseen"]
@@ -37,9 +38,10 @@ CallTime = Callable[[], float | None]
 
 def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
     """Return the size and cost of a run with what it will leave out; no server is started or asked."""
+    config, lines = suited(config, embedded=uses_embedded(config))
     size = estimate(config, checkpoint)
-    now, lines = bounded(size, call_time=None if is_instant(config) else lambda: call_time(config, config)[0])
-    return size if now is config else replace(estimate(now, checkpoint), decided=tuple(lines))
+    now, more = bounded(size, call_time=None if is_instant(config) else lambda: call_time(config, config)[0])
+    return replace(size if now is config else estimate(now, checkpoint), decided=(*lines, *more))
 
 
 def bounded_start(

@@ -22,7 +22,7 @@ from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "call_time", "encoding_time", "is_instant", "text_time", "time_of"]
+__all__ = ["Timing", "call_time", "encoding_time", "is_instant", "text_time", "time_of", "uses_embedded"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
@@ -100,14 +100,15 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
     return np.ones((len(texts), 1), dtype=np.float32)
 
 
-def _uses_embedded(settings: ModelSettings) -> bool:
+def uses_embedded(settings: ModelSettings) -> bool:
     """Return whether the embedded assistant answers, unless a server is found at the default address."""
-    return settings.backend in (AUTO, EMBEDDED) and not any(settings.urls.values()) and not settings.target_model
+    names_other = any(settings.urls.values()) or settings.target_model
+    return settings.backend == EMBEDDED or (settings.backend == AUTO and not names_other)
 
 
 def is_instant(settings: ModelSettings) -> bool:
     """Return whether calls take next to no time: those of the embedded assistant, and recorded replies."""
-    return _uses_embedded(settings) or _is_recorded(settings)
+    return uses_embedded(settings) or _is_recorded(settings)
 
 
 def _is_recorded(settings: ModelSettings) -> bool:
@@ -123,7 +124,7 @@ def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
     Those of the embedded server are the simulated ones: its own are those of the encoder.
     """
     in_flight = settings.calls_in_flight
-    if _uses_embedded(settings):
+    if uses_embedded(settings):
         latency = Latency.from_settings(
             latency_ms=settings.latency_ms, sigma=settings.latency_sigma, running_speed=settings.running_speed, seed=0
         )

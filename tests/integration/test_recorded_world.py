@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import general
 from query_mutator import forms, operators
 from query_mutator.data.bundled import FOLDER, general_bank
 from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
+from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.files.replies import RepliesHead, write_replies
-from query_mutator.llm.recorded import Recording, reply_key
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
 from query_mutator.operators import local_rewrite
+from query_mutator.session.suited import SUITED, suited
 from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
@@ -26,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERAL = FOLDER / "general.jsonl"
 MODEL = "small"
 CALLS = CallSettings(target_model=MODEL, mutator_model=MODEL, target_max_tokens=MAX_TOKENS)
-CONFIG = json.loads((ROOT / "examples" / "run_llm.json").read_text())
+CLEAN = SUITED["operators"]
 NUM_QUESTIONS = 60
 
 
@@ -40,7 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     answers = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
     replies = {
         reply_key(request): [reply_to(request, answers)]
-        for request in requests_of(task, versions_of(dataset, task, cleaned_by=[CONFIG["operators"]]))
+        for request in requests_of(task, versions_of(dataset, task, cleaned_by=[CLEAN]))
     }
     head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-23")
     write_replies(recording, head, replies)
@@ -48,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def cleaned(text: str) -> str:
-    rewrite = local_rewrite(operators.get(CONFIG["operators"]))
+    rewrite = local_rewrite(operators.get(CLEAN))
     assert rewrite is not None
     return rewrite(text, context=operators.OperatorContext(domain="", neighbor=None, original=text))
 
@@ -64,7 +67,7 @@ def reply_to(request: ChatRequest, answers: dict[str, tuple[str, ...]]) -> Compl
 def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
     dataset, recording = map(str, world)
     return [
-        "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CONFIG["operators"],
+        "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
         "--forms", "question_answer,few_words,asking_sentence", "--ask", "policy", "--max-asks", "1",
         "--target-max-tokens", str(MAX_TOKENS), "--encoder", "hash", "--save-dir", str(tmp_path / "runs"),
     ]  # fmt: skip
@@ -112,7 +115,7 @@ def task_with(dataset: Path, calls: CallSettings, *, encoder: str, operators_nam
 
 def test_every_action_from_every_recorded_state_is_recorded(world: tuple[Path, Path]) -> None:
     dataset, recording = world
-    task = task_with(dataset, CALLS, encoder="hash", operators_named=CONFIG["operators"], forms_named=CONFIG["forms"])
+    task = task_with(dataset, CALLS, encoder="hash", operators_named=CLEAN, forms_named=forms.ALL)
     assert [*unrecorded(task, Recording(recording))] == []
     parts = task_with(dataset, CALLS, encoder="hash", operators_named="typos,expand", forms_named="")
     missing = {request.purpose for request in unrecorded(parts, Recording(recording))}
@@ -176,7 +179,41 @@ def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: 
 
 
 def test_the_example_run_asks_what_the_script_records() -> None:
-    config = parse_config(["--config", str(ROOT / "examples" / "run_llm.json")])
+    config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "run_llm.json")]), embedded=False)
     assert config.target_max_tokens == MAX_TOKENS
     assert (config.ask, config.max_asks) == ("policy", 1)
     assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUNDLED_RECORDINGS)
+def test_every_action_from_every_state_of_a_bundled_recording_is_recorded(name: str) -> None:
+    (backend,) = RecordedBackend.open([name])
+    model, _ = backend.default_models()
+    calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
+    task = task_with(GENERAL, calls, encoder=DEFAULT_ENCODER, operators_named=CLEAN, forms_named=forms.ALL)
+    assert [*unrecorded(task, backend.recording)] == []
+
+
+@pytest.mark.slow
+def test_the_table_of_one_call_a_question(
+    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, recording = world
+    small = "--encoder hash --num-env-steps 256 --num-processes 4 --num-steps 8 --plan-calls 400 --reward committed=1"
+    table = tmp_path / "table.json"
+    flags = f"--recording {recording} --dataset {dataset} --forms question_answer,few_words {small}"
+    general.main(
+        ["--folds", "0", "1", "--seeds", "1", "2", "--flags", flags, "--json", str(table), "--store", str(tmp_path)]
+    )
+    found = json.loads(table.read_text())
+    rows = found["rows"]
+    assert {"identity", "question_answer", "clean > question_answer", "best_plan", "policy", "random"} <= rows.keys()
+    assert all(row["calls"] == 1 for row in rows.values())
+    assert rows["best_plan"]["success"] == rows["ideal clean > question_answer"]["success"] == 1.0  # the quiz is right
+    assert rows["identity"]["success"] == 0.0
+    assert found["plans"] == ["question_answer", "question_answer"]
+    assert found["way_to_ideal"]["best_plan"] == 1.0
+    low, high = found["policy_minus_best_plan"]["ci"]
+    assert low <= found["policy_minus_best_plan"]["success"] <= high
+    assert "of the way to ideal clean > question_answer" in capsys.readouterr().out

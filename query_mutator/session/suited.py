@@ -1,0 +1,49 @@
+"""Defaults for a language model: other actions and rules suit it than the embedded assistant.
+
+They are what learns best on the training questions of `general` by `benchmarks/general.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from ppo.config import PPOConfig
+from query_mutator.bounds import Group
+from query_mutator.env.rules import ASKING
+from query_mutator.settings.learner import BanditConfig
+
+__all__ = ["SUITED", "suited"]
+
+G = TypeVar("G", bound=Group)
+
+SUITED: Mapping[str, Any] = {
+    "operators": "clean",
+    "forms": "question_answer,short_answer,statement,expert,read_twice,one_sentence,restate,asking_sentence,examples",
+    "ask": "policy",
+    "max_asks": 1,
+    "max_episode_steps": 3,
+    "algo": "bandit",
+    "embedding_dims": 16,
+}
+_OF_PPO = {one.name for one in fields(PPOConfig)} - {one.name for one in fields(BanditConfig)} - {"num_steps"}
+
+
+def suited(settings: G, *, embedded: bool) -> tuple[G, list[str]]:
+    """Return the settings with what no flag says set for the model that answers, and a line that says so."""
+    given = settings.given
+    left = given | ({"algo"} if given & _OF_PPO else set())
+    if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
+        left |= {"max_asks"}
+    chosen = {name: value for name, value in SUITED.items() if name not in left and hasattr(settings, name)}
+    if embedded or not chosen:
+        return settings, []
+    try:
+        found = replace(settings, **chosen)
+    except ValueError:  # as with a teacher, or workers
+        chosen.pop("algo", None)
+        found = replace(settings, **chosen)
+    object.__setattr__(found, "_given", given)
+    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    return found, [f"a language model answers: {said}"]
