@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,9 +16,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.runs.shadow import read_shadow
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, SORT, VIRTUAL, chat
-from tests.qm_command import qm
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.qm_command import qm, serving
 
 
 class Slow(Librarian):
@@ -50,26 +44,6 @@ def plan(server: EmbeddedServer, dataset: Path, tmp_path: Path) -> Path:
     ]
     assert qm("plan", *argv) == 0
     return (tmp_path / "plans" / "latest").resolve()
-
-
-@contextmanager
-def serving(run: Path, folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run `qm serve RUN` with its files under `folder`; yield the process and its address."""
-    command = [sys.executable, "-m", "query_mutator", "serve", str(run), "--port", "0", *flags]
-    settings = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder)}
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env={**settings, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=log
-        )
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline().decode()
-            assert line.startswith("listening on "), (folder / "log.txt").read_text(encoding="utf-8")
-            yield process, line.split()[-1]
-        finally:
-            process.kill()
-            process.wait(20)
-            process.stdout.close()  # type: ignore[union-attr]
 
 
 def test_sigterm_lets_an_open_stream_end(plan: Path, tmp_path: Path) -> None:

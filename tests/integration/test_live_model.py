@@ -1,0 +1,178 @@
+"""Forms on a genuine language model: whatever uses a policy asks SmolLM2 the framed question and gives its answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ollama
+import openai
+import pytest
+
+from benchmarks.asked_again import asked_again
+from query_mutator import Rewriter
+from query_mutator.bounds import group_of
+from query_mutator.commands.plan_flags import PlanFlags
+from query_mutator.commands.plan_run import plan_run
+from query_mutator.data.bundled import FOLDER
+from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.learners.plan import Plan
+from query_mutator.session.dataset import split_dataset
+from query_mutator.session.models import open_models
+from query_mutator.session.policy_file import POLICY_FILE
+from query_mutator.session.task import make_task
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.types import Message
+from tests.integration.killing import kill_when, start, train, transcript, weights
+from tests.qm_command import qm, serving
+
+pytestmark = pytest.mark.slow
+
+MODEL = "smollm2"  # what --gguf takes
+FORM = "statement"
+QUESTION = "hello there, plz tell me waht is the capital of France"
+CLEANED = "What is the capital of France?"
+FRAMED = f'The answer to the question "{CLEANED}" is'
+TOKENS = 16
+TRAINING = [
+    {"id": "a", "query": "What is the capital of Italy?", "accept": ["Rome"], "tags": ["family:capital"]},
+    {"id": "b", "query": "What is the capital of Spain?", "accept": ["Madrid"], "tags": ["family:capital"]},
+    {"id": "c", "query": "What is the capital of Peru?", "accept": ["Lima"], "tags": ["family:capital"]},
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Give a model one core: tests run side by side."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of a plan that cleans the question and frames it, made without a search."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in TRAINING))
+    flags = PlanFlags(
+        gguf=(MODEL,),
+        encoder="hash",
+        dataset=str(folder / "questions.jsonl"),
+        reward="committed=1",
+        operators="clean",
+        forms=FORM,
+        max_asks=1,
+        target_max_tokens=TOKENS,
+        batch_size=1,
+        cache="off",
+        save_dir=str(folder),
+    )
+    settings = group_of(TaskSettings, flags, ask="policy", answer="last", validation_fold="none")
+    split = split_dataset(settings)
+    with ExitStack() as stack:
+        models = stack.enter_context(open_models(flags))
+        task = make_task(models, settings, split.train)
+        run = stack.enter_context(plan_run(flags, models, task))
+        run.begin(flags, settings, split)
+        run.save(Plan(steps=("clean", FORM)))
+        return Path(shutil.copy(run.run_dir.path / POLICY_FILE, folder / "plan.qm"))
+
+
+@pytest.fixture(scope="module")
+def rewriter(plan: Path) -> Iterator[Rewriter]:
+    with Rewriter.load(plan, gguf=MODEL) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def answer(rewriter: Rewriter) -> str:
+    """Return the model's own reply to the framed question, which is that to no other wording or form."""
+    (server,) = rewriter.models.calls.servers
+    replies = [server.complete(rewriter.task.calls.target(text)) for text in (FRAMED, CLEANED, QUESTION)]
+    assert all(reply.ok for reply in replies)
+    texts = [reply.text for reply in replies]
+    assert texts[0] not in texts[1:]
+    return texts[0]
+
+
+def test_a_rewriter_asks_in_the_form(rewriter: Rewriter, answer: str) -> None:
+    found = rewriter.rewrite(QUESTION)
+    assert (found.text, found.form, found.calls) == (CLEANED, FORM, 1)
+    assert found.messages == (Message(role="user", content=FRAMED),)
+    assert found.answer == answer
+
+
+def test_qm_rewrite_asks_in_the_form(plan: Path, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("rewrite", QUESTION, "--checkpoint", plan, "--gguf", MODEL, "--json", "-") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["submitted"], row["form"], row["answer"]) == (CLEANED, FORM, answer)
+    assert row["messages"] == [{"role": "user", "content": FRAMED}]
+
+
+def test_qm_batch_asks_in_the_form(plan: Path, answer: str, tmp_path: Path) -> None:
+    body = {"model": "any", "max_tokens": TOKENS, "messages": [{"role": "user", "content": QUESTION}]}
+    rows = [{"id": "a", "prompt": QUESTION}, {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions"}]
+    rows[1]["body"] = body  # type: ignore[assignment]
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    asked.write_text("\n".join(map(json.dumps, rows)))
+    assert qm("batch", asked, "-o", out, "--checkpoint", plan, "--gguf", MODEL) == 0
+    one, other = map(json.loads, out.read_text().splitlines())
+    assert (one["rewrite"], one["form"], one["answer"]) == (CLEANED, FORM, answer)
+    assert other["query_mutator"]["form"] == FORM
+    assert other["response"]["body"]["choices"][0]["message"]["content"] == answer
+
+
+def test_qm_serve_asks_in_the_form_for_the_official_clients(plan: Path, answer: str, tmp_path: Path) -> None:
+    with serving(plan, tmp_path, "--gguf", MODEL, "--mode", "blind") as (_, url):
+        headers: list[Any] = []
+        hooks: dict[str, list[Callable[..., Any]]] = {"response": [lambda reply: headers.append(reply.headers)]}
+        theirs = ollama.Client(url, event_hooks=hooks)
+        (model,) = {one.model for one in theirs.list().models if one.model and one.model.endswith("+qm")}
+        messages: Any = [{"role": "user", "content": QUESTION}]
+        options = {"temperature": 0, "num_predict": TOKENS}
+        headers.clear()
+        texts = [theirs.chat(model, messages, options=options).message.content]
+        texts += [
+            "".join(one.message.content or "" for one in theirs.chat(model, messages, options=options, stream=True))
+        ]
+        texts += [theirs.generate(model, QUESTION, options=options).response]
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+            create = client.chat.completions.with_raw_response.create
+            settings: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": TOKENS}
+            whole, parts = create(**settings), create(**settings, stream=True)
+            headers += [whole.headers, parts.headers]
+            texts += [whole.parse().choices[0].message.content]
+            texts += ["".join(one.choices[0].delta.content or "" for one in parts.parse() if one.choices)]
+    assert [text and text.strip() for text in texts] == [answer] * 5
+    assert [(found["x-qm-form"], found["x-qm-calls"]) for found in headers] == [(FORM, "1")] * 5
+
+
+def test_a_training_that_is_killed_resumes_to_the_weights_of_a_whole_one(tmp_path: Path) -> None:
+    flags = [
+        *("--gguf", MODEL, "--dataset", "general", "--encoder", "hash", "--operators", "clean", "--forms", FORM),
+        *("--ask", "policy", "--max-asks", "1", "--target-max-tokens", "8", "--embedding-dims", "4", "--deterministic"),
+        *("--num-processes", "4", "--num-steps", "4", "--num-env-steps", "32", "--num-mini-batch", "2"),
+        *("--no-evaluate", "--eval-interval", "0", "--cache-path", str(tmp_path / "replies.sqlite")),
+    ]
+    killed, whole = tmp_path / "killed" / "latest", tmp_path / "whole" / "latest"
+    rows = killed / "transcripts.jsonl"
+    trainer = start([*flags, "--save-dir", str(killed.parent)], tmp_path)
+    assert kill_when(trainer, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 20)
+    train(["--resume", str(killed)], tmp_path)
+    train([*flags, "--save-dir", str(whole.parent)], tmp_path)  # finds the same replies in the cache
+    assert json.loads((whole / "summary.json").read_text())["llm_calls"] == 0
+    assert transcript(killed) == transcript(whole)
+    assert all((weights(killed)[name] == value).all() for name, value in weights(whole).items())
+
+
+def test_recorded_replies_are_given_again(tmp_path: Path) -> None:
+    dataset = tmp_path / "questions.jsonl"
+    dataset.write_text("".join((FOLDER / "general.jsonl").read_text().splitlines(keepends=True)[:40]))
+    found = asked_again(None, MODEL, dataset, encoder=DEFAULT_ENCODER, count=12, slots=8)
+    assert len(found) == 12
+    assert sum(one.is_identical for one in found) >= 9
+    assert sum(one.has_another_grade for one in found) <= 1
