@@ -2,10 +2,8 @@
 
     n questions, K columns, C clusters
 
-Whole clusters are resampled, the same ones for all columns of a draw (10,000 draws). The percentiles are those of
-Hesterberg's expanded interval (2015, The American Statistician 69, 371), as wide as Student's t for C values: with
-plain ones 6 to 7 % of differences between equal methods are called clear at 40 targets. A bootstrap of values that are
-all equal has no width although more questions would show some; then Wilson's interval of a rate is used.
+Whole clusters are resampled, the same ones for all columns of a draw (10,000 draws, percentiles). A bootstrap of values
+that are all equal has no width although more questions would show some; then Wilson's interval of a rate is used.
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.stats.intervals import Floats, Interval, student_t, wilson_interval
+from query_mutator.stats.intervals import Floats, Interval, wilson_interval
 
 __all__ = ["DRAWS", "crossed_intervals", "mean_intervals", "rate_intervals"]
 
 DRAWS = 10_000
 _NUMBERS_AT_ONCE = 4_000_000  # weights in memory
+_PERCENTILES = (2.5, 97.5)
 
 
 def mean_intervals(values: Floats, clusters: Sequence[str]) -> Floats:
@@ -68,14 +67,4 @@ def crossed_intervals(values: Floats, clusters: Sequence[str]) -> Floats:
         means[start : start + size] = np.divide(
             drawn[:, :columns], drawn[:, columns:], out=np.tile(usual, (len(draws), 1)), where=drawn[:, columns:] > 0
         )
-    tail = _tail_percent(sums.shape[1])
-    return np.percentile(means, (tail, 100 - tail), axis=0).T
-
-
-def _tail_percent(clusters: int) -> float:
-    """Return the percent of draws beyond each end of an interval; 2.5 for many clusters, less for few."""
-    from scipy.special import ndtr
-
-    if clusters < 2:
-        return 2.5
-    return 100 * float(ndtr(-student_t(clusters - 1) * math.sqrt(clusters / (clusters - 1))))
+    return np.percentile(means, _PERCENTILES, axis=0).T
