@@ -47,9 +47,7 @@ class BanditBaseline:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the coefficients and the sums."""
-        import torch
-
-        return {"theta": torch.from_numpy(self._theta()), **self._sums.state_dict()}
+        return self._sums.state_dict(theta=self._theta())
 
     def load_state_dict(self, state: Mapping[str, Any], *, new_episodes: bool = False) -> None:
         """Restore `state_dict`; with `new_episodes` without the steps of unfinished ones."""

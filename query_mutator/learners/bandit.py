@@ -10,6 +10,7 @@ While training, `ucb_alpha` standard errors are added, which favors actions trie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ class Bandit:
         self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._ended = 0  # episodes since the last fit
+        self._values: list[float] = []  # of the actions taken since the last update
         self.sync_weights()
 
     @property
@@ -97,6 +99,7 @@ class Bandit:
     def observe(self, steps: Steps) -> None:
         """Keep finished steps, at most one per environment, until the end of their episodes."""
         self.env_steps += len(steps.env_ids)
+        self._values += self.frozen.values(steps.obs)[np.arange(len(steps.actions)), steps.actions].tolist()
         self._sums.observe(steps)
         self._ended += int((steps.terminations | steps.truncations).sum())
         if self._ended >= self.config.num_processes:
@@ -121,7 +124,8 @@ class Bandit:
         """Finish a rollout and return its statistics."""
         self.updates_done += 1
         self._fit()
-        return {}
+        values, self._values = self._values, []
+        return {"rl/avg_value": float(np.mean(values)) if values else math.nan}
 
     def _fit(self) -> None:
         before = self._sums.steps

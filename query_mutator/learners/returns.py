@@ -62,12 +62,13 @@ class ReturnSums:
             self.returns[action] += returns[place] * context
             self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return half of each symmetric sum, the others, and the steps of episodes that have not ended."""
+    def state_dict(self, **arrays: DoubleArray) -> dict[str, Any]:
+        """Return half of each symmetric sum, the others, the steps of episodes that have not ended, and `arrays`."""
         import torch
 
         upper = np.triu_indices(self.outer.shape[1])
         return {
+            **{name: torch.from_numpy(array) for name, array in arrays.items()},
             "outer": torch.from_numpy(self.outer[:, *upper]),
             "return": torch.from_numpy(self.returns.copy()),
             "pending": {env: torch.from_numpy(np.array(rows)) for env, rows in self._pending.items() if rows},

@@ -77,7 +77,8 @@ def test_rows_of_the_others_have_the_families_they_can(algo: str, tiny_flags: li
         *("rl/avg_value", "perf/transitions_learned_per_second", "perf/learner_share_waiting", "counters/updates"),
         *("counters/samples_learned", "counters/llm_calls", "counters/tokens", "validation/best_success"),
     } <= set(last)
-    assert last["counters/samples_learned"] == (64 if algo == "bandit" else 4 * 64)
+    learned = last["counters/samples_learned"]
+    assert 32 < learned <= 64 if algo == "bandit" else learned == 4 * 64  # the bandit: of episodes that have ended
 
 
 @pytest.mark.parametrize("algo", LEARNERS)
@@ -175,7 +176,7 @@ def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_
     last = rows(the_run(tmp_path), "metrics")[-1]
     assert invalid > 0
     assert last["llm/invalid_steps"] == invalid
-    assert last["counters/samples_learned"] == 64 - invalid
+    assert 32 < last["counters/samples_learned"] <= 64 - invalid  # of episodes that have ended
 
 
 def test_example_is_a_run_of_iqn() -> None:

@@ -192,6 +192,8 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
 def test_dry_run_takes_its_time_from_the_last_run_that_fits(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # What a language model gets by default, as nobody asks the server whether it is one.
+    tiny_flags += ["--forms", "none", "--ask", "every_step", "--algo", "ppo", "--max-episode-steps", "5"]
     more = ["--num-env-steps", "64000", "--dry-run"]
     assert train(*tiny_flags, *more) == 0
     assert "2 s a call, assumed (qm doctor measures it)" in capsys.readouterr().out
