@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "operators": CALLS | {"embedded"},
     "forms": VOCABULARY,
     "rewards": CALLS | {"data"},
+    "confidence": VOCABULARY | {"encoder", "rewards", "stats"},
     "data": CALLS,
     "env": TASK,
     "learners": ENV | {"ppo"},
@@ -224,6 +225,7 @@ def test_imports_inside_functions_are_rare() -> None:
 @pytest.mark.parametrize(
     "module",
     ["query_mutator", "query_mutator.llm", "query_mutator.operators", "query_mutator.rewards", "query_mutator.data",
+     "query_mutator.confidence",
      "query_mutator.training.config", "query_mutator.embedded.server", "query_mutator.batching",
      "query_mutator.lab", "query_mutator.lab.analysis.pages",
      "query_mutator.lab.analysis.compare", "query_mutator.report.curve", "query_mutator.commands.main",

@@ -1,0 +1,343 @@
+"""What a learned P(right) is worth on logged answers: submit by it and stop by it, against votes of the same calls.
+
+    python benchmarks/logged_arms.py --logs FOLDER --json FILE
+
+FOLDER has `logs.jsonl.gz` (or `logs.jsonl`), one question per line (`question`, `gold`, `part`: "train" or "test",
+`right` and `answers` by prompt; answers may be missing), and `prompts.json`. Everything is chosen on the part "train",
+by cross-validation: model, calibration, agreement, order of prompts, threshold. Percent right of the part "test";
+"learned" is the mean of refits on bootstrap samples of the training questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query_mutator.cli.console import exit_code
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, plain_vote, rule_for_budget, rule_vote
+from query_mutator.confidence.answer_keys import AnswerKind
+from query_mutator.confidence.crossfit import cross_fit
+from query_mutator.confidence.scorers import SCORERS, Candidate
+from query_mutator.confidence.stopping import StoppingRule
+from query_mutator.confidence.submission import submitted
+from query_mutator.confidence.table import TrainingTable, table_of, training_table
+from query_mutator.errors import DatasetError, UsageError
+from query_mutator.files.whole import parse_json_object, write_json
+from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.types import DoubleArray
+
+CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)
+FEW_CALLS = 1.5  # stops by P(right); the others ask as often for every question
+CANDIDATES: Sequence[Candidate] = SCORERS
+FOLDS = 5
+REFITS = 10
+RIGHT = {"true": True, "false": False, "1": True, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A question with its graded answers by prompt; a grade may have no text."""
+
+    question: str
+    gold: str | None
+    part: str
+    right: dict[str, bool]
+    answers: dict[str, str]
+
+    def attempt(self, prompt: str) -> Attempt:
+        """Return the answer to a prompt."""
+        return Attempt(text=self.answers[prompt], form=prompt)
+
+    def prompts(self) -> list[str]:
+        """Return the prompts with a text and a grade."""
+        return [prompt for prompt in self.answers if prompt in self.right]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """The held-out questions, and a table of their answers in the order in which prompts are asked."""
+
+    logs: list[Logged]
+    table: TrainingTable
+    places: list[list[int]]  # [n], rows of the table for each question
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table and write the JSON file."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--logs", type=Path, required=True, help="folder of logs.jsonl.gz and prompts.json")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--refits", type=int, default=REFITS, help="bootstrap samples of the training questions")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-only", action="store_true", help="print what was chosen; read no test question")
+    options = parser.parse_args(argv)
+    if options.refits < 1 or options.seed < 0:
+        raise UsageError("--refits needs a number from 1, --seed one from 0")
+    if options.json is not None and options.json.resolve() in {(options.logs / name).resolve() for name in READ}:
+        raise UsageError(f"--json {options.json}: the logs are only read; choose another file")
+    prompts, logs = read_logs(options.logs)
+    train = [log for log in logs if log.part == "train"]
+    table = training_table(list(graded(train)))
+    found = cross_fit(table, weights=np.ones(len(table)), candidates=CANDIDATES, folds=FOLDS, seed=0)
+    asked = learned_order(train, prompts, table, found.p)
+    voted = by_rate(train, prompts)
+    print(f"{len(train)} training questions, {len(table)} answers with text; answers read as {table.kind or 'worded'}")
+    print(f"learned: {found.candidate}, prompts {' '.join(asked)}; votes: prompts {' '.join(voted)}", flush=True)
+    if options.train_only:
+        return 0
+    result = evaluate(logs, table, candidate=found.candidate, orders=(asked, voted), options=options)
+    if options.json is not None:
+        write_json(options.json, result)
+    return 0
+
+
+def evaluate(
+    logs: Sequence[Logged],
+    table: TrainingTable,
+    *,
+    candidate: Candidate,
+    orders: tuple[list[str], list[str]],
+    options: Any,
+) -> dict[str, Any]:
+    """Return the percentages of the test part, after printing them with their spread."""
+    asked, voted = orders
+    held_out = [log for log in logs if log.part == "test" and log.prompts()]
+    if not held_out:
+        raise UsageError(f"{options.logs}: no question of the part 'test' has an answer with a grade")
+    test = test_of(held_out, asked, kind=table.kind)
+    votes = {name: vote_column(held_out, voted, rule, table.kind) for name, rule in RULES.items()}
+    learned = np.empty((options.refits, len(held_out), len(CALLS)))  # [S, n, calls]
+    mean_calls = []
+    for refit in range(options.refits):
+        started = time.monotonic()
+        model, rule = fitted(table, candidate, first=asked[0], seed=options.seed + refit)
+        learned[refit], calls = learned_columns(model, rule, test)
+        mean_calls.append(calls)
+        print(f"refit {refit + 1} of {options.refits}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return printed(learned, votes, mean_calls, test)
+
+
+def fitted(
+    table: TrainingTable, candidate: Candidate, *, first: str, seed: int
+) -> tuple[ConfidenceModel, StoppingRule]:
+    """Return a model of a bootstrap sample of the questions, and its rule for 1.5 calls after a first prompt."""
+    rng = np.random.default_rng(seed)
+    questions = int(table.questions.max()) + 1
+    weights = rng.multinomial(questions, np.full(questions, 1 / questions))[table.questions].astype(np.float64)
+    model = ConfidenceModel.fit(table, weights=weights, candidates=(candidate,), folds=FOLDS, seed=seed)
+    counts = np.where(np.array(table.forms) == first, weights, 0).astype(int)
+    return model, rule_for_budget([[p] for p in np.repeat(model.out_of_fold, counts)], FEW_CALLS)
+
+
+def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:
+    """Return whether the submitted answers [n, calls] are right, and the mean number of calls at 1.5."""
+    p = model.p_of(test.table)
+    right = np.empty((len(test.logs), len(CALLS)))
+    calls_made = 0
+    for at, places in enumerate(test.places):
+        groups = test.table.answer_groups[places].tolist()
+        for column, calls in enumerate(CALLS):
+            asked = int(calls)
+            if calls == FEW_CALLS:
+                asked = 1 + (len(places) > 1 and rule.ask_again(float(p[places[0]]), calls=1))
+                calls_made += asked
+            chosen = submitted(p[places[:asked]], groups[:asked], agreement=model.agreement)
+            right[at, column] = test.table.right[places[chosen]]
+    return right, calls_made / len(test.logs)
+
+
+READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
+RULES = {"vote": plain_vote, "rule_vote": rule_vote}
+
+
+def vote_column(logs: Sequence[Logged], order: Sequence[str], rule: Any, kind: AnswerKind | None) -> DoubleArray:
+    """Return whether the answers of a vote [n, calls] are right; 1.5 calls are a second one for a random half."""
+    right = np.empty((len(logs), len(CALLS)))
+    for at, log in enumerate(logs):
+        prompts = [prompt for prompt in order if prompt in log.prompts()]
+        for column, calls in enumerate(CALLS):
+            asked = prompts[: int(calls)]
+            right[at, column] = log.right[asked[rule(log.question, list(map(log.attempt, asked)), kind=kind)]]
+    right[:, CALLS.index(FEW_CALLS)] = right[:, [CALLS.index(1.0), CALLS.index(2.0)]].mean(axis=1)
+    return right
+
+
+def printed(
+    learned: DoubleArray, votes: dict[str, DoubleArray], mean_calls: Sequence[float], test: HeldOut
+) -> dict[str, Any]:
+    """Print the table, and return the result."""
+    clusters = [log.question for log in test.logs]
+    names = [f"{calls:g}" for calls in CALLS]
+    print(
+        f"\n{len(test.logs)} test questions, percent right; "
+        f"{FEW_CALLS:g} calls were {np.mean(mean_calls):.3f} on average"
+    )
+    print("| calls | learned (refits) | vote | rule vote | over vote | over rule vote |\n|---|---|---|---|---|---|")
+    over = {
+        name: 100 * crossed_intervals(learned - column[None], clusters) for name, column in votes.items()
+    }  # [calls, 2]
+    result: dict[str, Any] = {"n": len(test.logs), "learned": {}, "vote": {}, "rule_vote": {}}
+    differences: dict[str, Any] = {name: {} for name in votes}
+    for at, calls in enumerate(names):
+        refits = 100 * learned[:, :, at].mean(axis=1)
+        result["learned"][calls] = round(float(refits.mean()), 2)
+        cells = [f"{refits.mean():.1f} ({refits.min():.1f} to {refits.max():.1f})"]
+        for name, column in votes.items():
+            result[name][calls] = round(float(100 * column[:, at].mean()), 2)
+            low, high = over[name][at].tolist()
+            lead = float(refits.mean() - 100 * column[:, at].mean())
+            differences[name][calls] = [round(value, 2) for value in (lead, low, high)]
+        cells += [f"{result[name][calls]:.1f}" for name in votes]
+        cells += ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*differences[name][calls]) for name in votes]
+        print(f"| {calls} | {' | '.join(cells)} |")
+    return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}, "over": differences}
+
+
+def test_of(logs: Sequence[Logged], order: Sequence[str], *, kind: AnswerKind | None) -> HeldOut:
+    """Return the test questions with the columns of their answers."""
+    orders = [[prompt for prompt in order if prompt in log.prompts()] for log in logs]
+    # A question that occurs twice is two questions here, or its answers would be mixed.
+    tables = [
+        table_of([answer(log, prompt) for prompt in prompts], kind=kind)
+        for log, prompts in zip(logs, orders, strict=True)
+    ]
+    sizes = np.cumsum([0, *(len(table) for table in tables)])
+    whole = TrainingTable(
+        columns=np.concatenate([table.columns for table in tables]),
+        right=np.concatenate([table.right for table in tables]),
+        forms=tuple(form for table in tables for form in table.forms),
+        questions=np.repeat(np.arange(len(tables)), np.diff(sizes)),
+        answer_groups=np.concatenate([table.answer_groups for table in tables]),
+        targets=np.repeat(np.arange(len(tables)), np.diff(sizes)),
+        kind=kind,
+    )
+    places = [list(range(start, end)) for start, end in zip(sizes[:-1].tolist(), sizes[1:].tolist(), strict=True)]
+    return HeldOut(logs=list(logs), table=whole, places=places)
+
+
+def graded(logs: Sequence[Logged]) -> Iterator[LoggedAnswer]:
+    """Yield the answers with text and grade."""
+    return (answer(log, prompt) for log in logs for prompt in log.prompts())
+
+
+def answer(log: Logged, prompt: str) -> LoggedAnswer:
+    """Return one graded answer."""
+    return LoggedAnswer(question=log.question, attempt=log.attempt(prompt), right=log.right[prompt], gold=log.gold)
+
+
+def by_rate(train: Sequence[Logged], prompts: Sequence[str]) -> list[str]:
+    """Return the prompts by their rate of right training answers, the best first; those without one last."""
+
+    def rate(prompt: str) -> float:
+        grades = [log.right[prompt] for log in train if prompt in log.right]
+        return sum(grades) / len(grades) if grades else -1.0
+
+    return sorted(prompts, key=rate, reverse=True)
+
+
+def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: TrainingTable, p: DoubleArray) -> list[str]:
+    """Return the order in which prompts are asked.
+
+    The first is the best with training texts, by whose P(right) it is decided whether to ask again. The others come by
+    rate; where all have texts, each is the one with which submissions by out-of-fold P(right) are right most often.
+    """
+    order = by_rate(train, prompts)
+    read = set(table.forms)
+    first = next(prompt for prompt in order if prompt in read)
+    if not read >= {prompt for prompt in order if any(prompt in log.right for log in train)}:
+        return [first, *(prompt for prompt in order if prompt != first)]
+    chosen = [first]
+    while rest := [prompt for prompt in order if prompt in read and prompt not in chosen]:
+        chosen.append(max(rest, key=lambda prompt: success(table, p, [*chosen, prompt])))
+    return [*chosen, *(prompt for prompt in order if prompt not in chosen)]
+
+
+def success(table: TrainingTable, p: DoubleArray, prompts: Sequence[str]) -> float:
+    """Return the rate of right submissions on training questions that were asked with all of these prompts."""
+    forms, right = np.array(table.forms), []
+    places: dict[int, list[int]] = {}
+    for at in np.flatnonzero(np.isin(forms, prompts)).tolist():
+        places.setdefault(int(table.questions[at]), []).append(at)
+    for rows in places.values():
+        if len(rows) == len(prompts):
+            right.append(table.right[rows[submitted(p[rows], table.answer_groups[rows].tolist())]])
+    return float(np.mean(right)) if right else 0.0
+
+
+def read_logs(folder: Path) -> tuple[list[str], list[Logged]]:
+    """Return the names of the prompts and the logs; UsageError of one line for a folder that holds none."""
+    prompts = list(_prompts(folder / "prompts.json"))
+    packed, plain = folder / "logs.jsonl.gz", folder / "logs.jsonl"
+    path = packed if packed.exists() or not plain.exists() else plain
+    logs = []
+    try:
+        with gzip.open(path) if path == packed else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    logs.append(_logged(line, f"{path}:{number}"))
+    except (OSError, EOFError, zlib.error) as error:
+        raise DatasetError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not any(log.part == "train" for log in logs):
+        raise DatasetError(f"{path}: no question has the part 'train', from which everything is learned")
+    return list(dict.fromkeys([*prompts, *(prompt for log in logs for prompt in (*log.right, *log.answers))])), logs
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    try:
+        return parse_json_object(path.read_bytes())
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise DatasetError(f"{path}: not a JSON object of prompts ({error})") from None
+
+
+def _logged(line: bytes, place: str) -> Logged:
+    try:
+        row = parse_json_object(line)
+    except ValueError as error:
+        raise DatasetError(f"{place}: not a JSON object ({error})") from None
+    question, part, right, answers = (row.get(name) for name in ("question", "part", "right", "answers"))
+    if not isinstance(question, str) or not question.strip():
+        raise DatasetError(f"{place}: `question` is not a text")
+    if not isinstance(part, str):
+        raise DatasetError(f"{place}: `part` is not 'train' or 'test'")
+    if not isinstance(right, dict) or not isinstance(answers if answers is not None else {}, dict):
+        raise DatasetError(f"{place}: `right` and `answers` are not objects by prompt")
+    texts = {name: text for name, text in (answers or {}).items() if text is not None}
+    if bad := next((name for name, text in texts.items() if not isinstance(text, str)), None):
+        raise DatasetError(f"{place}: the answer to {bad!r} is not a text")
+    grades = {
+        name: _grade(value, f"{place}: `right` of {name!r}") for name, value in right.items() if value is not None
+    }
+    return Logged(question=question, gold=_gold(row.get("gold"), place), part=part, right=grades, answers=texts)
+
+
+def _grade(value: object, place: str) -> bool:
+    grade = RIGHT.get(str(value).strip().lower().removesuffix(".0"))
+    if grade is None:
+        raise DatasetError(f"{place} is {str(value)[:40]!r}; give true or false")
+    return grade
+
+
+def _gold(value: object, place: str) -> str | None:
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise DatasetError(f"{place}: `gold` is neither a text nor a number")
+    return None if value is None else str(value)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main, sys.argv[1:], prog="logged_arms"))

@@ -1,0 +1,36 @@
+"""P(right): how likely an answer is right, learned from graded answers and calibrated; never from gold when it is used.
+
+`ConfidenceModel` is fitted on `LoggedAnswer` rows and scores the `Attempt`s at a question: `p_right`, `submit`,
+`explain`. `cross_fitted` gives out-of-fold probabilities to learn other things from, `Stopping` and `rule_for_budget`
+say when to ask again, `plain_vote` and `rule_vote` are the rivals. It imports `rewards` (how numbers and refusals are
+read), `encoder`, `stats` and the vocabulary; scikit-learn is loaded when a model is fitted, torch never.
+"""
+
+from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key
+from query_mutator.confidence.attempts import Attempt, LoggedAnswer
+from query_mutator.confidence.crossfit import cross_fitted
+from query_mutator.confidence.explanation import Reason
+from query_mutator.confidence.model import ConfidenceModel, Submission
+from query_mutator.confidence.stopping import Stopping, StoppingRule, rule_for_budget
+from query_mutator.confidence.submission import combined, plain_vote, rule_vote, vote
+from query_mutator.confidence.table import training_table
+
+__all__ = [
+    "AnswerKind",
+    "Attempt",
+    "ConfidenceModel",
+    "LoggedAnswer",
+    "Reason",
+    "Stopping",
+    "StoppingRule",
+    "Submission",
+    "answer_groups",
+    "answer_key",
+    "combined",
+    "cross_fitted",
+    "plain_vote",
+    "rule_for_budget",
+    "rule_vote",
+    "training_table",
+    "vote",
+]

@@ -1,0 +1,55 @@
+"""Fits the scorers with scikit-learn. Only this file imports it, and only a fit imports this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+
+from query_mutator.confidence.scorers import Candidate, LinearScorer, Scorer, TreeScorer, standardized
+from query_mutator.types import DoubleArray
+
+__all__ = ["fitted_scorer"]
+
+_FEW_TREES = {"max_iter": 100, "learning_rate": 0.05, "max_leaf_nodes": 4, "min_samples_leaf": 30}
+_TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
+_SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}
+_INVERSE_PENALTY = 0.05  # of the regression
+_CHECKED_ROWS = 50
+
+
+def fitted_scorer(
+    name: Candidate, columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int
+) -> Scorer:
+    """Fit a scorer by name to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
+    if name == "linear":
+        return _linear(columns, right, weights, seed=seed)
+    return _trees(columns, right, weights, seed=seed, settings=_FEW_TREES if name == "few_trees" else _TREES)
+
+
+def _linear(columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> LinearScorer:
+    unknown = np.isnan(columns)
+    counted = np.where(unknown, 0.0, weights[:, None])
+    total = np.maximum(counted.sum(axis=0), 1e-12)
+    means = (np.nan_to_num(columns) * counted).sum(axis=0) / total
+    spread = np.sqrt((np.where(unknown, 0, columns - means) ** 2 * counted).sum(axis=0) / total)
+    scales = np.where(spread > 1e-9, spread, 1.0)
+    model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000, random_state=seed)
+    model.fit(standardized(columns, means, scales), right, sample_weight=weights)
+    return LinearScorer(weights=model.coef_[0], means=means, scales=scales, intercept=float(model.intercept_[0]))
+
+
+def _trees(
+    columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int, settings: dict[str, Any]
+) -> TreeScorer:
+    filled = np.where(np.isnan(columns).all(axis=0), 0.0, columns)  # scikit-learn takes no column without a value
+    model = HistGradientBoostingClassifier(random_state=seed, **_SHARED, **settings)
+    model.fit(filled, right, sample_weight=weights)
+    trees = [predictors[0].nodes for predictors in model._predictors]
+    scorer = TreeScorer.of(trees, float(model._baseline_prediction[0, 0]))
+    known = model.decision_function(filled[:_CHECKED_ROWS])
+    if not np.allclose(scorer.log_odds(filled[:_CHECKED_ROWS]), known, atol=1e-6):
+        raise RuntimeError("this version of scikit-learn stores its trees differently; install another one")
+    return scorer

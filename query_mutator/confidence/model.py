@@ -1,0 +1,174 @@
+"""`ConfidenceModel`: a calibrated P(right) of an answer, learned from graded answers.
+
+    n answers, F columns, k attempts at one question
+
+    columns of a reply (features) -> log odds (scorers) -> calibrated P(right) -> given the other answers (submission)
+
+The scorer is chosen by cross-validation, and its probabilities are calibrated on out-of-fold ones (Platt 1999); folds
+keep the answers about one target together. Gold is read in fitting only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from query_mutator.confidence.answer_keys import AnswerKind
+from query_mutator.confidence.attempts import Attempt, LoggedAnswer
+from query_mutator.confidence.crossfit import CrossFit, Platt, cross_fit, fit_agreement, fit_scorer
+from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
+from query_mutator.confidence.features import FEATURES
+from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
+from query_mutator.confidence.stored import FitReport, Stored, read_stored, write_stored
+from query_mutator.confidence.submission import combined, submitted
+from query_mutator.confidence.table import (
+    TrainingTable,
+    attempt_columns,
+    attempt_groups,
+    form_rates,
+    training_table,
+    with_forms,
+)
+from query_mutator.encoder.base import Encoder
+from query_mutator.errors import UsageError
+from query_mutator.types import DoubleArray
+
+__all__ = ["ConfidenceModel", "Submission"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The attempt to submit, and the P(right) of all of them."""
+
+    index: int
+    p_right: float
+    of_all: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceModel:
+    """Returns the P(right) of attempts at a question; `fit` makes one, `to_arrays` stores it."""
+
+    scorer: Scorer
+    calibration: Platt
+    agreement: float  # weight of answers that say the same
+    reference: DoubleArray  # [F], the medians that an explanation compares with
+    rates: Mapping[str, float]  # form -> log odds against all
+    kind: AnswerKind | None  # how answers are read; None: by the wording of each question
+    encoder_source: str  # fingerprint of the encoder it was fitted with, "" for none
+    report: FitReport
+    out_of_fold: DoubleArray = field(default_factory=lambda: np.empty(0), repr=False)  # [n], of the rows; not stored
+
+    @classmethod
+    def fit(
+        cls,
+        rows: Sequence[LoggedAnswer] | TrainingTable,
+        *,
+        weights: DoubleArray | None = None,
+        candidates: Sequence[Candidate] = SCORERS,
+        folds: int = 5,
+        encoder: Encoder | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Fit to graded answers, which count `weights` [n] times; UsageError for too few to learn from.
+
+        A table of `training_table` saves reading the same answers again.
+        """
+        table = rows if isinstance(rows, TrainingTable) else training_table(rows, encoder=encoder)
+        weight = np.ones(len(table)) if weights is None else np.asarray(weights, dtype=np.float64)
+        found = cross_fit(table, weights=weight, candidates=candidates, folds=folds, seed=seed)
+        rates = form_rates(table, weight)
+        used = weight > 0
+        columns = with_forms(table, rates, used)
+        known = ~np.isnan(columns).all(axis=0)
+        reference = np.full(len(FEATURES), math.nan)
+        reference[known] = np.nanmedian(columns[:, known], axis=0)
+        return cls(
+            scorer=fit_scorer(found.candidate, columns, table.right[used], weight[used], seed=seed),
+            calibration=found.calibration,
+            agreement=fit_agreement(table, found.p, weight),
+            reference=reference,
+            rates=rates,
+            kind=table.kind,
+            encoder_source=table.encoder_source,
+            report=_report(table, found, weight),
+            out_of_fold=found.p,
+        )
+
+    def p_alone(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
+        """Return the P(right) [k] of each attempt read by itself."""
+        return self._p(self._columns(question, attempts, encoder))
+
+    def p_of(self, table: TrainingTable) -> DoubleArray:
+        """Return the P(right) [n] of each answer of a table read by itself."""
+        return self._p(with_forms(table, self.rates, np.ones(len(table), dtype=bool)))
+
+    def p_right(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
+        """Return the P(right) [k] of each attempt given the others, which support or contradict it."""
+        if not attempts:
+            return np.empty(0)
+        groups = self._groups(question, attempts, encoder)
+        return combined(self.p_alone(question, attempts, encoder=encoder), groups, agreement=self.agreement)
+
+    def submit(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> Submission:
+        """Return which attempt to submit: the one whose answer is most likely right; ValueError without any."""
+        if not attempts:
+            raise ValueError("there is no attempt to submit")
+        alone, groups = self.p_alone(question, attempts, encoder=encoder), self._groups(question, attempts, encoder)
+        whole = combined(alone, groups, agreement=self.agreement)
+        index = submitted(alone, groups, agreement=self.agreement)
+        return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
+
+    def explain(
+        self, question: str, attempts: Sequence[Attempt], index: int, *, encoder: Encoder | None = None
+    ) -> list[Reason]:
+        """Return what moved the P(right) of one attempt away from that of a usual reply, the strongest first."""
+        columns = self._columns(question, [attempts[index]], encoder)[0]
+        found = reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
+        groups = self._groups(question, attempts, encoder)
+        alone = self.p_alone(question, attempts, encoder=encoder)
+        other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
+        return sorted([*found, *other], key=lambda reason: -abs(reason.log_odds))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the model as numpy arrays, one of them JSON in bytes; no pickle."""
+        return write_stored(
+            Stored(
+                scorer=self.scorer, calibration=self.calibration, agreement=self.agreement, reference=self.reference,
+                rates=self.rates, kind=self.kind, encoder_source=self.encoder_source, report=self.report,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Return the model in arrays; CheckpointError of one line for arrays that hold none."""
+        stored = read_stored(arrays)
+        return cls(**{name: getattr(stored, name) for name in Stored.__slots__})
+
+    def _columns(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> DoubleArray:
+        fingerprint = "" if encoder is None else encoder.fingerprint
+        if fingerprint != self.encoder_source:
+            raise UsageError(
+                f"the model of P(right) was fitted with encoder {self.encoder_source or 'none'}, "
+                f"not {fingerprint or 'none'}; pass the same"
+            )
+        if not attempts:
+            return np.empty((0, len(FEATURES)))
+        return attempt_columns(question, attempts, kind=self.kind, encoder=encoder, rates=self.rates)
+
+    def _p(self, columns: DoubleArray) -> DoubleArray:
+        return self.calibration.p(self.scorer.log_odds(columns))
+
+    def _groups(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> list[int]:
+        return attempt_groups(question, attempts, kind=self.kind, encoder=encoder)
+
+
+def _report(table: TrainingTable, found: CrossFit, weights: DoubleArray) -> FitReport:
+    used = weights > 0
+    return FitReport.of(
+        found.p[used], table.right[used], scorer=found.candidate, targets=len(np.unique(table.targets[used]))
+    )

@@ -1,0 +1,149 @@
+"""When to stop asking: ask again while the expected gain in P(right) is worth the price of a call.
+
+    n questions, K knots
+
+An episode is the P(right) of what would be submitted after 1, 2, ... calls, out of fold. The gain of one more call
+falls with that P, so one threshold says when to stop; a price or an average number of calls sets it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from query_mutator.confidence.scorers import real_array
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.types import DoubleArray
+
+__all__ = ["Stopping", "StoppingRule", "rule_for_budget"]
+
+_KNOTS = np.linspace(0, 1, 41)
+_MOST_DRAWS = 2_000
+_MOST_KNOTS = 1_000
+_EPISODES_TO_PAIR = 50  # with two calls or more; fewer say too little about how answers to a question depend
+
+Episodes = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingRule:
+    """Ask again while P(right) is below `threshold` and fewer than `max_calls` were made."""
+
+    threshold: float
+    max_calls: int
+
+    def ask_again(self, p_right: float, *, calls: int) -> bool:
+        """Return whether to ask again after so many calls, when the answer to submit has this P(right)."""
+        return calls < self.max_calls and p_right < self.threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """The expected gain in P(right) of one more call, by the P(right) so far; it never rises."""
+
+    p: DoubleArray  # [K], rising from 0 to 1
+    gains: DoubleArray  # [K]
+
+    @classmethod
+    def fit(cls, episodes: Episodes) -> Self:
+        """Fit to episodes of training questions; where too few have two calls, answers are drawn independently.
+
+        UsageError without an episode.
+        """
+        _check(episodes)
+        pairs = [(before, after) for episode in episodes for before, after in pairwise(episode)]
+        if len(pairs) >= _EPISODES_TO_PAIR:
+            before, after = np.array(sorted(pairs), dtype=np.float64).T
+            gains = np.interp(_KNOTS, before, _falling(after - before))
+        else:
+            first = np.sort([episode[0] for episode in episodes])
+            gains = np.maximum(first[None] - _KNOTS[:, None], 0).mean(axis=1)
+        return cls(p=_KNOTS.copy(), gains=np.clip(gains, 0, 1))
+
+    def gain(self, p_right: float) -> float:
+        """Return the expected gain of one more call."""
+        return float(np.interp(p_right, self.p, self.gains))
+
+    def rule_for_price(self, price: float, *, max_calls: int) -> StoppingRule:
+        """Return the rule for the price of a call, in units of P(right); UsageError for a price that is not one."""
+        if not (math.isfinite(price) and price >= 0):
+            raise UsageError(f"a call cannot cost {price}; give a number from 0, in units of P(right)")
+        worth = self.gains > price
+        if not worth.any():
+            return StoppingRule(threshold=0.0, max_calls=max_calls)
+        last = int(np.flatnonzero(worth)[-1])
+        if last + 1 == len(self.p):
+            return StoppingRule(threshold=1.0, max_calls=max_calls)
+        fall = (self.gains[last] - price) / (self.gains[last] - self.gains[last + 1])
+        threshold = float(self.p[last] + fall * (self.p[last + 1] - self.p[last]))
+        return StoppingRule(threshold=threshold, max_calls=max_calls)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the knots and gains [K]."""
+        return {"stopping_p": self.p, "stopping_gains": self.gains}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Return the curve in arrays; CheckpointError for one that rises, or is none."""
+        p = real_array(arrays, "stopping_p", most=_MOST_KNOTS)
+        gains = real_array(arrays, "stopping_gains", size=len(p))
+        if len(p) < 2 or (np.diff(p) <= 0).any() or (np.diff(gains) > 1e-12).any() or gains[-1] < 0 or gains[0] > 1:
+            raise CheckpointError("the arrays of stopping hold no curve that falls with P(right)")
+        return cls(p=p, gains=gains)
+
+
+def rule_for_budget(episodes: Episodes, budget: float, *, max_calls: int | None = None, seed: int = 0) -> StoppingRule:
+    """Return the rule with which training questions take `budget` calls on average, and no more than `max_calls`.
+
+    `max_calls` is the budget rounded up where it is None. Calls that an episode lacks are drawn from first ones.
+    """
+    _check(episodes)
+    most = math.ceil(budget) if max_calls is None and math.isfinite(budget) else max_calls or 0
+    if not 1 <= budget <= most:
+        raise UsageError(f"{budget} calls on average is not between 1 and the {most} calls allowed; change one of them")
+    paths = _paths(episodes, most, seed)
+    reached = np.sort(np.maximum.accumulate(paths[:, : most - 1], axis=1), axis=None)  # [n * (most - 1)]
+    # A further call is made for each number below the threshold, because P(right) of the path rises.
+    wanted = round((budget - 1) * len(paths))
+    if wanted >= len(reached):
+        return StoppingRule(threshold=1.0 + 1e-9, max_calls=most)
+    return StoppingRule(threshold=float(reached[wanted]), max_calls=most)
+
+
+def _paths(episodes: Episodes, calls: int, seed: int) -> DoubleArray:
+    """Return the P(right) [n, calls] after each call."""
+    rng = np.random.default_rng(seed)
+    first = np.array([episode[0] for episode in episodes], dtype=np.float64)
+    paths = rng.choice(first, size=(len(episodes), calls))
+    for path, episode in zip(paths, episodes, strict=True):
+        path[: len(episode)] = episode[:calls]
+        for at in range(len(episode), calls):
+            path[at] = max(path[at - 1], path[at])
+    return paths
+
+
+def _falling(values: DoubleArray) -> DoubleArray:
+    """Return the closest values [n] that never rise: neighbors that do are pooled (isotonic regression)."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values.tolist():
+        means.append(value)
+        sizes.append(1)
+        while len(means) > 1 and means[-1] > means[-2]:
+            size = sizes.pop() + sizes[-1]
+            means[-2] += (means[-1] - means[-2]) * (size - sizes[-1]) / size
+            means.pop()
+            sizes[-1] = size
+    return np.repeat(means, sizes)
+
+
+def _check(episodes: Episodes) -> None:
+    if not episodes or not all(episodes) or not all(0 <= p <= 1 for episode in episodes for p in episode):
+        raise UsageError(
+            "stopping is learned from episodes with a P(right) from 0 to 1 after each call; give at least one"
+        )

@@ -1,0 +1,88 @@
+"""Which of several answers to submit: the most frequent one, by a rule, or by P(right).
+
+    k answers to one question, in groups that say the same (`answer_keys.answer_groups`)
+
+`combined` turns the P(right) of answers read one by one into that of each given the others: answers that agree support
+each other, and at most one group is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_keys
+from query_mutator.confidence.attempts import Attempt
+from query_mutator.confidence.features import is_unfinished
+from query_mutator.types import DoubleArray
+
+__all__ = ["combined", "passes_rule", "plain_vote", "rule_vote", "submitted", "vote"]
+
+_NEVER_SURE = 1e-6
+
+
+def vote(groups: Sequence[int], weights: Sequence[float] | DoubleArray | None = None) -> int:
+    """Return which answer the heaviest group submits: its heaviest one; of equals the first. Weights are 1 each.
+
+    ValueError without an answer.
+    """
+    if not len(groups):
+        raise ValueError("there is no answer to choose from")
+    weight = np.ones(len(groups)) if weights is None else np.asarray(weights, dtype=np.float64)
+    sums = np.bincount(np.asarray(groups), weights=weight)
+    members = np.asarray(groups) == groups[int(np.argmax(np.round(sums[np.asarray(groups)], 12)))]
+    return int(np.argmax(np.where(members, weight, -np.inf)))
+
+
+def plain_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
+    """Return which attempt has the most frequent answer, of equals the first; one without an answer does not count."""
+    return _vote_of(question, attempts, [True] * len(attempts), kind)
+
+
+def rule_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
+    """Return the vote of the attempts that pass the rule, of all of them where none does."""
+    kind = kind or kind_of(question)
+    passed = [passes_rule(question, attempt, kind=kind) for attempt in attempts]
+    return _vote_of(question, attempts, passed if any(passed) else [True] * len(attempts), kind)
+
+
+def passes_rule(question: str, attempt: Attempt, *, kind: AnswerKind) -> bool:
+    """Return whether an attempt ends as an answer does: not cut, not in a question, not in a number of the question."""
+    text = attempt.text.strip()
+    if not text or attempt.cut or text.endswith("?") or is_unfinished(text):
+        return False
+    if kind not in ("number", "last_number"):
+        return True
+    key = answer_key(text, kind)
+    return key is not None and key not in number_keys(question)
+
+
+def combined(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> DoubleArray:
+    """Return the P(right) [k] of each answer given all of them, from that of each alone [k].
+
+    A group is wrong if its best answer is, and each further one independently; `agreement` is the weight of those, 0
+    for none. Of the groups at most one is right.
+    """
+    wrong = np.log1p(-np.clip(p, _NEVER_SURE, 1 - _NEVER_SURE))  # log P(wrong)
+    group = np.asarray(groups)
+    members = group[:, None] == group[None]
+    best = np.where(members, wrong, 0.0).min(axis=1)
+    log_wrong = best + agreement * (np.where(members, wrong, 0.0).sum(axis=1) - best)
+    odds = np.expm1(-log_wrong)
+    first = np.array([groups.index(name) == at for at, name in enumerate(groups)], dtype=np.float64)
+    return np.asarray(odds / (1 + (odds * first).sum()))
+
+
+def submitted(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> int:
+    """Return which answer to submit: of the group that is most likely right, the one that is so alone."""
+    whole = combined(p, groups, agreement=agreement)
+    return int(np.lexsort((-np.arange(len(p)), p, np.round(whole, 12)))[-1])
+
+
+def _vote_of(question: str, attempts: Sequence[Attempt], counted: Sequence[bool], kind: AnswerKind | None) -> int:
+    kind = kind or kind_of(question)
+    texts = [attempt.text for attempt in attempts]
+    has_key = [answer_key(text, kind, question=question) is not None for text in texts]
+    weights = [float(counts and known) for counts, known in zip(counted, has_key, strict=True)]
+    return vote(answer_groups(question, texts, kind=kind), weights if any(weights) else [float(one) for one in counted])

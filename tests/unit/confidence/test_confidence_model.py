@@ -1,0 +1,206 @@
+"""The model: calibrated out of fold, stored as arrays, explained, and blind to gold and to a held-out target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
+from query_mutator.confidence import crossfit as crossfit_module
+from query_mutator.confidence.features import CLOSENESS, FEATURES
+from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.stats.calibration import auroc, expected_calibration_error
+from tests.unit.confidence.arithmetic_world import graded_sums
+
+QUESTION = "Ann has 20 pens in box 1 and buys 30 more. How many pens does she have?"
+GOOD = Attempt(text="She has 20 + 30 = 50 pens. So Ann has 50 pens.", form="plain")
+BAD = Attempt(text="She has 20 + 30 = 54 pens. So Ann has 54 pens.", form="plain")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[LoggedAnswer]:
+    return graded_sums(200, prompts=2)
+
+
+@pytest.fixture(scope="module")
+def linear(rows: list[LoggedAnswer]) -> ConfidenceModel:
+    return ConfidenceModel.fit(rows, candidates=("linear",))
+
+
+@pytest.fixture(scope="module")
+def trees(rows: list[LoggedAnswer]) -> ConfidenceModel:
+    return ConfidenceModel.fit(rows, candidates=("few_trees",), folds=2)
+
+
+@pytest.fixture(params=["linear", "trees"])
+def model(request: pytest.FixtureRequest) -> ConfidenceModel:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, ConfidenceModel)
+    return found
+
+
+def test_probabilities_are_calibrated_out_of_fold(model: ConfidenceModel, rows: list[LoggedAnswer]) -> None:
+    right = np.array([row.right for row in rows], dtype=float)
+    assert auroc(model.out_of_fold, right) > 0.9
+    assert expected_calibration_error(model.out_of_fold, right) < 0.08
+    assert model.report.calibration_error < 0.08
+    assert model.report.base_rate == right.mean()
+    assert (model.report.answers, model.report.targets) == (400, 200)
+
+
+def test_right_arithmetic_is_likelier_and_said_so(model: ConfidenceModel) -> None:
+    good, bad = model.p_alone(QUESTION, [GOOD, BAD])
+    assert 0 <= bad < 0.3 < 0.7 < good <= 1
+    texts = {reason.text: reason.log_odds for reason in model.explain(QUESTION, [GOOD, BAD], 1)}
+    assert texts["1 of 1 equations are wrong"] < 0
+    assert "0 of 1 other answers agree" in texts
+
+
+def test_submission_is_the_likeliest_answer_and_agreement_counts(model: ConfidenceModel) -> None:
+    found = model.submit(QUESTION, [BAD, GOOD])
+    assert found.index == 1
+    assert found.p_right == max(found.of_all) == max(model.p_right(QUESTION, [BAD, GOOD]))
+    alone, both = model.p_right(QUESTION, [GOOD])[0], model.p_right(QUESTION, [GOOD, GOOD])[0]
+    assert both > alone or model.agreement == 0
+    assert model.p_right(QUESTION, []).shape == (0,)
+    with pytest.raises(ValueError, match="no attempt"):
+        model.submit(QUESTION, [])
+
+
+def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_gold_says(
+    rows: list[LoggedAnswer],
+) -> None:
+    model = ConfidenceModel.fit(rows[:200], candidates=("linear", "few_trees"), folds=2)
+    assert model.report.scorer in ("linear", "few_trees")
+    spoken = [replace(row, gold="yes", right=False) for row in rows[:50]]
+    spoken += [replace(row, attempt=Attempt(text="12? Yes."), gold="yes", right=True) for row in rows[:50]]
+    assert training_table(spoken).kind == "yes_no"
+
+
+def test_cross_fitting_never_learns_from_the_target_that_it_scores(
+    rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = training_table([replace(row, target=f"box {at // 7}") for at, row in enumerate(rows)])
+    columns = table.columns.copy()
+    columns[:, FEATURES.index(CLOSENESS)] = table.targets  # a column that tells the spy whose answer it is
+    table = replace(table, columns=columns)
+    learned: list[set[float]] = []
+    actual = crossfit_module.fit_scorer
+
+    def spy(name: Any, columns: Any, *others: Any, **settings: Any) -> Any:
+        learned.append(set(columns[:, FEATURES.index(CLOSENESS)].tolist()))
+        return actual(name, columns, *others, **settings)
+
+    monkeypatch.setattr(crossfit_module, "fit_scorer", spy)
+    p = cross_fitted(table, folds=3, candidates=("linear",))
+    fold = table.fold_of(3)
+    assert len(learned) == 3
+    assert all(learned)
+    for part, seen in enumerate(learned):
+        assert seen.isdisjoint(table.targets[fold == part].tolist())
+    assert p.shape == (len(rows),)
+
+
+def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(120):  # a word of the question says whether its ten answers are right
+        right = bool(rng.random() < 0.5)
+        question = f"Thing {number}? " + "w " * int(rng.integers(1, 400))
+        rows += [LoggedAnswer(question=question, attempt=Attempt(text="It is so."), right=right) for _ in range(5)]
+    p = cross_fitted(rows, candidates=("few_trees",))
+    assert auroc(p, np.array([row.right for row in rows], dtype=float)) < 0.6
+
+
+def test_weights_count_answers_again_or_not_at_all(rows: list[LoggedAnswer]) -> None:
+    rows = rows[:240]
+    table = training_table(rows)
+    half = (table.questions % 2).astype(float)
+    weighted = ConfidenceModel.fit(table, weights=half, candidates=("linear",))
+    kept = [row for row, weight in zip(rows, half, strict=True) if weight]
+    assert weighted.report.answers == len(kept)
+    alone = ConfidenceModel.fit(kept, candidates=("linear",))
+    assert weighted.scorer.log_odds(table.columns[:5]) == pytest.approx(
+        alone.scorer.log_odds(table.columns[:5]), abs=1e-3
+    )
+
+
+def test_an_encoder_adds_closeness_and_must_be_the_same_later(rows: list[LoggedAnswer]) -> None:
+    encoder = HashEncoder()
+    model = ConfidenceModel.fit(rows[:200], candidates=("linear",), folds=2, encoder=encoder)
+    assert model.p_right(QUESTION, [GOOD, BAD], encoder=encoder).shape == (2,)
+    with pytest.raises(UsageError, match="was fitted with encoder"):
+        model.p_right(QUESTION, [GOOD])
+
+
+def test_arrays_come_back_as_the_same_model(model: ConfidenceModel) -> None:
+    arrays = model.to_arrays()
+    assert all(array.dtype.kind in "iufb" for array in arrays.values())
+    again = ConfidenceModel.from_arrays(arrays)
+    attempts = [GOOD, BAD, Attempt(text="no idea", form="other", logprob=-0.2, cut=False)]
+    assert (again.p_right(QUESTION, attempts) == model.p_right(QUESTION, attempts)).all()
+    assert again.explain(QUESTION, attempts, 2) == model.explain(QUESTION, attempts, 2)
+    assert again.report == model.report
+
+
+def about(arrays: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
+    text = json.dumps({**json.loads(arrays["about"].tobytes()), **changes})
+    return {**arrays, "about": np.frombuffer(text.encode(), dtype=np.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("about", None), ("about", np.frombuffer(b"[1]", dtype=np.uint8)), ("about", np.zeros(9)),
+        ("about", np.frombuffer(b"[" * 100_000, dtype=np.uint8)), ("calibration", np.array([np.nan, 0])),
+        ("calibration", np.array([-1.0, 0])), ("calibration", np.zeros(3)), ("agreement", np.array([np.inf])),
+        ("agreement", np.array(["a"])), ("agreement", np.array([{}], dtype=object)), ("reference", np.zeros(5)),
+        ("left", np.zeros(2)), ("roots", np.array([10**9])), ("roots", np.zeros(0)), ("column", "beyond"),
+        ("left", "circle"), ("right", "circle"), ("left", "fraction"), ("value", "huge"), ("threshold", "nan"),
+        ("roots", np.zeros(5_000, dtype=np.int64)), ("left", None), ("baseline", np.zeros((1, 1))),
+    ],
+)  # fmt: skip
+def test_hostile_arrays_are_refused_in_one_line(trees: ConfidenceModel, name: str, value: Any) -> None:
+    arrays = trees.to_arrays()
+    if isinstance(value, str):
+        changed = arrays[name].astype(np.float64)
+        changed[:] = {"beyond": 10_000, "circle": 0, "fraction": 0.5, "huge": 1e300, "nan": np.nan}[value]
+        value = changed
+    arrays[name] = value
+    with pytest.raises(CheckpointError) as caught:
+        ConfidenceModel.from_arrays({key: array for key, array in arrays.items() if array is not None})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": 2}, {"features": []}, {"kind": "magic"}, {"rates": {"a": "b"}}, {"rates": {"a" * 400: 0.0}},
+     {"rates": {"a": 1e9}}, {"rates": []}, {"encoder": 3}, {"report": {}}, {"report": None}],
+)  # fmt: skip
+def test_hostile_json_is_refused_in_one_line(linear: ConfidenceModel, changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        ConfidenceModel.from_arrays(about(linear.to_arrays(), **changes))
+
+
+def test_a_deep_chain_of_nodes_is_refused(trees: ConfidenceModel) -> None:
+    n = 500
+    chain = np.minimum(np.arange(n) + 1, n - 1)
+    arrays = {**trees.to_arrays(), "left": chain, "right": chain, "roots": np.zeros(1)}
+    arrays |= {name: np.zeros(n) for name in ("column", "threshold", "unknown_left", "value")}
+    with pytest.raises(CheckpointError, match="deeper"):
+        ConfidenceModel.from_arrays(arrays)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([], "no graded answers"), (graded_sums(9), "too few"),
+     ([replace(row, target="one") for row in graded_sums(90)], "folds need")],
+)  # fmt: skip
+def test_too_little_to_learn_from_is_an_error(rows: list[LoggedAnswer], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ConfidenceModel.fit(rows)
