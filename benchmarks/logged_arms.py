@@ -25,7 +25,7 @@ import numpy as np
 from query_mutator.cli.console import exit_code
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, plain_vote, rule_for_budget, rule_vote
 from query_mutator.confidence.answer_keys import AnswerKind
-from query_mutator.confidence.crossfit import cross_fit
+from query_mutator.confidence.crossfit import cross_fit, fit_agreement
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
@@ -254,15 +254,16 @@ def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: Traini
     order = by_rate(train, prompts)
     read = set(table.forms)
     first = next(prompt for prompt in order if prompt in read)
+    agreement = fit_agreement(table, p, np.ones(len(table)))
     if not read >= {prompt for prompt in order if any(prompt in log.right for log in train)}:
         return [first, *(prompt for prompt in order if prompt != first)]
     chosen = [first]
     while rest := [prompt for prompt in order if prompt in read and prompt not in chosen]:
-        chosen.append(max(rest, key=lambda prompt: success(table, p, [*chosen, prompt])))
+        chosen.append(max(rest, key=lambda prompt: success(table, p, [*chosen, prompt], agreement=agreement)))
     return [*chosen, *(prompt for prompt in order if prompt not in chosen)]
 
 
-def success(table: TrainingTable, p: DoubleArray, prompts: Sequence[str]) -> float:
+def success(table: TrainingTable, p: DoubleArray, prompts: Sequence[str], *, agreement: float) -> float:
     """Return the rate of right submissions on training questions that were asked with all of these prompts."""
     forms, right = np.array(table.forms), []
     places: dict[int, list[int]] = {}
@@ -270,7 +271,8 @@ def success(table: TrainingTable, p: DoubleArray, prompts: Sequence[str]) -> flo
         places.setdefault(int(table.questions[at]), []).append(at)
     for rows in places.values():
         if len(rows) == len(prompts):
-            right.append(table.right[rows[submitted(p[rows], table.answer_groups[rows].tolist())]])
+            chosen = submitted(p[rows], table.answer_groups[rows].tolist(), agreement=agreement)
+            right.append(table.right[rows[chosen]])
     return float(np.mean(right)) if right else 0.0
 
 
