@@ -20,7 +20,7 @@ G = TypeVar("G", bound=Group)
 
 SUITED: Mapping[str, Any] = {
     "operators": "clean",
-    "forms": "question_answer,short_answer,statement,expert,read_twice,one_sentence,restate,asking_sentence,examples",
+    "forms": "question_answer,short_answer,statement,one_sentence,restate,asking_sentence,examples",
     "ask": "policy",
     "max_asks": 1,
     "max_episode_steps": 3,

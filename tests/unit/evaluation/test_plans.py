@@ -161,6 +161,14 @@ def test_no_call_is_made_twice(tested: Task, tiny_client: Client) -> None:
     assert scores.calls == client.calls
 
 
+def test_what_needs_no_model_is_no_call(tested: Task, tiny_client: Client) -> None:
+    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.upper())
+    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
+    rows = range(len(task.questions))
+    plan = Plan(steps=("ask", "shout"), answer="best")
+    assert PlanScores(evaluator(tiny_client), task).max_calls(plan, rows) == 2 * len(rows)
+
+
 def test_a_plan_reads_as_its_steps() -> None:
     assert str(Plan(steps=("spelling", "ask", "neutral"), answer="best", stop_fit=0.6)) == (
         "spelling > ask > neutral (best answer, stop at fit 0.6)"
