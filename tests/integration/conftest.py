@@ -58,6 +58,10 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf"))
 
 
+#: What the embedded assistant gets by default, for other servers.
+EVERY_STEP = ("--forms", "none", "--ask", "every_step", "--max-episode-steps", "5")
+
+
 @pytest.fixture
 def tiny_flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
     """Flags of a run of two updates that takes a second."""

@@ -26,6 +26,7 @@ from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
+from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import kill_when, start, train, transcript, weights
 from tests.integration.llama_server import CONTEXT, LlamaServer, write_gguf
 from tests.qm_command import qm
@@ -257,6 +258,7 @@ def flags(file: Path, dataset: Path, tmp_path: Path) -> list[str]:
     return [
         *("--gguf", str(file), "--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
         *("--operators", "spelling,neutral,filler", "--save-interval", "1", "--num-processes", "4"),
+        *EVERY_STEP,
         *("--num-steps", "4", "--batch-size", "4", "--num-mini-batch", "2", "--num-env-steps", "48"),
         *("--target-max-tokens", "16", "--mutator-max-tokens", "16", "--no-evaluate"),
         *("--deterministic", "--cache", "off"),

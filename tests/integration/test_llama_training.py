@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from query_mutator.files.json_lines import read_json_lines
+from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import kill_when, start, train
 from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
 from tests.qm_command import qm
@@ -32,6 +33,7 @@ def flags(dataset: Path, tmp_path: Path) -> list[str]:
     return [
         *("--target-model", MODEL, "--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
         *("--operators", "spelling,neutral,filler", "--save-dir", str(tmp_path / "runs"), "--save-interval", "1"),
+        *EVERY_STEP,
         *("--num-processes", "8", "--num-steps", "4", "--batch-size", "8", "--num-mini-batch", "2"),
         *("--num-env-steps", str(STEPS), "--eval-questions", "3", "--target-max-tokens", "32"),
         *("--mutator-max-tokens", "24", "--cache", "eval"),  # the advice on slots comes after enough calls

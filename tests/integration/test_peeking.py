@@ -19,6 +19,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
+from tests.integration.conftest import EVERY_STEP
 from train_query_mutator import main
 
 HELD_OUT = [question.text for question in split_questions(python_docs()).test]
@@ -143,7 +144,16 @@ def test_no_tokenizer_counts_a_held_out_question(
     for question in long:
         text = text.replace(question.text, question.text + more)
     dataset.write_text(text)
-    flags = [*tiny_flags[2:], "--openai-url", f"{server.url}/v1", "--num-ctx", "1024", "--max-failure-rate", "1"]
+    flags = [
+        *tiny_flags[2:],
+        *EVERY_STEP,
+        "--openai-url",
+        f"{server.url}/v1",
+        "--num-ctx",
+        "1024",
+        "--max-failure-rate",
+        "1",
+    ]
     assert exit_code(main, [*flags, "--no-evaluate"], prog="train") == 0
     err = capsys.readouterr().err
     assert all(f"question {question.id}: the prompt" in err for question in long)
