@@ -25,6 +25,7 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
+from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import train
 from train_query_mutator import main
 
@@ -131,7 +132,8 @@ def _journal(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", str(PLUGINS / "function_backend.py")]
-    flags = [*tiny_flags[6:], *plugin, "--backend", "function", "--target-model", "any", "--no-use-linear-lr-decay"]
+    flags = [*tiny_flags[6:], *EVERY_STEP, *plugin, "--backend", "function", "--target-model", "any"]
+    flags += ["--no-use-linear-lr-decay"]
     run = train_and_evaluate(flags, tmp_path / "runs")
     rows = list(read_json_lines(run / "transcripts.jsonl"))
     assert all(row["valid"] and row["answer"].endswith("is what you want.") for row in rows)

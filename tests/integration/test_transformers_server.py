@@ -11,6 +11,7 @@ import pytest
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest
+from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import kill_when, start, train
 from tests.integration.transformers_server import CONTEXT, TransformersServer, write_model
 from tests.qm_command import qm
@@ -49,7 +50,7 @@ def test_a_training_that_is_killed_and_resumed_and_an_evaluation(
         *("--dataset", str(dataset), "--embedding-dims", "4", "--operators", "neutral,filler"),
         *("--save-dir", str(tmp_path / "runs"), "--save-interval", "1", "--no-evaluate", "--eval-interval", "0"),
         *("--num-processes", "4", "--num-steps", "4", "--batch-size", "4", "--num-mini-batch", "2"),
-        *("--num-env-steps", "48", "--target-max-tokens", "8", "--mutator-max-tokens", "8"),
+        *("--num-env-steps", "48", "--target-max-tokens", "8", "--mutator-max-tokens", "8", *EVERY_STEP),
     ]
     run = tmp_path / "runs" / "latest"
     assert kill_when(start(flags, tmp_path), (run / "checkpoints" / "step_16.pt").exists)
