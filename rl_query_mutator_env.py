@@ -54,7 +54,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.registry import check_known
 from query_mutator.session.shared_models import SharedModels
-from query_mutator.types import SUBMIT, ChatRequest, ErrorInfo, FloatArray, StepRecord
+from query_mutator.types import CONTROLS, SUBMIT, ChatRequest, ErrorInfo, FloatArray, StepRecord
 
 OnFailure = Literal["mask", "truncate", "raise"]
 
@@ -169,6 +169,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return {
             "rng": self.np_random.bit_generator.state,
             "order": list(self._questions.waiting),
+            "left_out": sorted(self._questions.left_out),
             "episode": self.episode.to_state() if self.episode is not None else None,
             "steps": self.total_steps,
             "episodes": self.total_episodes,
@@ -179,7 +180,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def load_state_dict(self, state: Mapping[str, Any]) -> FloatArray | None:
         """Restore `state_dict`; return the observation [O], None before the first reset."""
         self.np_random.bit_generator.state = state["rng"]
-        self._questions.waiting = list(state["order"])
+        self._questions.waiting, self._questions.left_out = list(state["order"]), set(state.get("left_out", ()))
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
         self.invalid_steps = state["invalid_steps"]
         self.prompts_too_long = Counter(state.get("prompts_too_long", {}))
@@ -215,7 +216,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         for number in range(1 if fixed is not None else RESET_QUESTIONS):
             engine = self._open(fixed)
             error = yield from engine.ask_original(tries=FIRST_ANSWER_TRIES, first_try=1 + number * FIRST_ANSWER_TRIES)
-            self._note_error(engine.episode.index, error)
+            self._note_error(engine.episode, error)
             if error is None:
                 return self._begin(engine)
         raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
@@ -232,7 +233,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         started = time.perf_counter()
         error = yield from engine.act(action)
         engine.timing["step_s"] = time.perf_counter() - started
-        self._note_error(episode.index, error)
+        self._note_error(episode, error)
         calls = episode.calls - calls
         reward = 0.0 if error else engine.score - score - episode.call_price * calls
         name = self.task.actions[action]
@@ -257,11 +258,15 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.engine = engine
         return engine.observe(), episode_info(engine, valid=True)
 
-    def _note_error(self, index: int, error: ErrorInfo | None) -> None:
-        """Note why a reset or step on a question failed, if it did."""
+    def _note_error(self, episode: Episode, error: ErrorInfo | None) -> None:
+        """Note why a reset or step failed, if it did; a question that is too long as it is does not come again."""
         self.last_error = error
-        if error is not None and error.kind == "prompt_too_long":
-            self.prompts_too_long[self.task.questions[index].id] += 1
+        if error is None or error.kind != "prompt_too_long":
+            return
+        self.prompts_too_long[self.task.questions[episode.index].id] += 1
+        shorter = {form.name for form in self.task.forms if not form.uses_examples} | {*CONTROLS}
+        if shorter.issuperset(episode.names):
+            self._questions.left_out.add(episode.index)
 
     def _call(self, request: ChatRequest, phase: str, action: int | None) -> Call:
         return Call(request, CallSite(self.env_id, self.total_steps, phase, action))

@@ -12,17 +12,24 @@ __all__ = ["QuestionOrder"]
 
 
 class QuestionOrder:
-    """The indices of `count` questions in random order; each comes once before any comes again."""
+    """The indices of `count` questions in random order; each comes once before any comes again.
+
+    Those in `left_out` do not come, unless all are.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.waiting: list[int] = []  # the next is the last
+        self.left_out: set[int] = set()
 
     def draw(self, rng: np.random.Generator) -> int:
         """Return the next index."""
-        if not self.waiting:
-            self.waiting = [int(index) for index in rng.permutation(self._count)]
-        return self.waiting.pop()
+        while True:
+            if not self.waiting:
+                self.waiting = [int(index) for index in rng.permutation(self._count)]
+            index = self.waiting.pop()
+            if index not in self.left_out or len(self.left_out) == self._count:
+                return index
 
     def chosen(self, options: Mapping[str, Any] | None) -> int | None:
         """Return `options["question"]`, None without; ValueError unless there is a question of this index."""

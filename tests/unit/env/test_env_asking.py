@@ -13,7 +13,7 @@ from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.types import ChatRequest, Completion, Reward, StepRecord
+from query_mutator.types import AskRule, ChatRequest, Completion, Reward, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
 
@@ -294,3 +294,43 @@ def test_round_trip_asks_nothing_about_equal_answers(task: Task, tiny_client: Cl
     for action in (ASK, NEUTRAL, ASK, SUBMIT):
         info = env.step(action)[4]
     assert (client.asked, info["success"]) == ([], 1)  # the first answer was a refusal
+
+
+class TooLong(Counting):
+    """Answers no prompt with a text."""
+
+    def complete(self, request: ChatRequest) -> Completion:
+        if QUESTIONS[KILL["question"]].text in request.messages[-1].content:
+            return Completion.failed("prompt_too_long", "a prompt of 9000 tokens")
+        return self.client.complete(request)
+
+
+@pytest.mark.parametrize("ask", ["policy", "every_step"])
+def test_a_question_that_does_not_fit_the_context_comes_once(task: Task, tiny_client: Client, ask: AskRule) -> None:
+    task = task.with_rules(ask=ask)
+    env = QueryMutationEnv(task, client=TooLong(tiny_client), retry_policy=RetryPolicy(max_retries=0))
+    for number in range(4 * len(task.questions)):
+        env.reset(seed=0 if number == 0 else None)
+        env.step(len(task.actions) - 1)
+        copy = QueryMutationEnv(task, client=env.client, retry_policy=env.retry_policy)
+        copy.load_state_dict(env.state_dict())
+        env = copy
+    assert env.prompts_too_long == {QUESTIONS[KILL["question"]].id: 1}
+
+
+def test_a_question_that_only_a_rewrite_makes_too_long_comes_again(task: Task, tiny_client: Client) -> None:
+    shout = LocalOperator(name="shout", summary="Repeat.", function=lambda text, context: f"{text} {text}")
+    longer = replace(task, operators=(shout,)).with_rules()
+
+    class Short(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            if request.messages[-1].content == f"{QUESTIONS[1].text} {QUESTIONS[1].text}":
+                return Completion.failed("prompt_too_long", "a prompt of 9000 tokens")
+            return self.client.complete(request)
+
+    env = QueryMutationEnv(longer, client=Short(tiny_client), retry_policy=RetryPolicy(max_retries=0))
+    for _ in range(4 * len(task.questions)):
+        env.reset()
+        env.step(0)
+        env.step(len(longer.actions) - 1)
+    assert env.prompts_too_long == {QUESTIONS[1].id: 4}
