@@ -77,7 +77,7 @@ def _task_settings(flags: PlanFlags) -> TaskSettings:
 
 def _estimate(flags: PlanFlags, num_train: int) -> str:
     """Return the size of the search, without asking a server."""
-    text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags)
+    text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags, operators=flags.operators)
     max_calls = flags.max_calls or (calls_in(60 * flags.minutes, text_s + call_s) if known else MAX_CALLS)
     facts = {
         "questions to search on": f"{questions_searched(num_train, max_calls, is_wide=not known)} of {num_train}",

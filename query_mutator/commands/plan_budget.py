@@ -60,6 +60,6 @@ def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBud
         measured = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
         if not isinstance(measured, ErrorInfo):
             keep_pace(measured, flags, flags, mutator=flags.mutator_model)
-    call_s = text_time(models.encoder) + call_time(flags, flags)[0]
+    call_s = text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
     fitting = MAX_CALLS if models.embedded else calls_in(60 * flags.minutes, call_s)
     return CallBudget(flags.max_calls or fitting, call_s)

@@ -23,7 +23,7 @@ from query_mutator.files import user_cache_folder, write_json
 from query_mutator.llm.backends import BACKENDS, EMBEDDED, choose_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import together
-from query_mutator.operators import Operator, OperatorContext, would_change
+from query_mutator.operators import Operator, OperatorContext, local_rewrite, would_change
 from query_mutator.settings.models import Address, Sampling
 from query_mutator.types import ChatRequest, ErrorInfo, Question
 
@@ -47,6 +47,10 @@ class Pace:
     def call_s(self) -> float:
         """Return the mean seconds of a call; a step makes a rewrite and an answer."""
         return (self.rewrite_s + self.answer_s) / 2
+
+    def call_s_with(self, operators: Sequence[Operator]) -> float:
+        """Return the mean seconds of a call of a run; where no operator calls a model, all are answers."""
+        return self.call_s if any(local_rewrite(one) is None for one in operators) else self.answer_s
 
 
 def measure_pace(

@@ -40,7 +40,8 @@ def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
     """Return the size and cost of a run with what it will leave out; no server is started or asked."""
     config, lines = suited(config, embedded=uses_embedded(config))
     size = estimate(config, checkpoint)
-    now, more = bounded(size, call_time=None if is_instant(config) else lambda: call_time(config, config)[0])
+    known = None if is_instant(config) else lambda: call_time(config, config, operators=config.operators)[0]
+    now, more = bounded(size, call_time=known)
     return replace(size if now is config else estimate(now, checkpoint), decided=(*lines, *more))
 
 
@@ -120,4 +121,4 @@ def _measured(config: TrainConfig, models: OpenModels, task: Task) -> float | No
             return None
         keep_pace(found, config, config, mutator=config.mutator_model)
         pace = found
-    return pace.call_s / min(pace.at_once, config.calls_in_flight)
+    return pace.call_s_with(task.operators) / min(pace.at_once, config.calls_in_flight)

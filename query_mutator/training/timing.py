@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator import operators as operator_registry
 from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
@@ -74,7 +75,7 @@ def _last_row(path: Path) -> Mapping[str, Any]:
 
 def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
     text_s = encoding_time(config)
-    call_s, known = call_time(config, config)
+    call_s, known = call_time(config, config, operators=config.operators)
     step_s = calls_per_step * call_s + TEXTS_PER_STEP * text_s + STEP_S
     source = f"{1000 * text_s:.3g} ms to embed a text, timed just now{known}; a first run makes this exact"
     return Timing(step_s=step_s, source=source, is_measured=False)
@@ -118,7 +119,7 @@ def _is_recorded(settings: ModelSettings) -> bool:
     return settings.backend in instant
 
 
-def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
+def call_time(settings: ModelSettings, limits: Sampling, *, operators: str) -> tuple[float, str]:
     """Return the seconds of a call, divided by the calls in flight, and the words for where they come from.
 
     Those of the embedded server are the simulated ones: its own are those of the encoder.
@@ -134,5 +135,5 @@ def call_time(settings: ModelSettings, limits: Sampling) -> tuple[float, str]:
     pace = kept_pace(settings, limits, mutator=settings.mutator_model)
     if pace is None:
         return MODEL_CALL_S / in_flight, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
-    at_once = min(pace.at_once, in_flight)
-    return pace.call_s / at_once, f", and {pace.call_s:.3g} s a call with {at_once} in flight, as qm doctor measured"
+    at_once, call_s = min(pace.at_once, in_flight), pace.call_s_with(operator_registry.select(operators))
+    return call_s / at_once, f", and {call_s:.3g} s a call with {at_once} in flight, as qm doctor measured"

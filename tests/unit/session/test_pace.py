@@ -11,6 +11,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import start_server
 from query_mutator.env.task import CallSettings
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.operators import select
 from query_mutator.session.pace import Pace, combined_pace, keep_pace, kept_pace, measure_pace
 from query_mutator.settings.models import Address, Sampling
 from query_mutator.types import ErrorInfo, Question
@@ -69,3 +70,8 @@ def test_a_pace_is_found_by_runs_with_the_same_server_models_and_limits() -> Non
 def test_servers_share_the_calls() -> None:
     both = combined_pace([PACE, Pace(at_once=12, target_model="rambler", rewrite_s=2.0, answer_s=7.0, cut_answers=1)])
     assert (both.at_once, both.rewrite_s, both.answer_s, both.cut_answers) == (16, 1.75, 6.0, 5)
+
+
+def test_a_run_whose_operators_call_no_model_makes_answers_only() -> None:
+    assert PACE.call_s_with(select("expand,clean")) == PACE.call_s == 2.0
+    assert PACE.call_s_with(select("clean")) == PACE.call_s_with(()) == 3.0
