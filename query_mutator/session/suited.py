@@ -31,13 +31,18 @@ _OF_PPO = {one.name for one in fields(PPOConfig)} - {one.name for one in fields(
 
 
 def suited(settings: G, *, embedded: bool) -> tuple[G, list[str]]:
-    """Return the settings with what no flag says set for the model that answers, and a line that says so."""
+    """Return the settings with what no flag says set for the model that answers, and a line that says so.
+
+    A run that is resumed keeps the actions it has, also where an earlier version had no flag for them.
+    """
+    if embedded or vars(settings).get("resume"):
+        return settings, []
     given = settings.given
     left = given | ({"algo"} if given & _OF_PPO else set())
     if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
         left |= {"max_asks"}
     chosen = {name: value for name, value in SUITED.items() if name not in left and hasattr(settings, name)}
-    if embedded or not chosen:
+    if not chosen:
         return settings, []
     try:
         found = replace(settings, **chosen)

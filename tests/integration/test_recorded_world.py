@@ -178,6 +178,29 @@ def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: 
     assert "failed" not in said
 
 
+def test_a_run_and_a_search_take_what_suits_a_language_model(
+    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, recording = map(str, world)
+    common = ["--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--encoder", "hash"]
+    common += [
+        "--forms",
+        "question_answer",
+        "--target-max-tokens",
+        str(MAX_TOKENS),
+        "--save-dir",
+        str(tmp_path / "runs"),
+    ]
+    assert train(*common, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
+    found = json.loads((the_run(tmp_path) / "config.json").read_text())["flags"]
+    assert {name: found[name] for name in SUITED if name != "forms"} == {
+        name: value for name, value in SUITED.items() if name != "forms"
+    }
+    assert "a language model answers: --operators clean --ask policy" in capsys.readouterr().err
+    assert qm("plan", *common, "--max-calls", "200") == 0
+    assert "a language model answers: --operators clean --max-asks 1" in capsys.readouterr().err
+
+
 def test_the_example_run_asks_what_the_script_records() -> None:
     config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "run_llm.json")]), embedded=False)
     assert config.target_max_tokens == MAX_TOKENS

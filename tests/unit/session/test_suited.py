@@ -52,3 +52,8 @@ def test_settings_without_a_field_are_left_without_it() -> None:
     assert "--ask " not in line
     everything = TaskSettings(**{name: value for name, value in SUITED.items() if name != "algo"})
     assert suited(everything, embedded=False) == (everything, [])
+
+
+def test_a_resumed_run_keeps_its_actions() -> None:
+    config = parse_config(["--resume", "runs/latest"])
+    assert suited(config, embedded=False) == (config, [])
