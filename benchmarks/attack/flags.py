@@ -77,6 +77,7 @@ LAST: dict[str, tuple[str, ...]] = {
     "benchmark_batching.py": ("--ollama-url", CLOSED),
     "python -m query_mutator.embedded": ("--model", "none"),
     "qm gym serve": ("--port", "-1"),
+    "qm watch": ("--port", "-1"),
     "qm sweep": ("--dry-run", "--", "true"),
 }
 PLAN = ("-d", "file.jsonl", "--bucket-edges", "8,16", "--overflow-max", "32", "--token-budget", "64")

@@ -166,7 +166,7 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
         "ollama-url": server.url, "target-model": MODEL, "dataset": "q.jsonl", "num-env-steps": 16, "num-processes": 2,
         "num-steps": 4, "num-mini-batch": 1, "batch-size": 2, "timeout-s": TIMEOUT_S, "max-retries": 1,
         "max-failure-rate": 1, "wait-for-server": 0, "eval-interval": 0, "save-dir": "runs",
-        "encoder": f"ollama:{MODEL}" if remote else "hash",
+        "encoder": f"ollama:{MODEL}" if remote else "hash", "cache-path": "replies.sqlite",
     }  # fmt: skip
     argv = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     argv += ["--no-evaluate", *(["--early-stop"] if rng.random() < 0.5 else [])]
@@ -176,7 +176,7 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
         server.close()
     outcome = _judged(done, "rows" if remote else name)
     for path in folder.glob("runs/*/transcripts.jsonl"):
-        if outcome.verdict == "ok" and (wrong := _misplaced(path)):
+        if outcome.verdict == "ok" and (wrong := _misplaced(path, server)):
             return Outcome(case=outcome.case, verdict="wrong", detail=wrong)
     return outcome
 
@@ -194,11 +194,14 @@ def _judged(done: Finished, name: str) -> Outcome:
     return Outcome(case=f"{name}: {outcome.case}", verdict=outcome.verdict, detail=outcome.detail)
 
 
-def _misplaced(transcripts: Path) -> str:
-    """Return the first valid row whose answer begins as that to another question, "" for none."""
+def _misplaced(transcripts: Path, server: HostileServer) -> str:
+    """Return the first valid row whose answer begins as that to a prompt without its rewrite, "" for none."""
+    prompts = {answer_to(prompt): prompt for prompt in server.meant}  # forms say more than the rewrite
+    length = len(answer_to(""))
     for line in transcripts.read_text().splitlines():
         row = json.loads(line)
-        answer, own = str(row.get("answer")), answer_to(str(row.get("rewrite")))
-        if row.get("valid") and "cut" not in row and answer.startswith("`sorted`") and not answer.startswith(own):
+        answer = str(row.get("answer"))
+        asked = prompts.get(answer[:length], "")
+        if row.get("valid") and "cut" not in row and answer.startswith("`sorted`") and row["rewrite"] not in asked:
             return f"{row['rewrite'][:100]!r} is answered by {answer[:100]!r}"
     return ""

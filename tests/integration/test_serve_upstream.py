@@ -61,7 +61,11 @@ def test_cookies_of_one_client_are_not_sent_for_another(hash_encoder: Encoder) -
 
 
 @pytest.mark.parametrize(
-    "answer", [RESET, CLOSE, b"this is not HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"]
+    "answer",
+    [
+        *(RESET, CLOSE, b"this is not HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"),
+        b"HTTP/1.1 000 OK\r\nContent-Length: 2\r\n\r\n{}",
+    ],
 )
 def test_a_reply_that_is_not_http_is_status_502(hash_encoder: Encoder, answer: bytes | str) -> None:
     with closing(ScriptedServer(answer, http("fine"))) as upstream, proxy(upstream.url, hash_encoder) as url:

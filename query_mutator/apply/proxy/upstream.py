@@ -153,6 +153,8 @@ class Upstream:
         except _ERRORS as error:
             raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
         try:
+            if reply.status < 200:  # no server may send it, and no client would take it
+                raise UpstreamGone(f"{self.url}: answered with the status {reply.status}")
             yield Response(reply, self.url, max_bytes=self._max_reply_bytes)
         finally:
             reply.close()
