@@ -96,7 +96,7 @@ class Checkpoint:
         try:
             return cls(
                 learner=_learner(state),
-                actions=as_type(state["actions"], tuple[str, ...], "actions"),
+                actions=stored_actions(state["actions"]),
                 task=stored_task(state["task"]),
                 system=stored_models(state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
@@ -190,6 +190,13 @@ def _priced(values: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(values)
     step_cost = values.pop("step_cost", None)
     return values if step_cost is None else {**values, "call_price": (step_cost / 2,)}
+
+
+def stored_actions(values: Any) -> tuple[str, ...]:
+    """Return the actions of a checkpoint or policy file; ValueError for names that no setting takes."""
+    names: tuple[str, ...] = as_type(values, tuple[str, ...], "actions")
+    TaskSettings(operators=",".join(names))
+    return names
 
 
 def stored_task(values: Mapping[str, Any]) -> TaskSettings:

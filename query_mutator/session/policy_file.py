@@ -38,6 +38,7 @@ from query_mutator.session.checkpoint import (
     Checkpoint,
     Progress,
     read_checkpoint,
+    stored_actions,
     stored_flags,
     stored_models,
     stored_task,
@@ -325,7 +326,7 @@ def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> Sa
     weights = {name.removeprefix("weights/"): value for name, value in arrays.items() if name.startswith("weights/")}
     checkpoint = Checkpoint(
         learner={"policy": weights, "updates_done": about.updates_done},
-        actions=about.actions,
+        actions=stored_actions(about.actions),
         task=stored_task(about.task),
         system=stored_models(about.system),
         projection=Projection(mean=arrays["mean"], components=arrays["components"]),

@@ -304,6 +304,21 @@ def test_a_value_of_another_type_is_one_line(
     assert says in refused(COMMANDS["rewrite"], capsys, policy=policy_with(run, place, **values))
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("x" * 5000, "is longer than 4096 characters"), ("a\0b", "control character")]
+)
+def test_an_action_that_no_setting_takes_is_one_line(
+    name: str, says: str, run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (_, content, _), *rest = entries_of(run / POLICY_FILE)
+    about = json.loads(content)
+    path = run.parent / "stranger.qm"
+    changed = json.dumps({**about, "actions": [name, *about["actions"][1:]]}).encode()
+    path.write_bytes(archive([("policy.json", changed, 0), *rest]))
+    words = [*COMMANDS["rewrite"], "--ollama-url", tiny_server.url]
+    assert says in refused(words, capsys, policy=path)
+
+
 def test_weights_for_other_observations_are_one_line(
     run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
