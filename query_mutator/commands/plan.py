@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ __all__ = ["PlanFlags", "plan"]
 
 def plan(flags: PlanFlags) -> None:
     """Search, save the found plan in a run folder, and print it with the best plans at other budgets."""
+    started = time.perf_counter()
     split = split_dataset(_task_settings(flags))
     train = split.train
     if not train:
@@ -52,10 +54,12 @@ def plan(flags: PlanFlags) -> None:
         note(calls.announced(task), power_in_words(split.test, flags))
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         evaluator.client = run.client(evaluator.client)
+        is_bounded = flags.max_calls is not None or models.embedded
         search = find_plan(
             evaluator,
             task,
             max_calls=calls.max_calls,
+            seconds=None if is_bounded else 60 * flags.minutes - (time.perf_counter() - started),
             seed=flags.seed,
             budget=flags.budget,
             progress=progress,

@@ -55,7 +55,7 @@ class PlanFlags(
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Time of a search without --max-calls, by the measured speed of the models; the embedded ones get 20,000 calls."""
+    """Time of a command without --max-calls, loading included; the embedded models get 20,000 calls instead."""
     max_calls: Count | None = None
     """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
     sample of the questions."""

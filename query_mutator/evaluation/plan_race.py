@@ -47,16 +47,16 @@ class PlanRace:
         """Race single actions, then edits of the best plans, until calls or ideas run out."""
         trials = self._trials
         cheap_first = sorted(self._edits.singles, key=lambda one: trials.scores.max_calls(one, trials.rows[0]))
-        self._race(cheap_first, int(SINGLES * trials.max_calls))
+        self._race(cheap_first, SINGLES)
         edited: set[Plan] = set()
         while (plan := self._next(edited)) is not None:
             edited.add(plan)
             plans = dict.fromkeys([*self._edits.of(plan), *self._edits.chains])
             leads = {name: self._lead(name) for name in self._edits.names}
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
-            if not self._race(by_promise, trials.max_calls):
+            if not self._race(by_promise):
                 return
-            trials.score(variants(plan), trials.rows[-1], trials.max_calls)
+            trials.score(variants(plan), trials.rows[-1])
 
     def _next(self, edited: set[Plan]) -> Plan | None:
         """Return the best plan that was not edited yet."""
@@ -64,23 +64,27 @@ class PlanRace:
         best = [group[0] for group in self._trials.ranked(self._trials.tried[rows], rows, self._trials.budget)[:EDITED]]
         return next((plan for plan in best if plan not in edited), None)
 
-    def _race(self, plans: Iterable[Plan], limit: int) -> bool:
-        """Score plans on ever more questions, the most promising first; return False where the calls do not suffice."""
+    def _race(self, plans: Iterable[Plan], share: float = 1.0) -> bool:
+        """Score plans on ever more questions, the most promising first, with a share of the search's calls.
+
+        Return False where they do not suffice.
+        """
         trials, scores, whole = self._trials, self._trials.scores, self._trials.rows[-1]
         calls, rows = scores.calls, trials.rows[0]
-        most = (limit - calls) * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
+        left = int(share * trials.max_calls) - calls
+        most = left * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
         entered = list(dict.fromkeys([Plan(), *(plan for plan in plans if scores.max_calls(plan, rows) <= most)]))
         for rows in trials.rows:
-            entered = self._affordable(entered, rows, limit)
-            trials.score(entered, rows, limit)
+            entered = self._affordable(entered, rows, share)
+            trials.score(entered, rows, share)
             entered = self._not_surely_worse([plan for plan in entered if plan in trials.tried[rows]], rows)
         return scores.calls > calls
 
-    def _affordable(self, plans: Sequence[Plan], rows: Rows, limit: int) -> list[Plan]:
+    def _affordable(self, plans: Sequence[Plan], rows: Rows, share: float) -> list[Plan]:
         """Return the plans to score on more questions: the first ones that half of the calls left pay for."""
         scores, whole = self._trials.scores, self._trials.rows[-1]
         unfinished = filter(None, (scores.max_calls(plan, whole) for plan in plans))
-        left = limit - scores.calls - sum(itertools.islice(unfinished, 2))
+        left = int(share * self._trials.max_calls) - scores.calls - sum(itertools.islice(unfinished, 2))
         room = left if rows == whole else left / 2
         kept = list(plans[:2])
         for plan in plans[2:]:

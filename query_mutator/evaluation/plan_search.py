@@ -48,6 +48,7 @@ def find_plan(
     task: Task,
     *,
     max_calls: int,
+    seconds: float | None = None,
     seed: int = 0,
     budget: float | None = None,
     progress: Callable[[str, int], Any] | None = None,
@@ -55,6 +56,7 @@ def find_plan(
 ) -> PlanSearch:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
 
+    With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far. UsageError for too few calls.
@@ -68,7 +70,7 @@ def find_plan(
         count = questions_searched(len(task.questions), max_calls, is_wide=wide)
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
         rows = [tuple(order[:size]) for size in (_sizes(count) if wide else race_sizes(count))]
-        trials = Trials(scores, rows, max_calls=max_calls, budget=budget, on_best=[bar.show, on_best])
+        trials = Trials(scores, rows, max_calls=max_calls, seconds=seconds, budget=budget, on_best=[bar.show, on_best])
         (_WideSearch(trials, edits) if wide else PlanRace(trials, edits)).run()
     return trials.result(seconds=time.perf_counter() - started)
 
@@ -134,16 +136,15 @@ class _WideSearch:
     def run(self) -> None:
         """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
         trials, edits = self._trials, self._edits
-        trials.score([Plan()], trials.rows[-1], trials.max_calls)
+        trials.score([Plan()], trials.rows[-1])
         for budget in (None, *BUDGETS):
             self._race([*edits.singles, *edits.chains], budget)
         edited: set[Plan] = set()
-        limit = int(STAGES[-2][1] * trials.max_calls)
         for num_best in EDITED:
             while (job := self._next_job(edited, num_best)) is not None and trials.scores.calls < trials.max_calls:
                 plan, budget = job
                 edited.add(plan)
-                trials.score(variants(plan), trials.rows[-1], limit)
+                trials.score(variants(plan), trials.rows[-1], STAGES[-2][1])
                 self._race(list(dict.fromkeys(edits.of(plan))), budget)
 
     def _next_job(self, edited: set[Plan], num_best: int) -> tuple[Plan, int | None] | None:
@@ -161,7 +162,7 @@ class _WideSearch:
         """Score plans on ever more questions, the best quarter at each stage."""
         trials = self._trials
         for rows, (_, share) in zip(trials.rows, STAGES, strict=True):
-            trials.score(plans, rows, int(share * trials.max_calls))
+            trials.score(plans, rows, share)
             groups = trials.ranked([plan for plan in plans if plan in trials.tried[rows]], rows, budget)
             kept = groups[: max(MIN_KEPT if budget is None else 1, len(groups) // 4)]
             plans = [plan for group in kept for plan in group]

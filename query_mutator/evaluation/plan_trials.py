@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -17,13 +19,16 @@ from query_mutator.stats.intervals import Floats, wilson_interval
 __all__ = ["Rows", "Trials"]
 
 Rows = tuple[int, ...]  # indices of questions
+PIECE_S = 10.0  # of a search with a deadline between two looks at the clock
+EXPECTED_S = 30.0  # of calls at the expected speed, with which the one seen is averaged
 
 
 class Trials:
     """The plans scored so far on the questions `rows` of each stage, which begin with those of the stage before.
 
     `best` is the best plan on the most questions on which plans were compared; `on_best` are called whenever it
-    changes. `budget` bounds the mean calls per question of the plan to choose.
+    changes. `budget` bounds the mean calls per question of the plan to choose. With `seconds` plans are scored piece by
+    piece, and `max_calls` is bounded by what fits into the time left at the speed seen so far.
     """
 
     def __init__(
@@ -32,10 +37,12 @@ class Trials:
         rows: Sequence[Rows],
         *,
         max_calls: int,
+        seconds: float | None = None,
         budget: float | None = None,
         on_best: Iterable[Callable[[PlanPoint], object]] = (),
     ) -> None:
-        self.scores, self.rows, self.max_calls, self.budget = scores, rows, max_calls, budget
+        self.scores, self.rows, self.budget = scores, rows, budget
+        self._max_calls, self._seconds, self._started = max_calls, seconds, time.perf_counter()
         self.tried: dict[Rows, dict[Plan, None]] = {each: {} for each in rows}
         self.best: PlanPoint | None = None
         self._compared = 0  # questions
@@ -43,22 +50,39 @@ class Trials:
         self._on_best = tuple(on_best)
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
 
-    def score(self, plans: Iterable[Plan], rows: Rows, limit: int) -> None:
-        """Score plans in their order while their calls are sure to fit the limit."""
+    @property
+    def max_calls(self) -> int:
+        """Return how many calls the search may have made at its end, as far as is known now."""
+        if self._seconds is None:
+            return self._max_calls
+        left = max(0.0, self._seconds - (time.perf_counter() - self._started))
+        return min(self._max_calls, self.scores.calls + int(left * self._calls_per_s))
+
+    @property
+    def _calls_per_s(self) -> float:
+        """Return the speed so far, close to the expected one in the first seconds; there must be a deadline."""
+        assert self._seconds is not None
+        expected = EXPECTED_S * self._max_calls / max(1.0, self._seconds)
+        return (self.scores.calls + expected) / (time.perf_counter() - self._started + EXPECTED_S)
+
+    def score(self, plans: Iterable[Plan], rows: Rows, share: float = 1.0) -> None:
+        """Score plans in their order while their calls are sure to fit a share of those of the search."""
         waiting = [plan for plan in plans if plan not in self.tried[rows]]
         while waiting:
-            left, fitting = limit - self.scores.calls, 0
-            for plan in waiting:
-                left -= self.scores.max_calls(plan, rows)
-                if left < 0:
-                    break
-                fitting += 1
+            left = int(share * self.max_calls) - self.scores.calls
+            totals = itertools.accumulate(self.scores.max_calls(plan, rows) for plan in waiting)
+            fitting = list(itertools.takewhile(left.__ge__, totals))
+            if self._seconds is not None:
+                piece = PIECE_S * min(self._calls_per_s, self._max_calls / max(1.0, self._seconds))
+                if self.best is None:  # whatever it takes
+                    fitting = fitting or [0]
+                fitting = fitting[: max(1, sum(total <= piece for total in fitting))]
             if not fitting:
                 return
-            self.scores.gather(waiting[:fitting], rows)
-            self.tried[rows] |= dict.fromkeys(waiting[:fitting])
-            self._note_best(waiting[:fitting], rows)
-            waiting = waiting[fitting:]
+            now, waiting = waiting[: len(fitting)], waiting[len(fitting) :]
+            self.scores.gather(now, rows)
+            self.tried[rows] |= dict.fromkeys(now)
+            self._note_best(now, rows)
 
     def _note_best(self, plans: Iterable[Plan], rows: Rows) -> None:
         if len(rows) < self._compared:
@@ -102,9 +126,8 @@ class Trials:
         gained = [(one.score if self.budget is None else one.success) - price * one.calls for one in results]
         return np.where([one.error is None for one in results], gained, math.nan)
 
-    def point(self, plan: Plan, rows: Rows | None = None) -> PlanPoint:
-        """Return a plan's figures on `rows`, by default on all questions of the search."""
-        rows = rows or self.rows[-1]
+    def point(self, plan: Plan, rows: Rows) -> PlanPoint:
+        """Return a plan's figures on `rows`."""
         key = (plan, len(rows))  # of the stages, each of which begins with the one before
         if key not in self._points:
             self._points[key] = self._point(plan, rows)
@@ -129,11 +152,13 @@ class Trials:
         return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
 
     def result(self, *, seconds: float) -> PlanSearch:
-        """Return what was found, on all questions."""
-        rows = self.rows[-1]
-        points = sorted(map(self.point, self.tried[rows]), key=lambda point: len(point.plan.steps))
+        """Return what was found, on all questions, or the most on which the calls or the time let plans be compared."""
+        tried = filter(self.tried.get, self.rows)
+        rows = max(tried, key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
+        found = (self.point(plan, rows) for plan in dict.fromkeys([Plan(), *self.tried[rows]]))
+        points = sorted(found, key=lambda point: len(point.plan.steps))
         points.sort(key=self.value_of, reverse=True)
-        cross_fitted, lead = self._cross_fitted([point.plan for point in points])
+        cross_fitted, lead = self._cross_fitted([point.plan for point in points], rows)
         return PlanSearch(
             points=tuple(points),
             budget=self.budget,
@@ -145,12 +170,11 @@ class Trials:
             rewrites=self.scores.rewrites,
         )
 
-    def _cross_fitted(self, plans: Sequence[Plan]) -> tuple[float, float]:
+    def _cross_fitted(self, plans: Sequence[Plan], rows: Rows) -> tuple[float, float]:
         """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
 
         The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
         """
-        rows = self.rows[-1]
         folds = np.array([fold_of(self.scores.task.questions[row]) for row in rows])
         results = [self.scores.results(plan, rows) for plan in plans]
         right, scores, calls = (

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from query_mutator.env.task import Task
+from query_mutator.evaluation import plan_trials
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_race import race_sizes
 from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
@@ -52,7 +53,8 @@ def task(tiny_task: MakeTask) -> Task:
 
 
 def search(task: Task, client: Marked, **settings: object) -> PlanSearch:
-    return find_plan(Evaluator(client=client, batch_size=4), task, max_calls=CALLS, **settings)  # type: ignore[arg-type]
+    settings = {"max_calls": CALLS, **settings}
+    return find_plan(Evaluator(client=client, batch_size=4), task, **settings)  # type: ignore[arg-type]
 
 
 def test_a_race_finds_the_best_composition_on_all_questions(task: Task) -> None:
@@ -70,6 +72,29 @@ def test_a_race_keeps_to_the_budget_of_the_plan(task: Task) -> None:
     found = search(task, Marked(), budget=1.0)
     assert found.saved.calls == 1
     assert found.saved.success >= 0.8
+
+
+class Slow(Marked):
+    """The same model, by a clock on which a call takes a tenth of a second: half as fast as expected."""
+
+    now = 0.0
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.now += 0.1
+        return super().complete(request)
+
+
+@pytest.mark.parametrize(("seconds", "calls", "questions"), [(45.0, 900, QUESTIONS), (15.0, 300, 16), (0.0, 300, 8)])
+def test_a_race_ends_at_its_deadline_with_the_questions_that_it_reached(
+    task: Task, monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, questions: int
+) -> None:
+    client, seen = Slow(), list[PlanPoint]()
+    monkeypatch.setattr(plan_trials.time, "perf_counter", lambda: client.now)
+    found = search(task, client, max_calls=calls, seconds=seconds, on_best=seen.append)
+    assert client.now <= seconds + 1
+    assert seen[0].questions == 8
+    assert found.original.questions == found.saved.questions >= questions
+    assert seconds < 45 or {"good", "clean"} <= set(found.saved.plan.steps)
 
 
 def test_the_best_plan_so_far_is_known_after_each_stage(task: Task) -> None:

@@ -263,7 +263,7 @@ def test_only_plans_within_a_budget_compete_for_it(tested: Task, tiny_client: Cl
     rows, names = tuple(range(len(tested.questions))), OPERATORS
     trials = Trials(PlanScores(evaluator(tiny_client), tested), [rows], max_calls=2000)
     plans = [Plan(), *(Plan(steps=(name,)) for name in names), Plan(steps=(ASK, names[0]), answer="best")]
-    trials.score(plans, rows, trials.max_calls)
+    trials.score(plans, rows)
     calls = {plan: trials.point(plan, rows).calls for plan in plans}
     assert min(calls.values()) <= 1 < max(calls.values())
     within = [plan for group in trials.ranked(plans, rows, 1) for plan in group]
