@@ -64,7 +64,7 @@ def find_plan(
     check_calls(max_calls)
     started = time.perf_counter()
     with closing(_Bar(progress, max_calls)) as bar:
-        scores = PlanScores(caller, task, on_call=bar.update)
+        scores = PlanScores(caller, task, on_call=lambda: bar.update(trials.max_calls))
         edits = Edits(scores.task, has_no_effect=lambda name: trials.has_no_effect(name))
         wide = is_wide(scores.task, max_calls)
         count = questions_searched(len(task.questions), max_calls, is_wide=wide)
@@ -107,9 +107,10 @@ class _Bar:
         if self._bar is not None:
             self._bar.figures = self._figures
 
-    def update(self) -> None:
-        """Count a call."""
+    def update(self, max_calls: int) -> None:
+        """Count a call of those that the search will have made at its end."""
         if self._bar is not None:
+            self._bar.total = max_calls
             self._bar.update()
 
     def show(self, best: PlanPoint) -> None:
