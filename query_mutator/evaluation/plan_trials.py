@@ -74,8 +74,8 @@ class Trials:
             fitting = list(itertools.takewhile(left.__ge__, totals))
             if self._seconds is not None:
                 piece = PIECE_S * min(self._calls_per_s, self._max_calls / max(1.0, self._seconds))
-                if self.best is None:  # whatever it takes
-                    fitting = fitting or [0]
+                if self.best is None:  # two plans soon, or one, whatever it takes
+                    fitting = fitting[:2] or [0]
                 fitting = fitting[: max(1, sum(total <= piece for total in fitting))]
             if not fitting:
                 return
