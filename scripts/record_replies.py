@@ -71,10 +71,13 @@ def parsed() -> argparse.Namespace:
     where.add_argument("--gguf", help="the model's file, or smollm2")
     where.add_argument("--ollama-url", help="in place of --gguf, with --target-model")
     parser.add_argument("--target-model", help="by default that of the file")
-    parser.add_argument("--dataset", type=Path, nargs="+", required=True, help="JSON-lines files of questions")
+    parser.add_argument(
+        "--dataset", nargs="+", required=True, help="JSON-lines files of questions, or reasoning-gym:NAME,..."
+    )
     parser.add_argument("--out", type=Path, required=True, help="the recording, a .jsonl.xz file")
     parser.add_argument("--journal", type=Path, required=True, help="a folder for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
+    parser.add_argument("--forms", default=forms.ALL, help="A,B,... to ask in; the examples are those of general")
     parser.add_argument("--cleaned-by", nargs="*", default=[], help="local operators whose texts are asked as well")
     parser.add_argument(
         "--sampled", nargs="*", default=[], choices=forms.names(), help="forms of which random replies are recorded"
@@ -104,7 +107,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
     model = arguments.target_model or (names[0] if names else "")
     servers[0].require_model(model)
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=arguments.max_tokens)
-    wanted = without_repeats(request for path in arguments.dataset for request in requests_for(path, calls, arguments))
+    wanted = without_repeats(request for name in arguments.dataset for request in requests_for(name, calls, arguments))
     head = RepliesHead(
         model=model,
         model_sha256=servers[0].digest(model),
@@ -123,10 +126,10 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
     return EXIT_FAILURES if failed else 0
 
 
-def requests_for(path: Path, calls: CallSettings, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
-    """Return the requests for the questions of a file."""
-    task = task_of(path, calls, encoder=arguments.encoder)
-    versions = versions_of(path, task, cleaned_by=arguments.cleaned_by)
+def requests_for(dataset: str, calls: CallSettings, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
+    """Return the requests for the questions of a set."""
+    task = task_of(dataset, calls, encoder=arguments.encoder, forms_asked=arguments.forms)
+    versions = versions_of(dataset, task, cleaned_by=arguments.cleaned_by)
     return requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples)
 
 

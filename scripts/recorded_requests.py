@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator import forms
+from query_mutator.data import reasoning_gym
 from query_mutator.data.bundled import general_bank, guard_questions
 from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
@@ -29,22 +30,23 @@ SAMPLES = 3
 Version = dict[int, str]  # a text of each question by its number in the task, without those that it equals
 
 
-def task_of(path: Path, calls: CallSettings, *, encoder: str) -> Task:
-    """Return the task on all questions of a file, and on the guard requests, with all forms as a run asks them."""
-    questions = load_questions(path)
+def task_of(dataset: str, calls: CallSettings, *, encoder: str, forms_asked: str = forms.ALL) -> Task:
+    """Return the task on all questions of a file or of reasoning-gym, and on the guard requests, with forms."""
+    is_gym = dataset.startswith(reasoning_gym.PREFIX)
+    questions = reasoning_gym.verified_questions(dataset) if is_gym else load_questions(Path(dataset))
     task = build_task(
         questions,
         calls=calls,
         encoder=resolve_encoder(encoder),
         operators=(),
         known_words=(),
-        forms=forms.select(forms.ALL),
+        forms=forms.select(forms_asked),
         bank=general_bank(),
     )
     return task.on([*questions, *guard_questions()])
 
 
-def versions_of(path: Path, task: Task, *, cleaned_by: Sequence[str]) -> list[Version]:
+def versions_of(dataset: str, task: Task, *, cleaned_by: Sequence[str]) -> list[Version]:
     """Return the texts as they stand, those after local operators one after the other, and the `clean` ones."""
     found = [{index: question.text for index, question in enumerate(task.questions)}]
     for name in cleaned_by:
@@ -58,7 +60,8 @@ def versions_of(path: Path, task: Task, *, cleaned_by: Sequence[str]) -> list[Ve
                 for (index, text), context in zip(found[-1].items(), contexts, strict=True)
             }
         )
-    clean = {row["id"]: row.get("clean") for row in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    lines = Path(dataset).read_text(encoding="utf-8").splitlines() if Path(dataset).exists() else ()
+    clean = {row["id"]: row.get("clean") for row in map(json.loads, lines)}
     found.append({index: clean.get(question.id) or question.text for index, question in enumerate(task.questions)})
     return found
 

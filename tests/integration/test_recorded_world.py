@@ -39,11 +39,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("world")
     dataset, recording = folder / "questions.jsonl", folder / "own.jsonl.xz"
     dataset.write_text("".join(GENERAL.read_text().splitlines(keepends=True)[:NUM_QUESTIONS]))
-    task = task_of(dataset, CALLS, encoder="hash")
+    task = task_of(str(dataset), CALLS, encoder="hash")
     answers = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
     replies = {
         reply_key(request): [reply_to(request, answers)]
-        for request in requests_of(task, versions_of(dataset, task, cleaned_by=[CLEAN]))
+        for request in requests_of(task, versions_of(str(dataset), task, cleaned_by=[CLEAN]))
     }
     head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-23")
     write_replies(recording, head, replies)
