@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recording", help="a file, or the name of a bundled recording; by default the first one")
     parser.add_argument("--gguf", default="smollm2", help="the model's file, or smollm2")
-    parser.add_argument("--dataset", type=Path, default=FOLDER / "general.jsonl", help="the recorded questions")
+    parser.add_argument("--dataset", default=str(FOLDER / "general.jsonl"), help="the recorded questions")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chose the examples that forms show")
     parser.add_argument("--questions", type=int, default=50, help="requests to ask")
     parser.add_argument("--slots", type=int, default=8, help="calls in flight")
@@ -99,7 +98,7 @@ def main() -> None:
 
 
 def asked_again(
-    recording: str | None, gguf: str, dataset: Path, *, encoder: str, count: int, slots: int, seed: int = 0
+    recording: str | None, gguf: str, dataset: str, *, encoder: str, count: int, slots: int, seed: int = 0
 ) -> list[Again]:
     """Ask a random `count` of recorded requests at temperature 0 of the model, `slots` at a time."""
     (source,) = RecordedBackend.open([recording] if recording else [])
@@ -119,7 +118,7 @@ def asked_again(
 
 
 def recorded(
-    task: Task, dataset: Path, recording: Recording, *, cleaned_by: Sequence[str] = ("clean",)
+    task: Task, dataset: str, recording: Recording, *, cleaned_by: Sequence[str] = ("clean",)
 ) -> Iterator[tuple[Question, str, ChatRequest, Completion]]:
     """Yield the recorded requests on training questions, each once, with question, form and reply."""
     seen: set[tuple[str, ...]] = set()

@@ -40,6 +40,7 @@ from query_mutator.evaluation.methods import Found, Job, by_policy, uniform
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.rewards.committed import FAMILY
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.suited import suited
 from query_mutator.settings.models import ModelSettings
@@ -156,7 +157,9 @@ def report(results: Results) -> dict[str, Any]:
     names = list(dict.fromkeys(name.partition("@")[0] for name in results.found))
     groups = {kind: np.array([kind in question.tags for question in questions]) for kind in KINDS}
     families = sorted({tag for question in questions for tag in question.tags} - {*KINDS})
-    groups |= {name.partition(":")[2]: np.array([name in question.tags for question in questions]) for name in families}
+    groups |= {
+        name.removeprefix(FAMILY): np.array([name in question.tags for question in questions]) for name in families
+    }
     rows = {}
     for name in names:
         column = results.column(name, "is_right")
@@ -205,11 +208,11 @@ def in_words(found: Mapping[str, Any]) -> str:
     tables.append(table("by kind and family, % right", ("", "questions", *shown), body))
     seeds = ", ".join(f"{100 * rate:.1f}" for rate in found["seeds"].values())
     lead = found["policy_minus_best_plan"]
-    way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found["way_to_ideal"].items())
-    tables.append(
-        f"policy by seed: {seeds}\npolicy - best_plan: {percent(lead['success'], lead['ci'], sign='+')}\n"
-        f"of the way to {found['ideal']}: {way}\nplans: {', '.join(found['plans'])}"
-    )
+    lines = [f"policy by seed: {seeds}", f"policy - best_plan: {percent(lead['success'], lead['ci'], sign='+')}"]
+    if found["way_to_ideal"]:
+        way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found["way_to_ideal"].items())
+        lines.append(f"of the way to {found['ideal']}: {way}")
+    tables.append("\n".join([*lines, f"plans: {', '.join(found['plans'])}"]))
     return "\n\n".join(tables)
 
 

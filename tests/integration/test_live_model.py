@@ -172,7 +172,7 @@ def test_a_training_that_is_killed_resumes_to_the_weights_of_a_whole_one(tmp_pat
 def test_recorded_replies_are_given_again(tmp_path: Path) -> None:
     dataset = tmp_path / "questions.jsonl"
     dataset.write_text("".join((FOLDER / "general.jsonl").read_text().splitlines(keepends=True)[:40]))
-    found = asked_again(None, MODEL, dataset, encoder=DEFAULT_ENCODER, count=12, slots=8)
+    found = asked_again(None, MODEL, str(dataset), encoder=DEFAULT_ENCODER, count=12, slots=8)
     assert len(found) == 12
     assert sum(one.is_identical for one in found) >= 9
     assert sum(one.has_another_grade for one in found) <= 1
