@@ -23,7 +23,15 @@ from typing import Any
 import numpy as np
 
 from query_mutator.cli.console import exit_code
-from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, plain_vote, rule_for_budget, rule_vote
+from query_mutator.confidence import (
+    Attempt,
+    ConfidenceModel,
+    LoggedAnswer,
+    greedy_order,
+    plain_vote,
+    rule_for_budget,
+    rule_vote,
+)
 from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import cross_fit, fit_agreement
 from query_mutator.confidence.scorers import SCORERS, Candidate
@@ -257,23 +265,8 @@ def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: Traini
     agreement = fit_agreement(table, p, np.ones(len(table)))
     if not read >= {prompt for prompt in order if any(prompt in log.right for log in train)}:
         return [first, *(prompt for prompt in order if prompt != first)]
-    chosen = [first]
-    while rest := [prompt for prompt in order if prompt in read and prompt not in chosen]:
-        chosen.append(max(rest, key=lambda prompt: success(table, p, [*chosen, prompt], agreement=agreement)))
+    chosen = greedy_order(table, p, [prompt for prompt in order if prompt in read], first=first, agreement=agreement)
     return [*chosen, *(prompt for prompt in order if prompt not in chosen)]
-
-
-def success(table: TrainingTable, p: DoubleArray, prompts: Sequence[str], *, agreement: float) -> float:
-    """Return the rate of right submissions on training questions that were asked with all of these prompts."""
-    forms, right = np.array(table.forms), []
-    places: dict[int, list[int]] = {}
-    for at in np.flatnonzero(np.isin(forms, prompts)).tolist():
-        places.setdefault(int(table.questions[at]), []).append(at)
-    for rows in places.values():
-        if len(rows) == len(prompts):
-            chosen = submitted(p[rows], table.answer_groups[rows].tolist(), agreement=agreement)
-            right.append(table.right[rows[chosen]])
-    return float(np.mean(right)) if right else 0.0
 
 
 def read_logs(folder: Path) -> tuple[list[str], list[Logged]]:

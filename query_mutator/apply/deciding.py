@@ -15,7 +15,6 @@ from typing import Literal
 
 from query_mutator.apply.records import Rewrite
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import why_submitted
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import Task
 from query_mutator.forms import Framed
@@ -83,10 +82,5 @@ def rewrite_flow(
 
 
 def _why(engine: EpisodeEngine, stopped: Stopped | None) -> str:
-    chosen, rule = engine.submitted, engine.task.rules.answer
-    if chosen is None:
-        return ""
-    if rule == "round_trip" and stopped is not None:
-        rule = "best"
-    why = why_submitted(list(engine.episode.known.values()), chosen, rule)
-    return why if stopped is None else f"{why}; {_REASONS[stopped]}"
+    why = engine.why(was_stopped=stopped is not None)
+    return why if stopped is None or not why else f"{why}; {_REASONS[stopped]}"

@@ -62,6 +62,7 @@ def plan(flags: PlanFlags) -> None:
             seconds=None if is_bounded else 60 * flags.minutes - (time.perf_counter() - started),
             seed=flags.seed,
             budget=flags.budget,
+            learned=flags.answer == "learned",
             progress=progress,
             on_best=run.keep,
         )

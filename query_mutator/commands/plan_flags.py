@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -50,8 +50,8 @@ class PlanFlags(
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "minutes", "max_calls", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model", "mutator_model",
-        "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
+        "minutes", "max_calls", "answer", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model",
+        "mutator_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
@@ -59,6 +59,9 @@ class PlanFlags(
     max_calls: Count | None = None
     """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
     sample of the questions."""
+    answer: Literal["searched", "learned"] = "searched"
+    """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
+    (learned), as learned from the search's answers; that plan asks in form after form until one is likely enough."""
     budget: Annotated[float, Ge(1), Le(10000)] | None = None
     """Save the plan that is right most often with at most this many calls per question on average, in place of the one
     with the best score minus --call-price per call."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from query_mutator.cli.console import note
 from query_mutator.commands.plan_flags import ALGO, PlanFlags
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
 from query_mutator.files import write_checked_json
@@ -80,8 +81,8 @@ class PlanRun:
         self.best = best
         self.save(best.plan)
 
-    def save(self, plan: Plan) -> None:
-        """Write the checkpoint of a plan, and the file with all that acting needs."""
+    def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
+        """Write the checkpoint of a plan with what it submits by, and the file with all that acting needs."""
         assert self.checkpoint is not None
         acting = plan_task(plan, self.task)
         rules = acting.rules
@@ -89,7 +90,13 @@ class PlanRun:
             self.checkpoint,
             learner=plan_policy(plan, self.task).state_dict(),
             actions=acting.actions,
-            task=replace(self.checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps),
+            task=replace(
+                self.checkpoint.task,
+                answer=rules.answer,
+                max_episode_steps=rules.max_episode_steps,
+                max_asks=rules.max_asks,
+            ),
+            confidence=None if confidence is None else confidence.to_arrays(),
             flags={**self.checkpoint.flags, "plan": str(plan)},
         )
         self.checkpoint.save(self.run_dir.checkpoint_path(0))
@@ -97,7 +104,8 @@ class PlanRun:
 
     def finish(self, search: PlanSearch) -> None:
         """Save what a search found, and write the run's page."""
-        self.save(search.saved.plan)
+        plan = search.saved.plan
+        self.save(plan, search.confidence if plan.answer == "learned" else None)
         write_checked_json(self.run_dir.summary_path, {"plan": search.saved.to_json(), "search": search.to_json()})
         self.run_dir.take_latest()
         write_report(self.run_dir.path)

@@ -11,8 +11,9 @@ from query_mutator.confidence.attempts import Attempt, LoggedAnswer
 from query_mutator.confidence.crossfit import cross_fitted
 from query_mutator.confidence.explanation import Reason
 from query_mutator.confidence.model import ConfidenceModel, Submission
+from query_mutator.confidence.ordering import greedy_order, places_by_question
 from query_mutator.confidence.stopping import Stopping, StoppingRule, rule_for_budget
-from query_mutator.confidence.submission import combined, plain_vote, rule_vote, vote
+from query_mutator.confidence.submission import combined, plain_vote, rule_vote, submissions, vote
 from query_mutator.confidence.table import training_table
 
 __all__ = [
@@ -28,9 +29,12 @@ __all__ = [
     "answer_key",
     "combined",
     "cross_fitted",
+    "greedy_order",
+    "places_by_question",
     "plain_vote",
     "rule_for_budget",
     "rule_vote",
+    "submissions",
     "training_table",
     "vote",
 ]

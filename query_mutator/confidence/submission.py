@@ -17,7 +17,7 @@ from query_mutator.confidence.attempts import Attempt
 from query_mutator.confidence.features import is_unfinished
 from query_mutator.types import DoubleArray
 
-__all__ = ["combined", "passes_rule", "plain_vote", "rule_vote", "submitted", "vote"]
+__all__ = ["combined", "passes_rule", "plain_vote", "rule_vote", "submissions", "submitted", "vote"]
 
 _NEVER_SURE = 1e-6
 
@@ -78,6 +78,16 @@ def submitted(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) 
     """Return which answer to submit: of the group that is most likely right, the one that is so alone."""
     whole = combined(p, groups, agreement=agreement)
     return int(np.lexsort((-np.arange(len(p)), p, np.round(whole, 12)))[-1])
+
+
+def submissions(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> list[tuple[int, float]]:
+    """Return which answer would be submitted after each of them, and its P(right) given those so far."""
+    found = []
+    for count in range(1, len(p) + 1):
+        so_far = p[:count], groups[:count]
+        chosen = submitted(*so_far, agreement=agreement)
+        found.append((chosen, float(combined(*so_far, agreement=agreement)[chosen])))
+    return found
 
 
 def _vote_of(question: str, attempts: Sequence[Attempt], counted: Sequence[bool], kind: AnswerKind | None) -> int:

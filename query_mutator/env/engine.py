@@ -10,8 +10,9 @@ O observation, A operators
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from query_mutator.env.episode import Asked, Attempt, Episode
+from query_mutator.env.episode import Asked, Attempt, Episode, why_submitted
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.memory import QuestionMemory, Rewriting, Wording
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
@@ -107,7 +108,7 @@ class EpisodeEngine:
         first = yield from self._attempt((episode.original, AS_IS), answer, vectors, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
-        episode.add(first, self.task.rules.answer)
+        self._add(first)
         return None
 
     def act(self, action: int, *, asks_at_end: bool = True) -> Flow:
@@ -151,8 +152,15 @@ class EpisodeEngine:
         if isinstance(found, ErrorInfo):
             return found
         episode.vectors[found.text] = found.text_vector
-        episode.add(found, self.task.rules.answer)
+        self._add(found)
         return None
+
+    def _add(self, attempt: Attempt) -> None:
+        """Add an answer to the episode, and choose the best by the rule of the task."""
+        episode = self.episode
+        episode.add(attempt, self.task.rules.answer)
+        if self.task.rules.answer == "learned":
+            episode.submit(self.task.submission(episode.index, list(episode.known.values())))
 
     def _answer(self, asked: Asked, action: int | None) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
@@ -329,6 +337,16 @@ class EpisodeEngine:
             return False
         return not episode.was_tried(action) and self.may_change(action)
 
+    def why(self, *, was_stopped: bool = False) -> str:
+        """Return why the submitted answer was chosen, "" without one; an episode that was stopped has no round trip."""
+        episode, task, chosen = self.episode, self.task, self.submitted
+        if chosen is None:
+            return ""
+        attempts, rule = list(episode.known.values()), task.rules.answer
+        rule = "best" if rule == "round_trip" and was_stopped else rule
+        why = why_submitted(attempts, chosen, rule, p_right=episode.p_right)
+        return f"{why}; {task.reason(episode.index, attempts, chosen)}" if episode.p_right else why
+
     def may_change(self, action: int) -> bool:
         """Return whether an action may change the current question or its form; without a local test it may."""
         if form := self.task.form_of(action):
@@ -349,7 +367,7 @@ class EpisodeEngine:
             self._observed = (*seen, self._features())
         most_asks = task.rules.max_asks or task.rules.max_episode_steps
         features = StepFeatures(
-            best=_answer_features(episode.best),
+            best=None if episode.best is None else replace(_features_of(episode.best), fit=episode.assurance),
             step_fraction=episode.steps / task.rules.max_episode_steps,
             used=episode.used,
             action_mask=self.action_mask(),
@@ -367,7 +385,7 @@ class EpisodeEngine:
             current=episode.text,
             drift=1.0 - cosine(episode.vectors[episode.original], vector),
             current_vector=vector,
-            answer=_answer_features(episode.current),
+            answer=None if episode.current is None else _features_of(episode.current),
             first_refused=first is not None and is_refusal(first.answer),
             first_not_sure=first is not None and is_not_sure(first.answer),
         )
@@ -381,9 +399,7 @@ class EpisodeEngine:
         return self.task.context(self.episode.index, self.episode.answer)
 
 
-def _answer_features(attempt: Attempt | None) -> AnswerFeatures | None:
-    if attempt is None:
-        return None
+def _features_of(attempt: Attempt) -> AnswerFeatures:
     return AnswerFeatures(
         vector=attempt.answer_vector,
         closeness=attempt.closeness,

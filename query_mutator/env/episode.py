@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator.confidence import Submission
 from query_mutator.rewards import is_not_sure, is_refusal
 from query_mutator.types import AS_IS, AnswerRule, FloatArray, Reward
 
@@ -81,11 +82,16 @@ class Attempt:
         )
 
 
-def why_submitted(attempts: Sequence[Attempt], chosen: Attempt, rule: AnswerRule) -> str:
+def why_submitted(
+    attempts: Sequence[Attempt], chosen: Attempt, rule: AnswerRule, *, p_right: Sequence[float] = ()
+) -> str:
     """Return the rule that chose among the attempts of an episode, and the numbers it compared."""
+    count = f"{len(attempts)} answers"
+    if p_right:
+        place = f"{attempts.index(chosen) + 1} of {count}" if len(attempts) > 1 else "the only answer"
+        return f"{place}: P(right) {', '.join(f'{p:.2f}' for p in p_right)}"
     if len(attempts) == 1:
         return "the only answer"
-    count = f"{len(attempts)} answers"
     if rule == "last":
         return f"the last of {count}"
     if rule == "round_trip" and len({attempt.answer for attempt in attempts if attempt.answers}) > 1:
@@ -112,6 +118,7 @@ class Episode:
     known: dict[Asked, Attempt] = field(default_factory=dict)  # all that was asked, which is not asked again
     best: Attempt | None = None  # None before the first answer
     last: Attempt | None = None  # the current wording's, or that of the last one asked
+    p_right: tuple[float, ...] = ()  # of all that is known, by the rule `learned`
     tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the actions taken on them
     steps: int = 0
     calls: int = 0
@@ -158,7 +165,19 @@ class Episode:
         self.text, self.form = asked
         if self.current is not None:
             self.last = self.current
+            if rule == "learned":  # by all answers at once: `submit`
+                return
             self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
+
+    def submit(self, chosen: Submission) -> None:
+        """Make the answer the best that is most likely right."""
+        self.best, self.p_right = list(self.known.values())[chosen.index], chosen.of_all
+
+    @property
+    def assurance(self) -> float:
+        """Return how good the best answer seems: its P(right) by the rule `learned`, else its fit to its wording."""
+        assert self.best is not None
+        return max(self.p_right, default=self.best.fit)
 
     def describe(self) -> str:
         """Return question, actions taken, current wording and its answer, one per line."""
@@ -175,6 +194,7 @@ class Episode:
             "form": self.form,
             "best": self.best and list(self.best.asked),
             "last": self.last and list(self.last.asked),
+            "p_right": list(self.p_right),
             "known": [attempt.to_state() for attempt in self.known.values()],
             "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
             "used": list(self.used),
@@ -201,6 +221,7 @@ class Episode:
             vectors=vectors or {attempt.text: attempt.text_vector for attempt in attempts},
             best=known.get(_asked(state["best"])),
             last=known.get(_asked(state.get("last", state["current"]))),
+            p_right=tuple(state.get("p_right", ())),
             known=known,
             used=list(state["used"]),
             tried={(text, action) for text, action in state["tried"]},

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from query_mutator import forms as form_registry
+from query_mutator.confidence import Attempt as Reply
+from query_mutator.confidence import ConfidenceModel, Submission
 from query_mutator.encoder import Encoder
+from query_mutator.env.episode import Attempt
 from query_mutator.env.examples import Bank, bank_of
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
@@ -98,6 +101,7 @@ class Task:
     reward: WeightedReward = field(default_factory=WeightedReward)
     domain: str = Operators.domain
     rules: EpisodeRules = field(default_factory=EpisodeRules)
+    confidence: ConfidenceModel | None = None  # P(right) of an answer, for the rule `learned`
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
@@ -132,6 +136,26 @@ class Task:
             examples=self.examples[index] if self.examples else (),
         )
         return self.calls.target(self.form_named(form).frame(text, context=context))
+
+    def reply_of(self, attempt: Attempt) -> Reply:
+        """Return what P(right) is learned and read from: the answer as its form reads it."""
+        return Reply(text=self.form_named(attempt.form).read(attempt.answer), form=attempt.form)
+
+    def submission(self, index: int, attempts: Sequence[Attempt]) -> Submission:
+        """Return which answer to question `index` is most likely right; UsageError where P(right) was not learned."""
+        return self._fitted.submit(self.questions[index].text, list(map(self.reply_of, attempts)))
+
+    def reason(self, index: int, attempts: Sequence[Attempt], chosen: Attempt) -> str:
+        """Return what moves the P(right) of an answer to question `index` most, in words."""
+        replies = list(map(self.reply_of, attempts))
+        found = self._fitted.explain(self.questions[index].text, replies, attempts.index(chosen))
+        return found[0].text if found else "a usual answer"
+
+    @property
+    def _fitted(self) -> ConfidenceModel:
+        if self.confidence is None:
+            raise UsageError("--answer learned: P(right) was not learned; qm plan --answer learned does")
+        return self.confidence
 
     def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
         """Return whether operator `action` may change a wording; without a local test it may."""
@@ -181,6 +205,7 @@ def build_task(
     domain: str = Operators.domain,
     forms: Sequence[Form] = (),
     bank: Sequence[Question] | None = None,
+    confidence: ConfidenceModel | None = None,
 ) -> Task:
     """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
 
@@ -217,6 +242,7 @@ def build_task(
         rules=rules,
         reward=reward or WeightedReward(),
         domain=domain,
+        confidence=confidence,
     )
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
-from query_mutator.env.episode import why_submitted
 from query_mutator.env.flow import Call, CallSite, Flow, Need, map_needs
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
@@ -318,5 +317,5 @@ def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None =
         scores=tuple(attempt.reward.score for attempt in attempts),
         fits=tuple(attempt.fit for attempt in attempts),
         submitted=list(episode.known).index(chosen.asked),
-        why=why_submitted(attempts, chosen, task.rules.answer),
+        why=engine.why(),
     )

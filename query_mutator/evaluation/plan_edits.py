@@ -73,5 +73,6 @@ class Edits:
 
 def variants(plan: Plan) -> list[Plan]:
     """Return a plan under every submit rule and stop threshold, which share most of their calls."""
-    pairs = itertools.product(PLAN_ANSWERS, (None, *STOP_FITS)) if plan.asks_early else ()
+    rules = [rule for rule in PLAN_ANSWERS if rule != "learned"]
+    pairs = itertools.product(rules, (None, *STOP_FITS)) if plan.asks_early else ()
     return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan
 
@@ -42,6 +43,7 @@ class PlanSearch:
     calls: int
     seconds: float
     rewrites: Mapping[str, Any]  # by operator, with those that a guard rejected (`count_rewrites`)
+    confidence: ConfidenceModel | None = None  # by which plans with the rule `learned` submit
 
     @property
     def best(self) -> PlanPoint:
@@ -103,4 +105,5 @@ class PlanSearch:
             "calls": self.calls,
             "seconds": round(self.seconds, 3),
             "rewrites": dict(self.rewrites),
+            "p_right": None if self.confidence is None else asdict(self.confidence.report),
         }

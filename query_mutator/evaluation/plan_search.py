@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.plan_edits import Edits, variants
+from query_mutator.evaluation.plan_learned import LearnedPlans, learned_plans
 from query_mutator.evaluation.plan_race import PlanRace, race_sizes
 from query_mutator.evaluation.plan_result import BUDGETS, PlanPoint, PlanSearch
 from query_mutator.evaluation.plan_trials import Trials
@@ -40,6 +42,7 @@ MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
 STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
 RACE_QUESTIONS = 48  # at least, where there are as many: fewer say nothing about a plan
+SEARCHED_SHARE = 2 / 3  # of calls and time, where P(right) is learned: the rest asks in all forms
 SHOWN_CHARACTERS = 32  # of a plan in the bar
 
 
@@ -51,6 +54,7 @@ def find_plan(
     seconds: float | None = None,
     seed: int = 0,
     budget: float | None = None,
+    learned: bool = False,
     progress: Callable[[str, int], Any] | None = None,
     on_best: Callable[[PlanPoint], Any] = lambda point: None,
 ) -> PlanSearch:
@@ -58,6 +62,7 @@ def find_plan(
 
     With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
+    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far. UsageError for too few calls.
     """
@@ -67,12 +72,36 @@ def find_plan(
         scores = PlanScores(caller, task, on_call=lambda: bar.update(trials.max_calls))
         edits = Edits(scores.task, has_no_effect=lambda name: trials.has_no_effect(name))
         wide = is_wide(scores.task, max_calls)
-        count = questions_searched(len(task.questions), max_calls, is_wide=wide)
+        share = SEARCHED_SHARE if learned else 1.0
+        count = questions_searched(len(task.questions), int(share * max_calls), is_wide=wide)
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
         rows = [tuple(order[:size]) for size in (_sizes(count) if wide else race_sizes(count))]
-        trials = Trials(scores, rows, max_calls=max_calls, seconds=seconds, budget=budget, on_best=[bar.show, on_best])
+        trials = Trials(
+            scores,
+            rows,
+            max_calls=int(share * max_calls),
+            seconds=seconds and share * seconds,
+            budget=budget,
+            on_best=[bar.show, on_best],
+        )
         (_WideSearch(trials, edits) if wide else PlanRace(trials, edits)).run()
-    return trials.result(seconds=time.perf_counter() - started)
+        found = None
+        if learned:
+            trials.extend(max_calls, seconds)
+            found = learned_plans(trials, budget=budget, seed=seed)
+    search = trials.result(seconds=time.perf_counter() - started)
+    return search if found is None else _with_learned(search, found, trials)
+
+
+def _with_learned(search: PlanSearch, found: LearnedPlans, trials: Trials) -> PlanSearch:
+    """Return a search with the plans that submit by P(right), whose figures are out of fold."""
+    points = sorted([*search.points, *found.points], key=trials.value_of, reverse=True)
+    whole = replace(search, points=tuple(points), confidence=found.confidence)
+    chosen = whole.chosen
+    if chosen.plan.answer != "learned":
+        return whole
+    lead = trials.value_of(chosen) - trials.value_of(whole.original)
+    return replace(whole, cross_fitted=chosen.success, cross_fitted_lead=lead)
 
 
 def is_wide(task: Task, max_calls: int) -> bool:

@@ -50,6 +50,15 @@ class Trials:
         self._on_best = tuple(on_best)
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
 
+    def extend(self, max_calls: int, seconds: float | None) -> None:
+        """Allow more calls or time."""
+        self._max_calls, self._seconds = max_calls, seconds
+
+    @property
+    def compared_rows(self) -> Rows:
+        """Return the most questions on which plans were compared."""
+        return max(filter(self.tried.get, self.rows), key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
+
     @property
     def max_calls(self) -> int:
         """Return how many calls the search may have made at its end, as far as is known now."""
@@ -153,8 +162,7 @@ class Trials:
 
     def result(self, *, seconds: float) -> PlanSearch:
         """Return what was found, on all questions, or the most on which the calls or the time let plans be compared."""
-        tried = filter(self.tried.get, self.rows)
-        rows = max(tried, key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
+        rows = self.compared_rows
         found = (self.point(plan, rows) for plan in dict.fromkeys([Plan(), *self.tried[rows]]))
         points = sorted(found, key=lambda point: len(point.plan.steps))
         points.sort(key=self.value_of, reverse=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAN_ANSWERS", "Plan", "PlanPlayer", "PlanPolicy", "plan_policy", "plan_task"]
 
-PLAN_ANSWERS: tuple[AnswerRule, ...] = ("best", "closest", "last", "round_trip")
+PLAN_ANSWERS: tuple[AnswerRule, ...] = ("best", "closest", "last", "round_trip", "learned")
 WEIGHTS = ("items", "used", "closed", "fit", "asked", "stop")
 
 
@@ -36,7 +36,7 @@ class Plan:
     """Operators in order, each at most once; "ask" among them asks the target there, and the end always does.
 
     With several answers, `answer` chooses which one is submitted, and `stop_fit` submits as soon as the best answer
-    fits its question at least this well (a cosine).
+    fits its question at least this well (a cosine), or with `learned` has at least this P(right).
     """
 
     steps: tuple[str, ...] = ()
@@ -71,7 +71,8 @@ class Plan:
         text = " > ".join(self.steps) or "the original question"
         if not self.asks_early:
             return text
-        stop = "" if self.stop_fit is None else f", stop at fit {self.stop_fit:g}"
+        of = "P(right)" if self.answer == "learned" else "fit"
+        stop = "" if self.stop_fit is None else f", stop at {of} {self.stop_fit:.3g}"
         return f"{text} ({self.answer} answer{stop})"
 
 
@@ -98,7 +99,7 @@ class PlanPlayer:
 
     def _next(self, engine: EpisodeEngine) -> int:
         best = engine.episode.best
-        if self._stop is not None and best is not None and np.float32(centered(best.fit)) >= self._stop:
+        if self._stop is not None and best is not None and np.float32(centered(engine.episode.assurance)) >= self._stop:
             return self.submit
         for place in range(self._start, len(self.items)):
             action = self.items[place]
@@ -164,7 +165,8 @@ class PlanPolicy:
 
 def plan_task(plan: Plan, task: Task) -> Task:
     """Return the task on which a plan acts: rewrites and answers are separate, and the episode is long enough."""
-    return task.with_rules(ask="policy", answer=plan.answer, max_episode_steps=len(plan.items) + 1)
+    several = {"max_asks": None} if plan.answer == "learned" else {}  # found by a search of plans with one answer
+    return task.with_rules(ask="policy", answer=plan.answer, max_episode_steps=len(plan.items) + 1, **several)
 
 
 def plan_policy(plan: Plan, task: Task) -> PlanPolicy:

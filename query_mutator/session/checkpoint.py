@@ -57,6 +57,7 @@ class Checkpoint:
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
     bandit: Mapping[str, Any] | None = None  # sums of the run's transitions (`evaluation.bandit_baseline`)
+    confidence: Mapping[str, Any] | None = None  # arrays of the model of P(right), for the rule `learned`
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
     plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
     path: Path | None = None
@@ -85,6 +86,8 @@ class Checkpoint:
             "progress": asdict(self.progress),
             "envs": self.envs,
             "bandit": self.bandit,
+            "confidence": self.confidence
+            and {name: torch.from_numpy(array.copy()) for name, array in self.confidence.items()},
             "callbacks": dict(self.callbacks),
             "plugins": dict(self.plugins),
         }
@@ -105,6 +108,7 @@ class Checkpoint:
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
                 bandit=state.get("bandit"),
+                confidence=_arrays(state.get("confidence")),
                 callbacks=state.get("callbacks", {}),
                 plugins=as_type(state.get("plugins", {}), Mapping[str, str], "plugins"),
                 path=path,
@@ -136,6 +140,10 @@ class Checkpoint:
     def _rewrite_flags(self) -> str:
         settings = rewrite_settings(self.actions, self.task.forms)
         return " ".join(f"--{name} {value}" for name, value in settings.items() if value)
+
+
+def _arrays(tensors: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if tensors is None else {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _with_rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:

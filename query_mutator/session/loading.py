@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
@@ -110,7 +111,14 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     checkpoint = saved.checkpoint
     settings = replace(checkpoint.task, **rewrite_settings(checkpoint.actions, checkpoint.task.forms))
     task = make_task(
-        models, settings, train, projection=checkpoint.projection, vocabulary=vocabulary, reward=reward, bank=bank
+        models,
+        settings,
+        train,
+        projection=checkpoint.projection,
+        vocabulary=vocabulary,
+        reward=reward,
+        bank=bank,
+        confidence=None if checkpoint.confidence is None else ConfidenceModel.from_arrays(checkpoint.confidence),
     )
     checkpoint.check_actions(task.actions)
     if background is not None:

@@ -2,6 +2,7 @@
 
     policy.json        actions, rules of an episode, models, versions, plugins, digests of operators and encoder
     weights/*.npy      the policy's arrays
+    confidence/*.npy   the model of P(right), of a policy that submits by it
     *.npy              projection; training questions' vectors, for the operators that merge in a similar question;
                        coefficients of the bandit in the result table
 
@@ -68,7 +69,7 @@ MAX_DIMS = 4
 SHOWN_CHARS = 200
 #: The arrays besides the weights, and their dimensions.
 _ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1, "bandit": 2}
-_WEIGHTS = re.compile(r"weights/[\w./-]{1,200}\.npy")
+_WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}\.npy")
 #: What policy.json has of the background, besides the questions.
 _BACKGROUND: Mapping[str, Any] = {
     **dict.fromkeys(("vocabulary", "trained_texts", "trained_targets"), frozenset[str]),
@@ -149,6 +150,7 @@ def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     arrays |= {"train_vectors": background.train_vectors, "probe": background.probe}
     if checkpoint.bandit is not None:
         arrays["bandit"] = _array("bandit", checkpoint.bandit["theta"])
+    arrays |= {f"confidence/{name}": array for name, array in (checkpoint.confidence or {}).items()}
     with atomic_write(path) as file:
         file.write(_archive(_about(checkpoint, background), arrays))
 
@@ -324,6 +326,9 @@ def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> Sa
     }
     others |= {name: arrays[name] for name in ("train_vectors", "probe")}
     weights = {name.removeprefix("weights/"): value for name, value in arrays.items() if name.startswith("weights/")}
+    confidence = {
+        name.removeprefix("confidence/"): value for name, value in arrays.items() if name.startswith("confidence/")
+    }
     checkpoint = Checkpoint(
         learner={"policy": weights, "updates_done": about.updates_done},
         actions=stored_actions(about.actions),
@@ -335,6 +340,7 @@ def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> Sa
         progress=Progress(env_steps=about.env_steps),
         plugins=about.plugins,
         bandit={"theta": arrays["bandit"]} if "bandit" in arrays else None,
+        confidence=confidence or None,
         path=path,
     )
     return SavedPolicy(checkpoint=checkpoint, background=Background(train=about.train, **others))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from query_mutator import forms as form_registry
 from query_mutator import operators as operator_registry
 from query_mutator.bounds import group_of
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.encoder import english_words
 from query_mutator.env.observation import Projection
 from query_mutator.env.rules import EpisodeRules
@@ -43,12 +44,16 @@ def make_task(
     vocabulary: frozenset[str] | None = None,
     reward: WeightedReward | None = None,
     bank: Sequence[Question] | None = None,
+    confidence: ConfidenceModel | None = None,
 ) -> Task:
     """Return the task on training `questions` against open models, whose mutator knows all operators.
 
     `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
-    `bank` has the examples that forms show, by default those of a bundled set or the training questions.
+    `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
+    is what --answer learned submits by.
     """
+    if settings.answer == "learned" and confidence is None:
+        raise UsageError("--answer learned submits by a P(right) that qm plan --answer learned learns; run that")
     vocabulary = models.vocabulary if vocabulary is None else vocabulary
     operators, forms = rewrites(settings)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]
@@ -70,4 +75,5 @@ def make_task(
         rules=group_of(EpisodeRules, settings),
         forms=forms,
         bank=example_bank(settings.dataset) or bank,
+        confidence=confidence,
     )

@@ -44,8 +44,9 @@ class Episode(CallRules):
     """The rules of an episode."""
 
     answer: AnswerRule = "best"
-    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one, or
-    round_trip: that from which the mutator can tell the question, one call for each of several answers."""
+    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one,
+    round_trip: that from which the mutator can tell the question, one call for each of several answers; or learned: the
+    one that is most likely right, for plans of qm plan --answer learned."""
     ask: AskRule = "every_step"
     """When the target is asked: after every rewrite, or when the policy decides to (policy)."""
     max_episode_steps: Few = 5

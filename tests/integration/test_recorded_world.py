@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,48 @@ def test_a_plan_is_found_and_evaluated(flags: list[str], tmp_path: Path, capsys:
     assert "question_answer" in capsys.readouterr().out
     assert qm("eval", "--checkpoint", the_run(tmp_path), "--json", tmp_path / "eval.json") == 0
     assert json.loads((tmp_path / "eval.json").read_text())["methods"]["policy"]["success"] == 1
+
+
+def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
+    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, recording = world[0], tmp_path / "two.jsonl.xz"
+    task = task_of(str(dataset), CALLS, encoder="hash", forms_asked="question_answer,few_words,restate")
+    wanted = list(requests_of(task, versions_of(str(dataset), task, cleaned_by=[CLEAN])))
+    accept = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
+
+    def reply(request: ChatRequest) -> Completion:
+        """Answer half of the questions in one form, the other half in another."""
+        said = "\n".join(message.content for message in request.messages)
+        text = max((text for text in accept if text in said), key=len, default="")
+        half = zlib.crc32(accept[text][0].encode()) % 2 if accept.get(text) else None
+        is_quiz = said.startswith("Question: ")
+        right = half is not None and (is_quiz if half else not is_quiz and said != text)
+        return Completion(text=accept[text][0] if right else "I cannot tell you.", model=MODEL, completion_tokens=3)
+
+    head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-24")
+    write_replies(recording, head, {reply_key(request): [reply(request)] for request in wanted})
+    flags = ["--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
+             "--forms", "question_answer,few_words,restate", "--target-max-tokens", MAX_TOKENS, "--encoder", "hash",
+             "--save-dir", tmp_path / "runs"]  # fmt: skip
+    assert qm("plan", *flags, "--max-calls", "4000", "--answer", "learned", "--budget", "2") == 0
+    run = the_run(tmp_path)
+    assert "(learned answer, stop at P(right)" in capsys.readouterr().out
+    found = json.loads((run / "summary.json").read_text())
+    assert found["search"]["p_right"]["auroc"] > 0.9
+    assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
+    methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
+    assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2
+    assert methods["policy"]["success"] > methods["best_of_k"]["success"] + 0.2
+    assert 1 < methods["policy"]["calls_per_question"] <= 2
+    assert qm("export-policy", run, "--output", tmp_path / "p.qm") == 0
+    question = next(question for question in task.questions if question.accept)
+    capsys.readouterr()
+    argv = ["rewrite", "--checkpoint", tmp_path / "p.qm", "--recording", recording, "--json", "-", question.text]
+    assert qm(*argv) == 0
+    assert "P(right)" in capsys.readouterr().out
+    assert train(*map(str, flags), "--answer", "learned", "--num-env-steps", "64", "--no-evaluate") == 2
+    assert "qm plan --answer learned" in capsys.readouterr().err
 
 
 def test_recorded_calls_take_no_time_and_bound_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,42 @@
+"""In which order forms are asked: the one first whose answers, with those before, are most often right as submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from query_mutator.confidence.submission import submitted
+from query_mutator.confidence.table import TrainingTable
+from query_mutator.types import DoubleArray
+
+__all__ = ["greedy_order", "places_by_question"]
+
+
+def greedy_order(
+    table: TrainingTable, p: DoubleArray, forms: Sequence[str], *, first: str, agreement: float, most: int | None = None
+) -> list[str]:
+    """Return at most `most` forms of a table in an order chosen one by one, by out-of-fold P(right) [n]."""
+    chosen = [first]
+    while (rest := [form for form in forms if form not in chosen]) and (most is None or len(chosen) < most):
+        chosen.append(max(rest, key=lambda form: _success(table, p, [*chosen, form], agreement=agreement)))
+    return chosen
+
+
+def places_by_question(table: TrainingTable, forms: Sequence[str]) -> list[list[int]]:
+    """Return the rows of each question that was asked in all of these forms, in their order."""
+    order = {form: place for place, form in enumerate(forms)}
+    places: dict[int, list[int]] = {}
+    for at in np.flatnonzero(np.isin(table.forms, forms)).tolist():
+        places.setdefault(int(table.questions[at]), []).append(at)
+    whole = (rows for rows in places.values() if len(rows) == len(forms))
+    return [sorted(rows, key=lambda at: order[table.forms[at]]) for rows in whole]
+
+
+def _success(table: TrainingTable, p: DoubleArray, forms: Sequence[str], *, agreement: float) -> float:
+    """Return the rate of right submissions on the questions that were asked in all of these forms."""
+    right = []
+    for rows in places_by_question(table, forms):
+        chosen = submitted(p[rows], table.answer_groups[rows].tolist(), agreement=agreement)
+        right.append(table.right[rows[chosen]])
+    return float(np.mean(right)) if right else 0.0
