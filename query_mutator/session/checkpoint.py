@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.bounds import Parallel
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import rewrite_settings
 from query_mutator.errors import CheckpointError
@@ -122,6 +123,15 @@ class Checkpoint:
     def algo(self) -> str:
         """Return the name of the learner."""
         return str(self.flags.get("algo", "ppo"))
+
+    def confidence_model(self) -> ConfidenceModel | None:
+        """Return what the policy submits by, if it was learned; CheckpointError for arrays that hold none."""
+        if self.confidence is None:
+            return None
+        found = ConfidenceModel.from_arrays(self.confidence)
+        if found.encoder_source:
+            raise CheckpointError("its model of P(right) needs an encoder, which episodes do not give it")
+        return found
 
     def check_actions(self, actions: Sequence[str]) -> None:
         """Raise a CheckpointError with the difference unless the policy has exactly these actions."""

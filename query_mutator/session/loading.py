@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
@@ -118,7 +117,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         vocabulary=vocabulary,
         reward=reward,
         bank=bank,
-        confidence=None if checkpoint.confidence is None else ConfidenceModel.from_arrays(checkpoint.confidence),
+        confidence=checkpoint.confidence_model(),
     )
     checkpoint.check_actions(task.actions)
     if background is not None:

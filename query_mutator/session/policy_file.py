@@ -343,4 +343,5 @@ def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> Sa
         confidence=confidence or None,
         path=path,
     )
+    checkpoint.confidence_model()
     return SavedPolicy(checkpoint=checkpoint, background=Background(train=about.train, **others))

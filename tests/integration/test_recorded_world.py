@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import general
+from benchmarks.attack.policies import archive, entries_of
 from query_mutator import forms, operators
 from query_mutator.data.bundled import FOLDER, general_bank
 from query_mutator.data.loaders import load_questions
@@ -181,8 +182,12 @@ def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
     assert methods["policy"]["success"] > methods["best_of_k"]["success"] + 0.2
     assert 1 < methods["policy"]["calls_per_question"] <= 2
     assert qm("export-policy", run, "--output", tmp_path / "p.qm") == 0
+    damaged = [entry for entry in entries_of(tmp_path / "p.qm") if entry[0] != "confidence/calibration.npy"]
+    (tmp_path / "damaged.qm").write_bytes(archive(damaged))
     question = next(question for question in task.questions if question.accept)
     capsys.readouterr()
+    assert qm("rewrite", "--checkpoint", tmp_path / "damaged.qm", "--recording", recording, question.text) == 2
+    assert "not a policy file, or damaged" in capsys.readouterr().err
     argv = ["rewrite", "--checkpoint", tmp_path / "p.qm", "--recording", recording, "--json", "-", question.text]
     assert qm(*argv) == 0
     assert "P(right)" in capsys.readouterr().out
