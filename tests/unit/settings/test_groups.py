@@ -94,7 +94,6 @@ OTHER_MEANING: dict[str, set[str]] = {
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
     "EvalFlags": {"dataset", "judge_model", "local_server_url", "seed", "target_model"},
     "PolicyFlags": {"device", "encoder"},
-    "PlanFlags": {"answer"},  # a search tries the other rules
     "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow
     "JudgeCheckFlags": {"batch_size", "judge_model"},

@@ -1,0 +1,273 @@
+"""Plans that submit the answer that is most likely right, against votes and other plans of at least as many calls.
+
+    python -m benchmarks.learned_answer --json table.json     searches on the training questions, reads the held-out ones
+    python -m benchmarks.learned_answer --second-author       the same, reads the second author's, and logs the reading
+
+Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned`; its plans at each budget are
+played as `qm eval` plays them. A rival has the calls that the plan really made on these questions, rounded up; votes
+count the forms that are right most often on the training questions. Intervals resample seeds and targets. P(right) is
+scored on the answers in all forms: within each family and form, against a fit on question and form alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.general import CLEAN, config_of, flags_of, plan_jobs
+from benchmarks.learning import World, task_settings
+from benchmarks.second_author import LOG, log_reading
+from benchmarks.seeds_report import percent
+from query_mutator.bounds import group_of
+from query_mutator.cli.console import table
+from query_mutator.confidence import Attempt, ConfidenceModel, plain_vote, rule_vote
+from query_mutator.data.bundled import general_second_author
+from query_mutator.data.split import target_key
+from query_mutator.encoder.documents import cache_dir
+from query_mutator.env.task import Task
+from query_mutator.evaluation.methods import Found, Job, by_policy
+from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
+from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.files import write_json
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.rewards.committed import FAMILY
+from query_mutator.session.dataset import split_dataset
+from query_mutator.settings.models import ModelSettings
+from query_mutator.stats.calibration import auroc, expected_calibration_error
+from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.types import DoubleArray, Question
+
+BUDGETS = (1.5, 2.0, 3.0, 6.0)
+MAX_CALLS = 60_000
+VOTES = {"vote": plain_vote, "rule vote": rule_vote}
+MOST_VOTES = 8
+
+
+def best_at(search: PlanSearch, budget: float, *, learned: bool) -> PlanPoint:
+    """Return the plan of a search that is right most often on the training questions within a budget."""
+    kind = [point for point in search.points if (point.plan.answer == "learned") == learned]
+    return replace(search, points=tuple(kind)).best_plan_at(budget)
+
+
+def jobs_of(search: PlanSearch, task: Task, seed: int) -> list[Job]:
+    """Return what asks the questions of a task by the plans of a search at each budget, both kinds."""
+    jobs = []
+    for budget in BUDGETS:
+        plan = best_at(search, budget, learned=True).plan
+        acting = replace(plan_task(plan, task), confidence=search.confidence)
+        jobs.append(Job(name=f"learned {budget:g}@{seed}", task=acting, make=by_policy(plan_policy(plan, task))))
+    for calls in range(1, 1 + math.ceil(max(BUDGETS)) + 1):
+        jobs += plan_jobs({f"best plan {calls}@{seed}": best_at(search, calls, learned=False).plan}, task)
+    return jobs
+
+
+def within(strata: Sequence[Any], p: DoubleArray, right: DoubleArray) -> float:
+    """Return the AUROC [n] within strata: the share of pairs of a right and a wrong answer of one that p orders."""
+    pairs, ordered = 0.0, 0.0
+    _, of = np.unique([str(one) for one in strata], return_inverse=True)
+    for stratum in range(of.max() + 1):
+        mask = of == stratum
+        hits = right[mask].sum()
+        if count := float(hits * (mask.sum() - hits)):
+            pairs += count
+            ordered += count * auroc(p[mask], right[mask])
+    return ordered / pairs
+
+
+class Answers:
+    """The answers of questions in all forms after cleaning."""
+
+    def __init__(self, world: World, task: Task, questions: Sequence[Question]) -> None:
+        """Ask them."""
+        self.questions, self.forms = list(questions), [form.name for form in task.forms]
+        plans = {form: Plan(steps=(CLEAN, form)) for form in self.forms}
+        found = Found()
+        self.task = task.on(questions)
+        world.evaluator.run_all(plan_jobs(plans, self.task), found, title="answers in all forms")
+        self.by_form = {form: list(found[form].values()) for form in self.forms}
+
+    def right(self) -> DoubleArray:
+        """Return whether each is right [forms, n]."""
+        return np.array([[float(one.is_right) for one in self.by_form[form]] for form in self.forms])
+
+    def attempt(self, form: str, at: int) -> Attempt:
+        """Return what P(right) is read from."""
+        return Attempt(text=self.task.form_named(form).read(self.by_form[form][at].answer), form=form)
+
+    def inputs(self) -> DoubleArray:
+        """Return question and form without the answer [forms * n, D + forms]."""
+        vectors = np.tile(self.task.question_vectors, (len(self.forms), 1))
+        return np.hstack([vectors, np.repeat(np.eye(len(self.forms)), len(self.questions), axis=0)])
+
+    def strata(self) -> list[tuple[str, str]]:
+        """Return family and form of each [forms * n]."""
+        families = [next((t for t in q.tags if t.startswith(FAMILY)), "") for q in self.questions]
+        return [(form, family) for form in self.forms for family in families]
+
+
+def votes_of(answers: Answers, order: Sequence[str]) -> dict[str, DoubleArray]:
+    """Return whether the answer of each vote among the first forms of an order is right [n]."""
+    found = {}
+    for name, rule in VOTES.items():
+        for calls in range(1, MOST_VOTES + 1):
+            asked = order[:calls]
+            right = []
+            for at, question in enumerate(answers.questions):
+                chosen = rule(question.text, [answers.attempt(form, at) for form in asked])
+                right.append(float(answers.by_form[asked[chosen]][at].is_right))
+            found[f"{name} {calls}"] = np.array(right)
+    return found
+
+
+def judged(model: ConfidenceModel, answers: Answers, blind: LogisticRegression) -> dict[str, Any]:
+    """Return how good P(right) is on the answers in all forms, and a fit without the answer."""
+    n, right = len(answers.questions), answers.right().ravel()
+    p = np.array([
+        model.p_alone(question.text, [answers.attempt(form, at)])[0]
+        for form in answers.forms for at, question in enumerate(answers.questions)
+    ])  # fmt: skip
+    by_form = {
+        form: expected_calibration_error(p[at * n : (at + 1) * n], right[at * n : (at + 1) * n])
+        for at, form in enumerate(answers.forms)
+    }
+    return {
+        "answers": len(right),
+        "auroc": auroc(p, right),
+        "within": within(answers.strata(), p, right),
+        "within_without_answer": within(answers.strata(), blind.predict_proba(answers.inputs())[:, 1], right),
+        "calibration_error": expected_calibration_error(p, right),
+        "by_form": by_form,
+    }
+
+
+def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> float:
+    """Return the calibration error of the answers that a plan submits."""
+    order = [step for step in plan.steps if step in answers.forms]
+    p, right = [], []
+    for at, question in enumerate(answers.questions):
+        attempts = []
+        for form in order:
+            attempts.append(answers.attempt(form, at))
+            found = model.submit(question.text, attempts)
+            if plan.stop_fit is not None and found.p_right >= plan.stop_fit:
+                break
+        p.append(found.p_right)
+        right.append(float(answers.by_form[order[found.index]][at].is_right))
+    return expected_calibration_error(np.array(p), np.array(right))
+
+
+def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Search once for each seed, play all plans, and return the report."""
+    settings = task_settings(config_of(argv := flags_of(arguments)))
+    task, split = world.task_of(settings), split_dataset(settings)
+    questions = list(split.test)
+    if arguments.second_author:
+        log_reading(arguments.log, ["benchmarks.learned_answer"], argv)
+        questions = general_second_author()
+    training, held_out = Answers(world, task, split.train), Answers(world, task, questions)
+    rates = dict(zip(training.forms, training.right().mean(axis=1), strict=True))
+    blind = LogisticRegression(max_iter=1000).fit(training.inputs(), training.right().ravel())
+    order = sorted(rates, key=lambda form: -rates[form])
+    votes = votes_of(held_out, order)
+    found, searches = Found(), []
+    for seed in arguments.seeds:
+        started = time.perf_counter()
+        searches.append(find_plan(world.evaluator, task, max_calls=arguments.max_calls, seed=seed, learned=True))
+        world.evaluator.run_all(jobs_of(searches[-1], held_out.task, seed), found, title="evaluation")
+        print(f"seed {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+
+    def column(name: str, measure: str) -> DoubleArray:
+        rows = [found[f"{name}@{seed}"].values() for seed in arguments.seeds]
+        return np.array([[float(getattr(one, measure)) for one in row] for row in rows])
+
+    keys = [target_key(question) for question in questions]
+    rows = {}
+    for budget in BUDGETS:
+        right, calls = column(f"learned {budget:g}", "is_right"), float(column(f"learned {budget:g}", "calls").mean())
+        most = math.ceil(round(calls, 6))
+        rivals = {name: np.tile(column, (len(right), 1)) for name, column in votes.items() if int(name[-1]) <= most}
+        rivals |= {f"best plan {k}": column(f"best plan {k}", "is_right") for k in range(1, most + 1)}
+        strongest = max(rivals, key=lambda name: rivals[name].mean())
+        values = np.stack([right, rivals[strongest], right - rivals[strongest]], axis=2)
+        of_learned, of_rival, of_lead = crossed_intervals(values, keys).tolist()
+        rows[f"{budget:g}"] = {
+            "success": float(right.mean()),
+            "ci": of_learned,
+            "calls": calls,
+            "seeds": right.mean(axis=1).tolist(),
+            "rival": strongest,
+            "rival_success": float(rivals[strongest].mean()),
+            "rival_ci": of_rival,
+            "lead": float(right.mean() - rivals[strongest].mean()),
+            "lead_ci": of_lead,
+            "rivals": {name: float(column.mean()) for name, column in rivals.items()},
+        }
+    first, model = searches[0], searches[0].confidence
+    assert model is not None
+    errors = {f"{b:g}": submitted_error(model, best_at(first, b, learned=True).plan, held_out) for b in BUDGETS}
+    return {
+        "questions": len(questions),
+        "budgets": rows,
+        "p_right": judged(model, held_out, blind) | {"submitted": errors},
+        "plans": {f"{b:g}": [str(best_at(search, b, learned=True).plan) for search in searches] for b in BUDGETS},
+    }
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """Return the tables of a report."""
+    rows = [
+        (budget, f"{row['calls']:.2f}",
+         percent(row["success"], row["ci"]), f"{100 * min(row['seeds']):.1f}",
+         f"{row['rival']}: {percent(row['rival_success'], row['rival_ci'])}",
+         percent(row["lead"], row["lead_ci"], sign="+"))
+        for budget, row in found["budgets"].items()
+    ]  # fmt: skip
+    title = f"{found['questions']} questions; the strongest rival has the calls of the plan, rounded up"
+    columns = ("budget", "calls", "learned", "lowest seed", "strongest rival", "learned minus rival")
+    quality = found["p_right"]
+    submitted = ", ".join(f"{error:.3f} at {budget}" for budget, error in quality["submitted"].items())
+    forms = ", ".join(f"{form} {error:.3f}" for form, error in quality["by_form"].items())
+    return "\n\n".join([
+        table(title, columns, rows),
+        f"P(right) of {quality['answers']} answers: AUROC {quality['auroc']:.3f}; within family and form "
+        f"{quality['within']:.3f}, without the answer {quality['within_without_answer']:.3f}\n"
+        f"calibration error {quality['calibration_error']:.3f}; of submitted answers {submitted}\nby form: {forms}",
+    ])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables; write them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flags", default="", help="of the trainer, after those of examples/run_llm.json")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
+    parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="of each search")
+    parser.add_argument("--second-author", action="store_true", help="score the second author's questions")
+    parser.add_argument("--log", type=Path, default=LOG)
+    parser.add_argument("--json", type=Path)
+    parser.set_defaults(mixture=None)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    settings = group_of(ModelSettings, config_of(flags_of(arguments)))
+    world = World(settings, cache_dir() / "general")
+    with world.system:
+        found = run(world, arguments)
+    print(in_words(found))
+    if arguments.json is not None:
+        write_json(arguments.json, found)
+
+
+if __name__ == "__main__":
+    main()
