@@ -8,6 +8,7 @@ Their figures are out of fold: the model that scores an answer has seen no answe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,7 +135,7 @@ def _point(
 ) -> PlanPoint:
     """Return the plan of a stopping rule with its figures."""
     steps = [*prefix, *(step for form in order[: rule.max_calls] for step in (form, ASK))][:-1]
-    stop = round(rule.threshold, 4) if rule.threshold <= 1 else None
+    stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
     sure = 2.0 if stop is None else stop
     stops = [next((at for at, p in enumerate(path) if p >= sure), len(path) - 1) for path in paths.p]
     questions = np.arange(len(stops))
