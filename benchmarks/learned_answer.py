@@ -1,7 +1,7 @@
 """Plans that submit the answer that is most likely right, against votes and other plans of at least as many calls.
 
-    python -m benchmarks.learned_answer --json F              searches on the training questions, reads the held-out ones
-    python -m benchmarks.learned_answer --second-author       the same, reads the second author's, and logs the reading
+    python -m benchmarks.learned_answer --json F            searches on the training questions, reads the held-out ones
+    python -m benchmarks.learned_answer --second-author     the same, reads the second author's, and logs the reading
 
 Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned`; its plans at each budget are
 played as `qm eval` plays them. A rival has the calls that the plan really made on these questions, rounded up; votes
