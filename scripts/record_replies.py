@@ -4,8 +4,8 @@
     python scripts/record_replies.py --gguf smollm2 --dataset query_mutator/data/questions/general.jsonl \
         --out query_mutator/data/recorded/smollm2-135m.jsonl.xz --journal build/recorded
 
-Each reply is appended to the journal when it arrives: a run that was killed asks only what is not there. The recording
-is packed from the journal at the end, and by --pack at any time. Exit code 3 when calls failed: run it again.
+Each reply is appended to the journal when it arrives: a run that was killed asks only what is neither there nor in the
+recording. It is packed from both at the end, and by --pack at any time. Exit code 3 when calls failed: run it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.files.replies import RepliesHead, write_replies
+from query_mutator.files.replies import RepliesHead, read_replies, write_replies
 from query_mutator.llm.backends import open_servers
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.recorded import reply_key
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         command=shlex.join(["python", *sys.argv]),
         date="",
     )
-    journal = Journal(arguments.journal, head)
+    journal = Journal(arguments.journal, head, recording=arguments.out)
     stack.callback(journal.close)
     failed = 0
     if not arguments.pack:
@@ -142,9 +142,12 @@ def without_repeats(requests: Iterator[ChatRequest]) -> dict[Asked, ChatRequest]
 
 
 class Journal:
-    """The replies so far, in a folder that belongs to one model; UsageError for another's or a damaged one."""
+    """The replies so far: those of a recording, if it exists, and of a folder.
 
-    def __init__(self, folder: Path, head: RepliesHead) -> None:
+    Both belong to one model; UsageError for another's or a damaged one.
+    """
+
+    def __init__(self, folder: Path, head: RepliesHead, *, recording: Path) -> None:
         about, rows = folder / "about.json", folder / "replies.jsonl"
         made_by = {
             name: value for name, value in asdict(head).items() if name in ("model", "model_sha256", "made_with")
@@ -154,6 +157,12 @@ class Journal:
         if not about.exists():
             write_checked_json(about, made_by)
         self.replies: dict[Asked, Completion] = {}
+        if recording.exists():
+            before, replies = read_replies(recording)
+            if (before.model, before.model_sha256) != (head.model, head.model_sha256):
+                raise UsageError(f"{recording} has replies of {before.model}; give another --out")
+            for key, samples in replies.items():
+                self.replies |= {(key, number): reply for number, reply in enumerate(samples)}
         for row in read_json_lines(rows) if rows.exists() else ():
             self.replies[row["key"], row["sample"]] = completion_from_json(row["outcome"])
         self._rows = JsonLines(rows)

@@ -71,13 +71,13 @@ def requests_of(
 ) -> Iterator[ChatRequest]:
     """Yield the requests; those for random replies in the forms `sampled` have `sample` 0 to `samples` - 1.
 
-    The last version is a yardstick that no policy reaches: no random replies to it are needed.
+    The last version is a yardstick that no policy reaches. Random replies are to the version before, the cleaned one.
     """
     for form in (AS_IS, *(form.name for form in task.forms)):
         yield from _in_form(task, versions if form in YARDSTICK else versions[:-1], form)
     for number in range(samples):
         for form in sampled:
-            for request in _in_form(task, versions[:-1], form):
+            for request in _in_form(task, versions[-2:-1], form):
                 yield replace(request, temperature=TEMPERATURE, sample=number)
 
 
