@@ -75,8 +75,8 @@ def requests_of(
     """
     for form in (AS_IS, *(form.name for form in task.forms)):
         yield from _in_form(task, versions if form in YARDSTICK else versions[:-1], form)
-    for number in range(samples):
-        for form in sampled:
+    for form in sampled:
+        for number in range(samples):
             for request in _in_form(task, versions[-2:-1], form):
                 yield replace(request, temperature=TEMPERATURE, sample=number)
 
