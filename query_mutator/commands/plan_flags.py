@@ -55,16 +55,15 @@ class PlanFlags(
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Time of a command without --max-calls, loading included; the embedded models get 20,000 calls instead."""
+    """Time without --max-calls, loading included; the embedded models get 20,000 calls instead."""
     max_calls: Count | None = None
-    """Maximum model calls of the search; fewer than 15 for each question, 20 with the embedded models, score a random
-    sample of the questions."""
+    """Maximum model calls of the search; with few, a random sample of the questions is scored."""
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
-    (learned), as learned from the search's answers; that plan asks in form after form until one is likely enough."""
+    (learned), asking in form after form until one is likely enough."""
     budget: Annotated[float, Ge(1), Le(10000)] | None = None
-    """Save the plan that is right most often with at most this many calls per question on average, in place of the one
-    with the best score minus --call-price per call."""
+    """Save the plan that is right most often with this many calls per question on average, not the one with the best
+    score minus --call-price per call."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
