@@ -35,6 +35,7 @@ from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.files.lock import locked
 from query_mutator.files.replies import RepliesHead, read_replies, write_replies
 from query_mutator.llm.backends import open_servers
 from query_mutator.llm.client import Client, ModelServer
@@ -115,6 +116,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         command=shlex.join(["python", *sys.argv]),
         date="",
     )
+    stack.enter_context(locked(arguments.journal))
     journal = Journal(arguments.journal, head, recording=arguments.out)
     stack.callback(journal.close)
     failed = 0
