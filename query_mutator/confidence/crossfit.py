@@ -6,7 +6,7 @@ n answers, F columns
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,11 +61,21 @@ class Platt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoldFit:
+    """What scores the answers of one fold, fitted to those of the others."""
+
+    scorer: Scorer
+    rates: Mapping[str, float]  # of forms
+    calibration: Platt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossFit:
-    """The chosen scorer, its out-of-fold probabilities [n], and the calibration of all folds."""
+    """The chosen scorer, its out-of-fold probabilities [n], what gave them, and the calibration of all folds."""
 
     candidate: Candidate
     p: DoubleArray
+    folds: tuple[FoldFit, ...]
     calibration: Platt
 
 
@@ -91,14 +101,18 @@ def cross_fit(
     best: CrossFit | None = None
     least = math.inf
     for name in candidates:
-        raw = _out_of_fold(table, weights, name, fold, seed)
+        raw, scorers, rates = _out_of_fold(table, weights, name, fold, seed)
         p = np.empty(len(table))
+        fits = []
         for part in range(folds):  # the calibration of a fold comes from the others
             rest = fold != part
-            p[~rest] = Platt.fit(raw[rest], table.right[rest], weights[rest]).p(raw[~rest])
+            calibration = Platt.fit(raw[rest], table.right[rest], weights[rest])
+            p[~rest] = calibration.p(raw[~rest])
+            fits.append(FoldFit(scorer=scorers[part], rates=rates[part], calibration=calibration))
         if (loss := log_loss(p, table.right, weights)) < least:
             least = loss
-            best = CrossFit(candidate=name, p=p, calibration=Platt.fit(raw, table.right, weights))
+            calibration = Platt.fit(raw, table.right, weights)
+            best = CrossFit(candidate=name, p=p, folds=tuple(fits), calibration=calibration)
     assert best is not None
     return best
 
@@ -136,9 +150,13 @@ def log_loss(p: DoubleArray, right: DoubleArray, weights: DoubleArray) -> float:
     return float(-(weights @ np.log(likely)) / weights.sum())
 
 
-def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int) -> DoubleArray:
+def _out_of_fold(
+    table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int
+) -> tuple[DoubleArray, list[Scorer], list[dict[str, float]]]:
+    """Return the log odds [n] of answers, and of each fold its scorer and the rates of forms."""
     raw = np.empty(len(table))
-    for part in np.unique(fold):
+    scorers, all_rates = [], []
+    for part in range(int(fold.max()) + 1):
         held_out = fold == part
         kept = np.where(held_out, 0.0, weights)
         learned = kept > 0
@@ -146,7 +164,9 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fo
         columns = with_forms(table, rates, learned)
         scorer = fit_scorer(name, columns, table.right[learned], kept[learned], seed=seed)
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
-    return raw
+        scorers.append(scorer)
+        all_rates.append(rates)
+    return raw, scorers, all_rates
 
 
 def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -30,6 +30,7 @@ from query_mutator.confidence.table import (
     attempt_columns,
     attempt_groups,
     form_rates,
+    target_hash,
     training_table,
     with_forms,
 )
@@ -61,7 +62,10 @@ class ConfidenceModel:
     kind: AnswerKind | None  # how answers are read; None: by the wording of each question
     encoder_source: str  # fingerprint of the encoder it was fitted with, "" for none
     report: FitReport
-    out_of_fold: DoubleArray = field(default_factory=lambda: np.empty(0), repr=False)  # [n], of the rows; not stored
+    # Of the rows that it was fitted to; not stored with it.
+    out_of_fold: DoubleArray = field(default_factory=lambda: np.empty(0), repr=False)  # [n]
+    fold_models: tuple[Self, ...] = field(default=(), repr=False)
+    fold_of: Mapping[str, int] = field(default_factory=dict, repr=False)  # by the hash of a target
 
     @classmethod
     def fit(
@@ -87,7 +91,7 @@ class ConfidenceModel:
         known = ~np.isnan(columns).all(axis=0)
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
-        return cls(
+        model = cls(
             scorer=fit_scorer(found.candidate, columns, table.right[used], weight[used], seed=seed),
             calibration=found.calibration,
             agreement=fit_agreement(table, found.p, weight),
@@ -98,6 +102,14 @@ class ConfidenceModel:
             report=_report(table, found, weight),
             out_of_fold=found.p,
         )
+        parts = [replace(model, scorer=one.scorer, calibration=one.calibration, rates=one.rates) for one in found.folds]
+        fold_of = {name: place % folds for place, name in enumerate(table.target_hashes)}
+        return replace(model, fold_models=tuple(parts), fold_of=fold_of)
+
+    def for_target(self, target: str) -> Self:
+        """Return the model that has seen no answer about a target: this one, or that of the target's fold."""
+        fold = self.fold_of.get(target_hash(target))
+        return self if fold is None else self.fold_models[fold]
 
     def p_alone(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
         """Return the P(right) [k] of each attempt read by itself."""

@@ -19,8 +19,8 @@ from query_mutator.errors import UsageError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
 __all__ = [
-    "TrainingTable", "attempt_columns", "attempt_groups", "form_rates", "infer_kind", "table_of", "training_table",
-    "with_forms",
+    "TrainingTable", "attempt_columns", "attempt_groups", "form_rates", "infer_kind", "table_of", "target_hash",
+    "training_table", "with_forms",
 ]  # fmt: skip
 
 _FORM_AT, _CLOSENESS_AT = FEATURES.index(FORM), FEATURES.index(CLOSENESS)
@@ -40,6 +40,7 @@ class TrainingTable:
     targets: IntArray  # [n], in an order by a hash of the target
     kind: AnswerKind | None  # how answers are read; None: by the wording of each question
     encoder_source: str = ""  # fingerprint of the encoder that read them
+    target_hashes: tuple[str, ...] = ()  # by number in `targets`
 
     def __len__(self) -> int:
         """Return the number of answers."""
@@ -69,17 +70,23 @@ def table_of(rows: Sequence[LoggedAnswer], *, kind: AnswerKind | None, encoder: 
         columns[places] = attempt_columns(question, attempts, kind=kind, encoder=encoder)
         groups[places] = attempt_groups(question, attempts, kind=kind, encoder=encoder)
         questions[places] = number
-    hashes = [hashlib.sha256(row.group.encode("utf-8", "replace")).hexdigest() for row in rows]
+    hashes, targets = np.unique([target_hash(row.group) for row in rows], return_inverse=True)
     return TrainingTable(
         columns=columns,
         right=np.array([row.right for row in rows], dtype=np.float64),
         forms=tuple(row.attempt.form for row in rows),
         questions=questions,
         answer_groups=groups,
-        targets=np.unique(hashes, return_inverse=True)[1].astype(np.int64),
+        targets=targets.astype(np.int64),
         kind=kind,
         encoder_source="" if encoder is None else encoder.fingerprint,
+        target_hashes=tuple(hashes.tolist()),
     )
+
+
+def target_hash(target: str) -> str:
+    """Return the digest by which a target is known to folds."""
+    return hashlib.sha256(target.encode("utf-8", "replace")).hexdigest()
 
 
 def attempt_columns(

@@ -92,20 +92,20 @@ class EpisodeEngine:
         for number in range(first_try, first_try + tries):
             request = self.task.target(self.episode.index, self.episode.original)
             completion: Completion = yield self._call(request, f"first answer {number}", None)
-            error = completion.error or (yield from self.add_first(completion.text, number))
+            error = completion.error or (yield from self.add_first(completion, number))
             if error is None or not is_transient(error):
                 break
         self.episode.calls += 1
         return error
 
-    def add_first(self, answer: str, tries: int = 1) -> Flow:
+    def add_first(self, answered: Completion, tries: int = 1) -> Flow:
         """Add the target's answer to the original question; return the error of a call that failed for good."""
-        vectors = yield Encode((answer,))
+        vectors = yield Encode((answered.text,))
         if isinstance(vectors, ErrorInfo):
             return vectors
         episode = self.episode
         vectors = (episode.vectors[episode.original], *vectors)
-        first = yield from self._attempt((episode.original, AS_IS), answer, vectors, phase=f"first judge {tries}")
+        first = yield from self._attempt((episode.original, AS_IS), answered, vectors, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
         self._add(first)
@@ -176,7 +176,7 @@ class EpisodeEngine:
         if isinstance(vectors, ErrorInfo):
             return vectors
         vectors = vectors if known is None else (known, *vectors)
-        return (yield from self._attempt(asked, answered.text, vectors, phase="judge", action=action))
+        return (yield from self._attempt(asked, answered, vectors, phase="judge", action=action))
 
     def _rewrite(self, action: int) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
@@ -289,7 +289,13 @@ class EpisodeEngine:
         return completion
 
     def _attempt(
-        self, asked: Asked, answer: str, vectors: Sequence[FloatArray], *, phase: str, action: int | None = None
+        self,
+        asked: Asked,
+        answered: Completion,
+        vectors: Sequence[FloatArray],
+        *,
+        phase: str,
+        action: int | None = None,
     ) -> Flow:
         """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
 
@@ -299,7 +305,7 @@ class EpisodeEngine:
         def call(request: ChatRequest, number: int) -> Call:
             return self._call(request, f"{phase} {number}", action)
 
-        return score_answer(self.task, self.episode.index, asked=asked, answer=answer, vectors=vectors, call=call)
+        return score_answer(self.task, self.episode.index, asked=asked, answered=answered, vectors=vectors, call=call)
 
     # --- the current state -----------------------------------------------------------------------------------------
 

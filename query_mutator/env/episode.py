@@ -32,6 +32,8 @@ class Attempt:
     text: str
     form: str = AS_IS
     answer: str
+    logprob: float | None = None  # mean log probability of the answer's tokens; None where it was not reported
+    cut: bool | None = None  # ended at the token limit; None where it is not known
     text_vector: FloatArray
     answer_vector: FloatArray
     fit: float  # cosine of this text and the answer to it
@@ -59,6 +61,8 @@ class Attempt:
             "text": self.text,
             "form": self.form,
             "answer": self.answer,
+            "logprob": self.logprob,
+            "cut": self.cut,
             "text_vector": _tensor(self.text_vector),
             "answer_vector": _tensor(self.answer_vector),
             "fit": self.fit,
@@ -74,6 +78,8 @@ class Attempt:
             text=state["text"],
             form=state.get("form", AS_IS),
             answer=state["answer"],
+            logprob=state.get("logprob"),
+            cut=state.get("cut"),
             text_vector=np.array(state["text_vector"]),
             answer_vector=np.array(state["answer_vector"]),
             fit=state["fit"],

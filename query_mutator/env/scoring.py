@@ -8,7 +8,7 @@ from query_mutator.env.episode import Asked, Attempt
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.task import Task
 from query_mutator.rewards import Evidence, Unscored, cosine
-from query_mutator.types import ChatRequest, ErrorInfo, FloatArray
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 __all__ = ["score_answer"]
 
@@ -18,7 +18,7 @@ def score_answer(
     index: int,
     *,
     asked: Asked,
-    answer: str,
+    answered: Completion,
     vectors: Sequence[FloatArray],
     call: Callable[[ChatRequest, int], Call],
 ) -> Flow:
@@ -31,7 +31,7 @@ def score_answer(
     evidence = Evidence(
         question=task.questions[index],
         rewrite=text,
-        answer=task.form_named(form).read(answer),
+        answer=task.form_named(form).read(answered.text),
         question_vector=original,
         rewrite_vector=text_vector,
         answer_vector=answer_vector,
@@ -53,7 +53,9 @@ def score_answer(
     return Attempt(
         text=text,
         form=form,
-        answer=answer,
+        answer=answered.text,
+        logprob=answered.logprob,
+        cut=answered.hit_limit if answered.model else None,
         text_vector=text_vector,
         answer_vector=answer_vector,
         fit=cosine(text_vector, answer_vector),

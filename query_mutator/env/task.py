@@ -12,6 +12,7 @@ import numpy as np
 from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, Submission
+from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Attempt
 from query_mutator.env.examples import Bank, bank_of
@@ -29,7 +30,6 @@ from query_mutator.types import (
     UNSAFE,
     ChatRequest,
     FloatArray,
-    Purpose,
     Question,
 )
 
@@ -53,13 +53,14 @@ class CallSettings(Sampling):
 
     target_model: str
     mutator_model: str
+    logprobs: bool = False  # ask for the log probabilities of answers, which P(right) reads
     by_rules: bool = False  # the mutator rewrites by rules: a line before the prompt names the operator
     seed: int | None = 0
 
     def target(self, framed: Framed | str) -> ChatRequest:
         """Return the request that asks the target a question, which a form may have framed."""
         if isinstance(framed, str):
-            return self._request(framed, self.target_model, "target", self.target_max_tokens)
+            framed = Framed.user(framed)
         return ChatRequest(
             messages=framed.messages,
             model=self.target_model,
@@ -68,16 +69,19 @@ class CallSettings(Sampling):
             temperature=self.temperature if framed.temperature is None else framed.temperature,
             seed=self.seed,
             options=framed.options,
+            logprobs=self.logprobs,
         )
 
     def rewrite(self, operator: Operator, text: str, *, context: OperatorContext) -> ChatRequest:
         """Return the request for a rewrite by an operator."""
         prompt = prompt_of(operator, text, context=context, by_rules=self.by_rules)
-        return self._request(prompt, self.mutator_model, "mutate", self.mutator_max_tokens)
-
-    def _request(self, text: str, model: str, purpose: Purpose, max_tokens: int) -> ChatRequest:
         return ChatRequest.user(
-            text, model=model, purpose=purpose, max_tokens=max_tokens, temperature=self.temperature, seed=self.seed
+            prompt,
+            model=self.mutator_model,
+            purpose="mutate",
+            max_tokens=self.mutator_max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
         )
 
 
@@ -137,25 +141,33 @@ class Task:
         )
         return self.calls.target(self.form_named(form).frame(text, context=context))
 
-    def reply_of(self, attempt: Attempt) -> Reply:
-        """Return what P(right) is learned and read from: the answer as its form reads it."""
-        return Reply(text=self.form_named(attempt.form).read(attempt.answer), form=attempt.form)
+    def reply_of(self, index: int, attempt: Attempt) -> Reply:
+        """Return what P(right) is learned and read from: the answer to question `index` as its form reads it."""
+        form = self.form_named(attempt.form)
+        shown = self.examples[index] if form.uses_examples and self.examples else ()
+        return Reply(
+            text=form.read(attempt.answer),
+            form=attempt.form,
+            logprob=attempt.logprob,
+            cut=attempt.cut,
+            context=" ".join(example.answer for example in shown),
+        )
 
     def submission(self, index: int, attempts: Sequence[Attempt]) -> Submission:
         """Return which answer to question `index` is most likely right; UsageError where P(right) was not learned."""
-        return self._fitted.submit(self.questions[index].text, list(map(self.reply_of, attempts)))
+        return self._fitted(index).submit(self.questions[index].text, [self.reply_of(index, one) for one in attempts])
 
     def reason(self, index: int, attempts: Sequence[Attempt], chosen: Attempt) -> str:
         """Return what moves the P(right) of an answer to question `index` most, in words."""
-        replies = list(map(self.reply_of, attempts))
-        found = self._fitted.explain(self.questions[index].text, replies, attempts.index(chosen))
+        replies = [self.reply_of(index, one) for one in attempts]
+        found = self._fitted(index).explain(self.questions[index].text, replies, attempts.index(chosen))
         return found[0].text if found else "a usual answer"
 
-    @property
-    def _fitted(self) -> ConfidenceModel:
+    def _fitted(self, index: int) -> ConfidenceModel:
+        """Return the model of P(right) that has seen no answer about the target of question `index`."""
         if self.confidence is None:
             raise UsageError("--answer learned: P(right) was not learned; qm plan --answer learned does")
-        return self.confidence
+        return self.confidence.for_target(target_key(self.questions[index]))
 
     def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
         """Return whether operator `action` may change a wording; without a local test it may."""

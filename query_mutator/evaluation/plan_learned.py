@@ -121,7 +121,7 @@ def _graded(trials: Trials, rows: Rows, results: dict[str, list[PlanResult]]) ->
                 logged.append(
                     LoggedAnswer(
                         question=question.text,
-                        attempt=task.reply_of(attempt),
+                        attempt=task.reply_of(row, attempt),
                         right=attempt.reward.success >= 0.5,
                         target=target_key(question),
                         gold=question.accept[0] if question.accept else question.reference,

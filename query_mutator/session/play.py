@@ -148,7 +148,7 @@ def play(
     task, played, clock = engine.task, Played(), _Clock(engine, limits or NO_LIMITS)
     ended = False
     if first_answer is not None:
-        played.error = yield from engine.add_first(first_answer)
+        played.error = yield from engine.add_first(Completion(text=first_answer))
     elif task.rules.asking.asks_original:
         played.error = yield from clock.bound(engine.ask_original(tries=first_tries), clock.ends_at)
     while not (ended or played.stopped or played.error):

@@ -45,12 +45,13 @@ def make_task(
     reward: WeightedReward | None = None,
     bank: Sequence[Question] | None = None,
     confidence: ConfidenceModel | None = None,
+    logprobs: bool = False,
 ) -> Task:
     """Return the task on training `questions` against open models, whose mutator knows all operators.
 
     `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
     `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
-    is what --answer learned submits by.
+    is what --answer learned submits by. With `logprobs` answers come with their log probability also for other rules.
     """
     if settings.answer == "learned" and confidence is None:
         raise UsageError("--answer learned submits by a P(right) that qm plan --answer learned learns; run that")
@@ -64,7 +65,13 @@ def make_task(
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
     return build_task(
         questions,
-        calls=group_of(CallSettings, settings, by_rules=models.by_rules, **names),
+        calls=group_of(
+            CallSettings,
+            settings,
+            logprobs=logprobs or settings.answer == "learned",
+            by_rules=models.by_rules,
+            **names,
+        ),
         encoder=models.encoder,
         operators=operators,
         known_words=english_words() | vocabulary,
