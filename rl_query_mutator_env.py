@@ -5,11 +5,13 @@
             undo:        return to the original question
             submit:      the episode terminates, as it does after `max_episode_steps` steps
     reward  change of the score of what would be submitted now, minus the price of the step's calls;
-            so the return is final score - baseline score - prices
+            so the return is final score - baseline score - prices; with `answer="learned"` change of its P(right),
+            which varies less and has the same mean
 
 With `ask="policy"` rewriting and asking are separate: reset asks nothing, an operator only rewrites, and the action
 *ask* asks the target the current question. An episode that ends without an answer asks the current question then.
-Before the first answer the score is 0, so the return is final score - prices.
+Before the first answer the score is 0, so the return is final score - prices. With `ask="form"` choosing a form also
+asks.
 
 `QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
 `gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
@@ -228,14 +230,14 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """
         assert self.engine is not None
         engine, episode = self.engine, self.engine.episode
-        score, calls = engine.score, episode.calls
+        worth, calls = engine.worth, episode.calls
         before = engine.observe() if self.on_failure == "truncate" else None
         started = time.perf_counter()
         error = yield from engine.act(action)
         engine.timing["step_s"] = time.perf_counter() - started
         self._note_error(episode, error)
         calls = episode.calls - calls
-        reward = 0.0 if error else engine.score - score - episode.call_price * calls
+        reward = 0.0 if error else engine.worth - worth - episode.call_price * calls
         name = self.task.actions[action]
         result = self._end_step(engine, name, reward, error, calls=calls, terminated=name == SUBMIT)
         self._failed_in_a_row = 0 if error is None else self._failed_in_a_row + 1

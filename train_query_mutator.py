@@ -18,16 +18,19 @@ import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 from query_mutator.cli.console import note, progress, run_cli
 from query_mutator.cluster.connection import connected
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
+from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
@@ -37,6 +40,7 @@ from query_mutator.report.curve import validation_end
 from query_mutator.report.plots import Plots
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
+from query_mutator.session.confidence_file import load_or_learn
 from query_mutator.session.dataset import guard_requests, split_dataset
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
@@ -131,6 +135,9 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     restore_counts(models.calls, checkpoint)
+    evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
+    if config.answer == "learned":
+        task = with_confidence(config, task, evaluator, run_dir.confidence_path)
     journal = open_journal(config, models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
@@ -144,10 +151,27 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         env_list=env_list,
         envs=batch_envs(config, env_list, journal),
         bandit=BanditBaseline(task),
-        evaluator=Evaluator.of(models, max_failure_rate=config.max_failure_rate),
+        evaluator=evaluator,
         runlog=RunLog(models.calls, wall_s=checkpoint.progress.wall_s if checkpoint else 0.0),
     )
     return Trainer(parts, checkpoint, ray=ray)
+
+
+def with_confidence(config: TrainConfig, task: Task, evaluator: Evaluator, path: Path) -> Task:
+    """Return the task with the P(right) that --answer learned submits by: of a resumed run, or learned now."""
+
+    def learn() -> ConfidenceModel:
+        found = learn_confidence(
+            evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
+        )
+        fit = found.report
+        note(
+            f"P(right): learned from {fit.answers:,} answers, {fit.base_rate:.0%} right; "
+            f"AUROC {fit.auroc:.2f}, calibration error {fit.calibration_error:.3f}, out of fold"
+        )
+        return found
+
+    return replace(task, confidence=load_or_learn(path, learn))
 
 
 def make_envs(

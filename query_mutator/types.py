@@ -28,7 +28,7 @@ Purpose = Literal["mutate", "target", "judge"]
 #: last, or the one from which the mutator can tell the question (round-trip consistency).
 AnswerRule = Literal["best", "closest", "last", "round_trip", "learned"]
 #: When the target is asked: after every rewrite, or when the policy takes the action "ask" (or submits).
-AskRule = Literal["every_step", "policy"]
+AskRule = Literal["every_step", "form", "policy"]
 
 #: Every way one call can fail; `ErrorInfo.kind` is one of them.
 ERROR_KINDS = (

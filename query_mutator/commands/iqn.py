@@ -98,7 +98,8 @@ def train(learner: IQN, envs: Any, args: Args) -> None:
             for env in np.flatnonzero(terminations | truncations):
                 last[env] = infos["final_obs"][env]
             valid = np.ones(args.num_processes, dtype=np.bool_)
-            learner.observe(Steps(env_ids, obs, actions, rewards, last, terminations, truncations, valid, versions))
+            ends = terminations, truncations
+            learner.observe(Steps(env_ids, obs, actions, rewards, last, *ends, valid, versions, np.zeros_like(env_ids)))
             obs = next_obs
             while learner.pending_updates:
                 learner.learn()

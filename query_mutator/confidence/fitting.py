@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 
 from query_mutator.confidence.scorers import Candidate, LinearScorer, Scorer, TreeScorer, standardized
 from query_mutator.types import DoubleArray
 
-__all__ = ["fitted_scorer"]
+__all__ = ["TreeRegressor", "fitted_scorer"]
 
 _FEW_TREES = {"max_iter": 100, "learning_rate": 0.05, "max_leaf_nodes": 4, "min_samples_leaf": 30}
 _TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
+_VALUES = {"max_iter": 120, "learning_rate": 0.06, "max_leaf_nodes": 16, "min_samples_leaf": 20}  # trees of a regressor
 _SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}
 _INVERSE_PENALTY = 0.05  # of the regression
 _CHECKED_ROWS = 50
@@ -27,6 +28,25 @@ def fitted_scorer(
     if name == "linear":
         return _linear(columns, right, weights, seed=seed)
     return _trees(columns, right, weights, seed=seed, settings=_FEW_TREES if name == "few_trees" else _TREES)
+
+
+class TreeRegressor:
+    """Boosted trees fitted to targets [n] by least squares, for rows that count `weights` [n] times."""
+
+    def __init__(
+        self, columns: DoubleArray, targets: DoubleArray, weights: DoubleArray | None = None, *, seed: int
+    ) -> None:
+        self._model = HistGradientBoostingRegressor(random_state=seed, **_SHARED, **_VALUES)
+        self._model.fit(columns, targets, sample_weight=weights)
+        self._checked = columns[:_CHECKED_ROWS]
+
+    def predict(self, columns: DoubleArray) -> DoubleArray:
+        """Return the values [n] of rows."""
+        return np.asarray(self._model.predict(columns))
+
+    def trees(self) -> TreeScorer:
+        """Return the trees as arrays, whose `log_odds` are the values."""
+        return _as_arrays(self._model, self._checked, self.predict(self._checked))
 
 
 def _linear(columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> LinearScorer:
@@ -47,9 +67,13 @@ def _trees(
     filled = np.where(np.isnan(columns).all(axis=0), 0.0, columns)  # scikit-learn takes no column without a value
     model = HistGradientBoostingClassifier(random_state=seed, **_SHARED, **settings)
     model.fit(filled, right, sample_weight=weights)
+    return _as_arrays(model, filled[:_CHECKED_ROWS], model.decision_function(filled[:_CHECKED_ROWS]))
+
+
+def _as_arrays(model: Any, columns: DoubleArray, values: DoubleArray) -> TreeScorer:
+    """Return the trees of a fitted model, checked with the values [n] that it gives some rows."""
     trees = [predictors[0].nodes for predictors in model._predictors]
     scorer = TreeScorer.of(trees, float(model._baseline_prediction[0, 0]))
-    known = model.decision_function(filled[:_CHECKED_ROWS])
-    if not np.allclose(scorer.log_odds(filled[:_CHECKED_ROWS]), known, atol=1e-6):
+    if not np.allclose(scorer.log_odds(columns), values, atol=1e-6):
         raise RuntimeError("this version of scikit-learn stores its trees differently; install another one")
     return scorer

@@ -181,7 +181,7 @@ class EpisodeEngine:
     def _rewrite(self, action: int) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
 
-        The target answers the rewrite unless the policy asks.
+        The target answers it where the rules ask after rewrites, or after forms.
         """
         episode, before, form = self.episode, self.episode.text, self.task.form_of(action)
         may_change = self.may_change(action)
@@ -190,7 +190,8 @@ class EpisodeEngine:
             return text
         asked = (text, form.name if form else episode.form)
         error: ErrorInfo | None = None
-        if self.task.rules.asking.asks_rewrites:
+        asking = self.task.rules.asking
+        if asking.asks_forms if form else asking.asks_rewrites:
             error = yield from self.ask(action, asked)
         elif self.observes:
             error = yield from self._embed(text)
@@ -319,6 +320,11 @@ class EpisodeEngine:
         """Return the score of what would be submitted now, 0 before the first answer."""
         return 0.0 if self.submitted is None else self.submitted.reward.score
 
+    @property
+    def worth(self) -> float:
+        """Return what rewards are changes of: P(right) of what would be submitted where that is learned, else score."""
+        return max(self.episode.p_right) if self.episode.p_right else self.score
+
     def action_mask(self) -> list[bool]:
         """Return which actions are allowed; the others have no effect, or none that is worth a call."""
         return [self.allows(action) for action in range(len(self.task.actions))]
@@ -339,7 +345,8 @@ class EpisodeEngine:
             return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
             return rules.max_asks != 1 and episode.current is None
-        if self.task.form_of(action) and episode.form != AS_IS and episode.current is None:
+        is_form = self.task.form_of(action) is not None
+        if is_form and not rules.asking.asks_forms and episode.form != AS_IS and episode.current is None:
             return False
         return not episode.was_tried(action) and self.may_change(action)
 

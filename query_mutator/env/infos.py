@@ -14,7 +14,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.rewards import is_refusal
 from query_mutator.types import ErrorInfo, StepRecord
 
-__all__ = ["as_arrays", "episode_info", "infos_of", "rows_of", "step_record", "valid_mask"]
+__all__ = ["as_arrays", "episode_info", "infos_of", "of_step", "rows_of", "step_record"]
 
 
 def episode_info(engine: EpisodeEngine, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
@@ -116,9 +116,12 @@ def rows_of(infos: Mapping[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_
     return {key: rows_of(value, rows) if isinstance(value, dict) else value[rows] for key, value in infos.items()}
 
 
-def valid_mask(infos: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """Return which steps [n] are valid (no call failed for good); for an ended episode `final_info` has the flag."""
-    valid: NDArray[np.bool_] = infos["valid"]
+def of_step(infos: Mapping[str, Any], key: str) -> NDArray[Any]:
+    """Return what the infos [n] of steps say, such as `valid` (no call failed for good) or `step_calls`.
+
+    After the end of an episode it is in `final_info`: the rest is of the next one.
+    """
+    found: NDArray[Any] = infos[key]
     if "final_info" in infos:
-        valid = np.where(infos["_final_info"], infos["final_info"]["valid"], valid)
-    return valid
+        found = np.where(infos["_final_info"], infos["final_info"][key], found)
+    return found

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from query_mutator.types import FloatArray
 
 #: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
-_EMBEDDING_SCALE, _COSINE_SCALE, _PRICE_SCALE = 0.4, 5.0, 50.0
+_EMBEDDING_SCALE, _COSINE_SCALE, PRICE_SCALE = 0.4, 5.0, 50.0
 
 CACHED_TEXTS = 4096  # word counts: the same questions return in many episodes
 READ_CHARS = 10_000  # of a question: a mutator may write millions
@@ -169,7 +169,7 @@ class Observer:
             obs[put["asked"]] = (features.is_asked, best is not None, features.ask_fraction)
             if best is not None:
                 obs[put["best"]] = (best.refused, best.not_sure, centered(best.closeness))
-            obs[put["price"]] = _PRICE_SCALE * features.call_price
+            obs[put["price"]] = PRICE_SCALE * features.call_price
         return obs
 
     def _words_of(self, text: str) -> tuple[float, float, float, float]:

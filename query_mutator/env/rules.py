@@ -9,7 +9,7 @@ from query_mutator.registry import check_known
 from query_mutator.settings.episode import Episode
 from query_mutator.types import ASK, SUBMIT, UNDO
 
-__all__ = ["ASKING", "EVERY_STEP", "POLICY_ASKS", "Asking", "EpisodeRules"]
+__all__ = ["ASKING", "EVERY_STEP", "FORMS_ASK", "POLICY_ASKS", "Asking", "EpisodeRules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class Asking:
     controls: tuple[str, ...]  # the actions that are not operators, which they follow
     asks_original: bool  # when an episode begins
     asks_rewrites: bool  # each in the step that makes it
+    asks_forms: bool  # in the step that chooses one
 
     @property
     def policy_asks(self) -> bool:
@@ -36,12 +37,13 @@ class Asking:
 
     def max_answers(self, max_episode_steps: int) -> int:
         """Return the maximum answers of an episode: where the policy asks, a rewrite lies between two of them."""
-        return 1 + max_episode_steps if self.asks_rewrites else (max_episode_steps + 1) // 2
+        return 1 + max_episode_steps if self.asks_forms else (max_episode_steps + 1) // 2
 
 
-EVERY_STEP = Asking(controls=(UNDO, SUBMIT), asks_original=True, asks_rewrites=True)
-POLICY_ASKS = Asking(controls=(ASK, UNDO, SUBMIT), asks_original=False, asks_rewrites=False)
-ASKING: Mapping[str, Asking] = {"every_step": EVERY_STEP, "policy": POLICY_ASKS}
+EVERY_STEP = Asking(controls=(UNDO, SUBMIT), asks_original=True, asks_rewrites=True, asks_forms=True)
+FORMS_ASK = Asking(controls=(ASK, UNDO, SUBMIT), asks_original=False, asks_rewrites=False, asks_forms=True)
+POLICY_ASKS = Asking(controls=(ASK, UNDO, SUBMIT), asks_original=False, asks_rewrites=False, asks_forms=False)
+ASKING: Mapping[str, Asking] = {"every_step": EVERY_STEP, "form": FORMS_ASK, "policy": POLICY_ASKS}
 
 
 @dataclass(frozen=True, kw_only=True)

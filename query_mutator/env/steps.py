@@ -29,6 +29,7 @@ class Steps(NamedTuple):
     truncations: NDArray[np.bool_]  # [n]
     valid: NDArray[np.bool_]  # [n] False where a call failed for good
     versions: NDArray[np.int64]  # [n] of the policy that chose the action
+    calls: NDArray[np.int64]  # [n] model calls of the step
 
 
 def last_obs(obs: FloatArray, ended: NDArray[np.bool_], infos: dict[str, Any]) -> FloatArray:

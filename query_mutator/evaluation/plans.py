@@ -83,6 +83,10 @@ class PlanScores:
         assert all(row in known for row in rows), f"{plan}: calls are missing; gather them first"
         return [known[row] for row in rows]
 
+    def attempts(self, row: int) -> list[Attempt]:
+        """Return all answers to a question so far, in whatever wording and form."""
+        return [found for found in self._memories[row].attempts.values() if isinstance(found, Attempt)]
+
     @property
     def rewrites(self) -> dict[str, dict[str, Any]]:
         """Return by operator the rewrites so far, and how often a guard rejected one."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from ppo.frozen import FrozenPolicy
 from query_mutator.learners.bandit import Bandit, FrozenBandit
+from query_mutator.learners.direct import DirectMethod, FrozenValues
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.learner import InferencePolicy, Learner, LearnerSpec
 from query_mutator.learners.plan import PlanPolicy
@@ -85,6 +86,21 @@ class BanditSpec(LearnerSpec):
     def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
         """Return the policy of saved coefficients for inference."""
         return FrozenBandit(state)
+
+
+@LEARNERS.register("direct")
+class DirectSpec(LearnerSpec):
+    """Fitted Q iteration with boosted trees."""
+
+    @classmethod
+    def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
+        """Return a new learner."""
+        return DirectMethod(obs_dim, num_actions, config, mask_columns=mask_columns)
+
+    @classmethod
+    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+        """Return the policy of saved trees for inference."""
+        return FrozenValues(state)
 
 
 @LEARNERS.register("plan")

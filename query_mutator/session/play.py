@@ -243,7 +243,8 @@ class _Clock:
         if name not in CONTROLS:
             may_change = engine.may_change(action)
             calls = int(may_change and not task.is_local(action))
-            calls += may_change and task.rules.asking.asks_rewrites
+            asking = task.rules.asking
+            calls += may_change and (asking.asks_forms if task.form_of(action) else asking.asks_rewrites)
         elif name == ASK:
             calls = episode.current is None
         if name == SUBMIT or episode.steps + 1 >= task.rules.max_episode_steps:

@@ -53,8 +53,6 @@ def make_task(
     `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
     is what --answer learned submits by. With `logprobs` answers come with their log probability also for other rules.
     """
-    if settings.answer == "learned" and confidence is None:
-        raise UsageError("--answer learned submits by a P(right) that qm plan --answer learned learns; run that")
     vocabulary = models.vocabulary if vocabulary is None else vocabulary
     operators, forms = rewrites(settings)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]

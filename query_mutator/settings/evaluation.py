@@ -42,6 +42,8 @@ class Comparison(Group):
     same for all methods, grows while calls are left."""
     guard: bool = False
     """Ask the bundled requests that should be refused too; with a bundled set of questions they are always asked."""
+    answer_calls: Count = 3000
+    """Model calls before training whose graded answers teach P(right), for --answer learned."""
     plan_calls: CountOrNone = 3000
     """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out. With
     --teacher search this is done before training."""

@@ -24,7 +24,7 @@ from query_mutator.bounds import (
     defaults,
 )
 
-__all__ = ["BanditConfig", "CollectorConfig", "IQNConfig", "Learning"]
+__all__ = ["BanditConfig", "CollectorConfig", "DirectConfig", "IQNConfig", "Learning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Learning(Group):
     """Which learner, and what it imitates first."""
 
     algo: str = "ppo"
-    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear; the default with a language model), or
-    the name of a plugin's."""
+    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear; the default with a language model),
+    direct (boosted trees fitted to all steps so far, for expensive calls), or the name of a plugin's."""
     max_policy_lag: Retries = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""
@@ -67,6 +67,17 @@ class BanditConfig(LearnerConfig):
     """L2 penalty of the coefficients that all actions share."""
     own_ridge: Norm = 30.0
     """L2 penalty of those that an action adds: a larger one takes an action tried rarely for an average one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectConfig(LearnerConfig):
+    """Fitted Q iteration on all steps so far."""
+
+    num_models: Parallel = 4
+    """Models of the value of actions, each fitted to another resampling of the episodes; while learning an environment
+    acts by one of them, afterwards their mean decides."""
+    random_share: Share = 0.1
+    """Share of random actions (among the allowed ones) while learning."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ class Checkpoints:
             flags={name: value for name, value in asdict(config).items() if name not in _OF_ONE_COMMAND},
             versions=versions(),
             plugins=plugin_hashes(config.plugin),
+            confidence=None if parts.task.confidence is None else parts.task.confidence.to_arrays(),
             bandit=parts.bandit.state_dict(),
             callbacks=snapshot(self._callbacks.state_dict()),
             progress=self._progress(),

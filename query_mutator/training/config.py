@@ -20,7 +20,7 @@ from query_mutator.llm.gguf_file import gguf_address
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import Comparison, FailureRate, PeriodicEvaluation
-from query_mutator.settings.learner import BanditConfig, CollectorConfig, IQNConfig, Learning
+from query_mutator.settings.learner import BanditConfig, CollectorConfig, DirectConfig, IQNConfig, Learning
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.output import Run
 from query_mutator.settings.workers import Workers
@@ -47,6 +47,7 @@ class TrainConfig(
     PPOConfig,
     CollectorConfig,
     BanditConfig,
+    DirectConfig,
     IQNConfig,
 ):
     """Learn which rewrite makes a question get a better answer.
@@ -69,7 +70,7 @@ class TrainConfig(
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
         if self.max_asks is not None and not ASKING[self.ask].policy_asks:
-            raise ValueError(f"max_asks={self.max_asks} needs --ask policy")
+            raise ValueError(f"max_asks={self.max_asks} needs --ask policy or form")
         if self.name is not None:
             check_name(self.name)
         check_trackers(self.track)
@@ -96,7 +97,7 @@ class TrainConfig(
         if not LEARNERS.get(self.algo).imitates:
             return f"--algo {self.algo} cannot imitate a policy; leave out --teacher"
         if self.teacher in (SEARCH, AUTO_TEACHER) and not ASKING[self.ask].policy_asks:
-            return "--teacher search finds a plan, which asks at its end; add --ask policy"
+            return "--teacher search finds a plan, which asks at its end; add --ask policy or form"
         if self.max_policy_lag:
             return "--teacher and --max-policy-lag cannot be used together; leave one of them out"
         return ""

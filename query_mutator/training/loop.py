@@ -8,7 +8,7 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.infos import valid_mask
+from query_mutator.env.infos import of_step
 from query_mutator.env.steps import Steps, last_obs
 from query_mutator.types import FloatArray
 
@@ -92,6 +92,7 @@ def make_steps(
         next_obs=last_obs(next_obs, terminations | truncations, infos),
         terminations=terminations,
         truncations=truncations,
-        valid=valid_mask(infos),
+        valid=of_step(infos, "valid"),
         versions=versions,
+        calls=of_step(infos, "step_calls"),
     )

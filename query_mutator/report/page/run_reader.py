@@ -195,7 +195,7 @@ class RunReader:
 
     def _policy(self) -> dict[str, Any]:
         is_greedy = self.evaluation.has_policy
-        policy_asks = (self._config.value or {}).get("flags", {}).get("ask") == "policy"
+        policy_asks = (self._config.value or {}).get("flags", {}).get("ask", "every_step") != "every_step"
         choices = choices_of_policy(self.evaluation, policy_asks=policy_asks) if is_greedy else self.usage.choices
         first = self.usage.first_shares()
         names = dict.fromkeys([*(name for _, name in choices.by_step), *first["shares"]])

@@ -33,7 +33,7 @@ def steps(task: Task, rows: Sequence[Row], *, seed: int = 0, invalid: Sequence[i
     valid[list(invalid)] = False
     return Steps(
         env_ids=envs, obs=obs, actions=actions, rewards=rewards, next_obs=obs, terminations=ended, truncations=never,
-        valid=valid, versions=np.zeros(count, dtype=np.int64),
+        valid=valid, versions=np.zeros(count, dtype=np.int64), calls=np.zeros(count, dtype=np.int64),
     )  # fmt: skip
 
 

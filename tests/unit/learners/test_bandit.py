@@ -15,7 +15,9 @@ CONFIG = BanditConfig(num_processes=NUM_ENVS, ucb_alpha=0.5)
 def steps(obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, valid: bool = True) -> Steps:
     n = len(actions)
     ended = np.ones(n, dtype=np.bool_)
-    return Steps(np.arange(n), obs, actions, rewards, obs, ended, ~ended, np.full(n, valid), np.zeros(n, dtype=int))
+    return Steps(
+        np.arange(n), obs, actions, rewards, obs, ended, ~ended, np.full(n, valid), *np.zeros((2, n), dtype=int)
+    )
 
 
 def taught(count: int, *, mask_columns: slice | None = None) -> tuple[Bandit, np.ndarray, np.ndarray, np.ndarray]:
@@ -62,7 +64,16 @@ def test_a_step_pays_what_its_episode_brings() -> None:
         for action, reward, ends in ((0, 0.0, False), (2, 1.0, True), (1, 0.4, True)):
             bandit.observe(
                 Steps(
-                    np.zeros(1, int), obs, np.array([action]), np.array([reward]), obs, none | ends, none, ~none, none
+                    np.zeros(1, int),
+                    obs,
+                    np.array([action]),
+                    np.array([reward]),
+                    obs,
+                    none | ends,
+                    none,
+                    ~none,
+                    none,
+                    none,
                 )
             )
     bandit.update()

@@ -31,6 +31,7 @@ def learner_and_steps() -> tuple[PPOLearner, Steps]:
         truncations=np.array([False, False, True]),
         valid=np.array([True, False, True]),
         versions=np.zeros(NUM_ENVS, dtype=np.int64),
+        calls=np.zeros(NUM_ENVS, dtype=np.int64),
     )
     return learner, steps
 
@@ -87,6 +88,7 @@ def test_the_policy_imitates_its_teacher_and_then_acts_by_itself() -> None:
                 truncations=none,
                 valid=~none,
                 versions=np.zeros(NUM_ENVS, dtype=np.int64),
+                calls=np.zeros(NUM_ENVS, dtype=np.int64),
             )
         )
     learner.update()

@@ -43,7 +43,7 @@ class Counter(Callback):
 
 
 def no_steps() -> Steps:
-    return Steps(*(np.zeros(0, kind) for kind in "ififf???i"))
+    return Steps(*(np.zeros(0, kind) for kind in "ififf???ii"))
 
 
 def test_every_hook_reaches_ours_then_those_of_plugins(tmp_path: Path) -> None:

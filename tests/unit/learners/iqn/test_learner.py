@@ -44,6 +44,7 @@ def walk(iqn: IQN, count: int, *, seed: int = 0, ends: bool = True) -> None:
                 truncations=np.zeros(NUM_ENVS, dtype=np.bool_),
                 valid=np.ones(NUM_ENVS, dtype=np.bool_),
                 versions=np.full(NUM_ENVS, iqn.version),
+                calls=np.zeros(NUM_ENVS, dtype=np.int64),
             )
         )
         while iqn.pending_updates:

@@ -25,6 +25,7 @@ def one_step(env: int, i: int, reward: float, *, end: str = "", valid: bool = Tr
         truncations=np.array([end == "truncated"]),
         valid=np.array([valid]),
         versions=np.array([0]),
+        calls=np.array([0]),
     )
 
 

@@ -1,0 +1,233 @@
+"""Fitted Q iteration with boosted trees, for calls that are expensive: every step ever taken is learned from again.
+
+    n steps, D obs, A actions, K models
+
+    gain - price * calls + max Q(next obs, allowed actions) -> trees, fitted again and again
+
+The value of an action is that of what follows it (Ernst et al., 2005, "Tree-based batch mode reinforcement learning").
+A step's price is known apart from its gain, so one fit covers all prices: each time steps are given other prices. The K
+models of the last iteration are fitted to resampled episodes (Osband et al., 2016, arXiv:1602.04621).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppo.streams import ACTION_STREAM, restore_streams
+from query_mutator.confidence.scorers import TreeScorer
+from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.steps import Steps
+from query_mutator.errors import CheckpointError
+from query_mutator.learners.learner import Acted
+from query_mutator.settings.learner import DirectConfig
+from query_mutator.types import DoubleArray, FloatArray
+
+__all__ = ["DirectMethod", "FrozenValues"]
+
+ITERATIONS = 5  # fits to values of the one before
+GROWTH = 1.2  # of the steps, after which the models are fitted again
+FEWEST = 64  # steps to fit to
+MOST_ROWS = 20_000  # of a fit, drawn from all steps
+PRICES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)  # that half of the steps get
+_MASKED = -1e6
+_COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
+_ARRAYS = ("column", "threshold", "unknown_left", "left", "right", "value", "roots", "baseline")
+
+
+class FrozenValues:
+    """A snapshot of the models for inference; without one, actions are random."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Load the state dict of a policy; ValueError for other arrays."""
+        try:
+            self.state = {name: np.asarray(array) for name, array in state.items()}
+            self._masked = self.state["masked"]
+            self.num_actions = len(self._masked)
+            self._obs_dim = int(self.state["obs_dim"])
+            count = len({name.partition("/")[0] for name in self.state if "/" in name})
+            self.models = [self._model(number) for number in range(count)]
+        except (KeyError, TypeError, CheckpointError) as error:
+            raise ValueError(f"these are not the trees of a direct method: {error}") from error
+        is_whole = self._masked.dtype.kind in "iu" and self._masked.ndim == 1 and self.num_actions
+        if not is_whole or not 0 <= int(self._masked.min()) <= int(self._masked.max()) < self._obs_dim:
+            raise ValueError("these are not the trees of a direct method: its mask is of other columns")
+
+    def _model(self, number: int) -> TreeScorer:
+        arrays = {name: self.state[f"{number}/{name}"] for name in _ARRAYS}
+        return TreeScorer.from_arrays(arrays, columns=self._obs_dim + self.num_actions)
+
+    def values(self, obs: FloatArray) -> DoubleArray:
+        """Return the values [K, n, A] of actions for observations [n, D]; masked ones are far below all others."""
+        rows = with_actions(obs, self.num_actions)
+        shape = (len(self.models), len(obs), self.num_actions)
+        values = np.array([model.log_odds(rows) for model in self.models]).reshape(shape)
+        return values + _MASKED * np.asarray(obs, dtype=np.float64)[:, self._masked]
+
+    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
+        """Return the actions of largest mean value for observations [n, D]; nothing is random."""
+        if not self.models:
+            return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
+        values = self.values(obs).mean(axis=0)
+        return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
+
+
+class DirectMethod:
+    """All steps so far, and the models fitted to them."""
+
+    def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
+        """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
+        self.config = config
+        masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
+        self.frozen = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
+        # With --ask policy or form the price is the last column of an observation.
+        self._price = obs_dim - 1 if masked.max() < obs_dim - 1 else None
+        self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
+        self._steps: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
+        self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
+        self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
+        self._fitted_to = 0  # steps
+
+    @property
+    def pending_updates(self) -> int:
+        """Return 0: everything is learned in `update`."""
+        return 0
+
+    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return actions [n] in environments `env_ids`, which see obs [n, D]: by its own model, or at random."""
+        frozen = self.frozen
+        masked = np.asarray(obs)[:, frozen.state["masked"]] > 0
+        values = frozen.values(obs) if frozen.models else None
+        actions = np.empty(len(env_ids), dtype=np.int64)
+        for row, env in enumerate(env_ids):
+            if values is None or self._rngs[env].random() < self.config.random_share:
+                actions[row] = self._rngs[env].choice(np.flatnonzero(~masked[row]))
+            else:
+                actions[row] = values[env % len(values), row].argmax()
+        return actions
+
+    def observe(self, steps: Steps) -> None:
+        """Keep finished steps, at most one per environment."""
+        self.env_steps += len(steps.env_ids)
+        ended = steps.terminations | steps.truncations
+        gains = steps.rewards + self._prices_of(steps.obs) * steps.calls
+        columns = (steps.obs, steps.next_obs, steps.actions, gains, steps.calls.astype(np.float64), ended)
+        for name, column in zip(_COLUMNS, (*columns, self._episodes[steps.env_ids]), strict=True):
+            self._steps[name].append(np.asarray(column)[steps.valid])
+        self._episodes[steps.env_ids[ended]] += self.config.num_processes
+
+    def _prices_of(self, obs: FloatArray) -> DoubleArray:
+        if self._price is None:
+            return np.zeros(len(obs))
+        return np.asarray(obs)[:, self._price].astype(np.float64) / PRICE_SCALE
+
+    def learn(self) -> None:
+        """Do nothing: everything is learned in `update`."""
+
+    def forget_pending(self) -> None:
+        """Do nothing: a step needs no later one."""
+
+    def update(self) -> dict[str, float]:
+        """Finish a rollout: fit the models again if there are enough new steps; return statistics."""
+        self.updates_done += 1
+        self._merge()
+        count = len(self._steps["actions"][0]) if self._steps["actions"] else 0
+        if count < max(FEWEST, GROWTH * self._fitted_to):
+            return {}
+        self._fitted_to = count
+        values = self._fit({name: parts[0] for name, parts in self._steps.items()})
+        return {"rl/avg_value": float(values.mean())}
+
+    def _merge(self) -> None:
+        for name, parts in self._steps.items():
+            self._steps[name] = [np.concatenate(parts)] if parts else []
+
+    def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
+        """Fit the models; return the values [n] that they were fitted to."""
+        from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second
+
+        rng = np.random.default_rng((self.config.seed, self.gradient_steps))
+        count = len(steps["actions"])
+        if count > MOST_ROWS:
+            steps = {name: column[rng.choice(count, MOST_ROWS, replace=False)] for name, column in steps.items()}
+        num_actions, masked = self.frozen.num_actions, self.frozen.state["masked"]
+        obs, next_obs = steps["obs"].astype(np.float64), steps["next_obs"].astype(np.float64)
+        chosen, own_prices = np.eye(num_actions)[steps["actions"]], self._prices_of(steps["obs"])
+        model: TreeRegressor | None = None
+        for number in range(ITERATIONS):
+            prices = self._with_prices(own_prices, obs, next_obs, rng)
+            targets = steps["gains"] - prices * steps["calls"]
+            if model is not None:
+                targets = targets + np.where(steps["ended"], 0.0, best_values(model, next_obs, masked))
+            rows = np.hstack([obs, chosen])
+            if number < ITERATIONS - 1:
+                model = TreeRegressor(rows, targets, seed=number)
+        state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
+        for number in range(self.config.num_models):
+            drawn = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]].astype(np.float64)
+            trees = TreeRegressor(rows, targets, drawn + 1e-3, seed=number).trees()
+            state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
+        self.frozen = FrozenValues(state)
+        self.gradient_steps += ITERATIONS - 1 + self.config.num_models
+        self.samples_learned += ITERATIONS * len(targets)
+        self.version += 1
+        return np.asarray(targets)
+
+    def _with_prices(
+        self, own: DoubleArray, obs: DoubleArray, next_obs: DoubleArray, rng: np.random.Generator
+    ) -> DoubleArray:
+        """Give half of the steps other prices than their own, in both observations; return the prices [n]."""
+        if self._price is None:
+            return own
+        prices = np.where(rng.random(len(obs)) < 0.5, rng.choice(PRICES, len(obs)), own)
+        obs[:, self._price] = next_obs[:, self._price] = PRICE_SCALE * prices
+        return prices
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state as tensors and plain types."""
+        import torch
+
+        self._merge()
+        steps = {name: torch.from_numpy(np.array(parts[0])) for name, parts in self._steps.items() if parts}
+        return {
+            "policy": {name: torch.from_numpy(np.array(array)) for name, array in self.frozen.state.items()},
+            "optimizer": {"steps": steps, "episodes": self._episodes.tolist(), "fitted_to": self._fitted_to},
+            "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
+            "updates_done": self.updates_done,
+            "counts": {
+                "env_steps": self.env_steps,
+                "gradient_steps": self.gradient_steps,
+                "samples_learned": self.samples_learned,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; ValueError for other sizes."""
+        policy, saved = FrozenValues(state["policy"]), state["optimizer"]
+        sizes = [(len(one.state["masked"]), int(one.state["obs_dim"])) for one in (policy, self.frozen)]
+        if sizes[0] != sizes[1]:
+            raise ValueError("the checkpoint's learner has other observations or actions")
+        restore_streams(self._rngs, state["rng"]["actions"])
+        self.frozen, self._fitted_to = policy, int(saved["fitted_to"])
+        self._steps = {name: [np.array(saved["steps"][name])] if saved["steps"] else [] for name in _COLUMNS}
+        self._episodes = np.array(saved["episodes"], dtype=np.int64)
+        self.updates_done = int(state["updates_done"])
+        for name, count in state["counts"].items():
+            setattr(self, name, int(count))
+
+
+def with_actions(obs: FloatArray | DoubleArray, num_actions: int) -> DoubleArray:
+    """Return observations [n, D] with every action [n * A, D + A]."""
+    return np.hstack([np.repeat(obs, num_actions, axis=0), np.tile(np.eye(num_actions), (len(obs), 1))])
+
+
+def best_values(model: Any, obs: DoubleArray, masked: NDArray[np.int64]) -> DoubleArray:
+    """Return the largest value [n] of an allowed action under observations [n, D]."""
+    best = np.full(len(obs), -np.inf)
+    for action, unit in enumerate(np.eye(len(masked))):
+        values = model.predict(np.hstack([obs, np.tile(unit, (len(obs), 1))]))
+        best = np.maximum(best, np.where(obs[:, masked[action]] > 0, -np.inf, values))
+    return best
