@@ -84,7 +84,7 @@ def score(world: World, fold: str, arguments: argparse.Namespace) -> tuple[Found
     for seed in arguments.seeds:
         started = time.perf_counter()
         trained = train_seed(world, config_of([*argv, "--seed", str(seed)]), max_calls=sys.maxsize)
-        jobs += [Job(name=f"policy@{seed}", task=task.on(questions), make=by_policy(trained.policy))]
+        jobs += [Job(name=f"policy@{seed}", task=trained.task.on(questions), make=by_policy(trained.policy))]
         jobs += [Job(name=f"random@{seed}", task=task.on(questions), make=uniform(seed=seed))]
         print(f"fold {fold}, seed {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     found = Found()

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
+from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.found_plan import search_plan
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
@@ -95,13 +97,14 @@ CHAINS = (
 
 
 class Trained(NamedTuple):
-    """A policy and what it cost."""
+    """A policy, the task that it acts on, and what it cost."""
 
     policy: InferencePolicy
+    task: Task
     calls: int
     records: list[StepRecord]
     bandit: InferencePolicy | None  # fitted on its transitions
-    search_calls: int = 0  # for its teacher
+    search_calls: int = 0  # before training: for its teacher, and for P(right)
 
 
 class Scored(NamedTuple):
@@ -172,7 +175,7 @@ def train(
         calls = calls_of(records, envs, task)
     loop.close()
     batch.close()
-    return Trained(learner.frozen, calls, records, bandit.fit())
+    return Trained(learner.frozen, task, calls, records, bandit.fit())
 
 
 def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:
@@ -208,9 +211,13 @@ def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
 def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
     """Return a trained policy; `--teacher search` searches for its plan first."""
     task, spent, teacher = world.task_of(task_settings(config)), 0, None
+    if config.answer == "learned":
+        spent = config.answer_calls
+        confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+        task = replace(task, confidence=confidence)
     if config.teacher == SEARCH:
         found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
-        spent, teacher = found.search["calls"], found.teacher
+        spent, teacher = spent + found.search["calls"], found.teacher
     trained = train(world.system, task, config, teacher=teacher, max_calls=max_calls - spent)
     return trained._replace(search_calls=spent)
 

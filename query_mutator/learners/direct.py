@@ -167,8 +167,9 @@ class DirectMethod:
                 model = TreeRegressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
-            drawn = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]].astype(np.float64)
-            trees = TreeRegressor(rows, targets, drawn + 1e-3, seed=number).trees()
+            times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
+            drawn = np.repeat(np.arange(len(rows)), times)
+            trees = TreeRegressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         self.frozen = FrozenValues(state)
         self.gradient_steps += ITERATIONS - 1 + self.config.num_models
