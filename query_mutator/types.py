@@ -26,7 +26,7 @@ Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
 #: What an episode submits: the answer that best fits its own question, the one closest to the original question, the
 #: last, or the one from which the mutator can tell the question (round-trip consistency).
-AnswerRule = Literal["best", "closest", "last", "round_trip", "learned"]
+AnswerRule = Literal["best", "closest", "last", "round_trip", "vote", "learned"]
 #: When the target is asked: after every rewrite, or when the policy takes the action "ask" (or submits).
 AskRule = Literal["every_step", "form", "policy"]
 

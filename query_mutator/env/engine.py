@@ -159,8 +159,11 @@ class EpisodeEngine:
         """Add an answer to the episode, and choose the best by the rule of the task."""
         episode = self.episode
         episode.add(attempt, self.task.rules.answer)
+        known = list(episode.known.values())
         if self.task.rules.answer == "learned":
-            episode.submit(self.task.submission(episode.index, list(episode.known.values())))
+            episode.submit(self.task.submission(episode.index, known))
+        elif self.task.rules.answer == "vote":
+            episode.best = known[self.task.vote(episode.index, known)]
 
     def _answer(self, asked: Asked, action: int | None) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""

@@ -100,6 +100,8 @@ def why_submitted(
         return "the only answer"
     if rule == "last":
         return f"the last of {count}"
+    if rule == "vote":
+        return f"the most frequent of {count}"
     if rule == "round_trip" and len({attempt.answer for attempt in attempts if attempt.answers}) > 1:
         return f"round trip: the question told from it is closest to the original, of {count}"
     baselines = [attempt for attempt in attempts if attempt.rank(rule)[:2] == chosen.rank(rule)[:2]]
@@ -171,7 +173,7 @@ class Episode:
         self.text, self.form = asked
         if self.current is not None:
             self.last = self.current
-            if rule == "learned":  # by all answers at once: `submit`
+            if rule in ("vote", "learned"):  # by all answers at once
                 return
             self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
 

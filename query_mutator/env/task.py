@@ -11,7 +11,7 @@ import numpy as np
 
 from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
-from query_mutator.confidence import ConfidenceModel, Submission
+from query_mutator.confidence import ConfidenceModel, Submission, plain_vote
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Attempt
@@ -156,6 +156,10 @@ class Task:
     def submission(self, index: int, attempts: Sequence[Attempt]) -> Submission:
         """Return which answer to question `index` is most likely right; UsageError where P(right) was not learned."""
         return self._fitted(index).submit(self.questions[index].text, [self.reply_of(index, one) for one in attempts])
+
+    def vote(self, index: int, attempts: Sequence[Attempt]) -> int:
+        """Return which answer to question `index` is the most frequent, the first of equals."""
+        return plain_vote(self.questions[index].text, [self.reply_of(index, one) for one in attempts])
 
     def reason(self, index: int, attempts: Sequence[Attempt], chosen: Attempt) -> str:
         """Return what moves the P(right) of an answer to question `index` most, in words."""

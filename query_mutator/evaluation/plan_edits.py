@@ -10,9 +10,9 @@ from query_mutator.env.task import Task, operator_names
 from query_mutator.learners.plan import PLAN_ANSWERS, Plan
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["Edits", "variants"]
+__all__ = ["Edits"]
 
-#: Plans known to do well, with the rule `round_trip`; those with an operator that the task lacks are left out.
+#: Plans known to do well, with the rule `round_trip`; those that a task has no operators or mutator for are left out.
 SEED_CHAINS = (
     ("spelling", "slang", "expand", "neutral"),
     ("spelling", "slang", "expand", "terms", "neutral"),
@@ -20,7 +20,9 @@ SEED_CHAINS = (
     ("grammar", "spelling", "neutral", "slang", "expand", "terms", "emphasize"),
     ("grammar", "spelling", "neutral", "slang", "expand", "terms", "emphasize", ASK, "how_to"),
 )
-FIRST_RULES: tuple[AnswerRule, ...] = ("best", "round_trip")  # of a plan that asked once before
+RULES: tuple[AnswerRule, ...] = ("best", "round_trip", "closest", "last")  # with a mutator that rewrites by rules
+MODEL_RULES: tuple[AnswerRule, ...] = ("vote", "best", "closest", "last")  # no further call for an answer
+FIRST_RULES = 2  # for a plan that asked once before
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 
 
@@ -30,10 +32,11 @@ class Edits:
     def __init__(self, task: Task, *, has_no_effect: Callable[[str], bool] = lambda name: False) -> None:
         self.names = operator_names(task.actions)
         self.singles = [Plan(steps=(name,)) for name in self.names]
+        self.rules = RULES if task.calls.by_rules else MODEL_RULES
         self._may_ask_early = task.rules.max_asks != 1
         self._has_no_effect = has_no_effect
         chains = [chain for chain in SEED_CHAINS if set(chain) <= {*self.names, ASK}]
-        self.chains = [self._made(chain, "round_trip", None) for chain in chains]
+        self.chains = [self._made(chain, "round_trip", None) for chain in chains if "round_trip" in self.rules]
 
     @property
     def first_calls(self) -> int:
@@ -42,7 +45,7 @@ class Edits:
 
     def of(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plans that differ by one edit; a first early answer comes with each of two submit rules."""
-        rules = (plan.answer,) if plan.asks_early else FIRST_RULES
+        rules = (plan.answer,) if plan.asks_early else self.rules[:FIRST_RULES]
         for steps in self._edits(plan.steps):
             yield from (self._made(steps, rule, plan.stop_fit) for rule in rules)
 
@@ -70,9 +73,8 @@ class Edits:
             return Plan(steps=tuple(kept))
         return Plan(steps=tuple(kept), answer=rule, stop_fit=stop_fit)
 
-
-def variants(plan: Plan) -> list[Plan]:
-    """Return a plan under every submit rule and stop threshold, which share most of their calls."""
-    rules = [rule for rule in PLAN_ANSWERS if rule != "learned"]
-    pairs = itertools.product(rules, (None, *STOP_FITS)) if plan.asks_early else ()
-    return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
+    def variants(self, plan: Plan) -> list[Plan]:
+        """Return a plan under every submit rule and stop threshold, which share most of their calls."""
+        rules = [rule for rule in PLAN_ANSWERS if rule in self.rules]
+        pairs = itertools.product(rules, (None, *STOP_FITS)) if plan.asks_early else ()
+        return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]

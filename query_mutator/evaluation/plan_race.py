@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from query_mutator.evaluation.plan_edits import Edits, variants
+from query_mutator.evaluation.plan_edits import Edits
 from query_mutator.evaluation.plan_trials import Rows, Trials
 from query_mutator.learners.plan import Plan
 
@@ -56,7 +56,7 @@ class PlanRace:
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             if not self._race(by_promise):
                 return
-            trials.score(variants(plan), trials.rows[-1])
+            trials.score(self._edits.variants(plan), trials.rows[-1])
 
     def _next(self, edited: set[Plan]) -> Plan | None:
         """Return the best plan that was not edited yet."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.plan_edits import Edits, variants
+from query_mutator.evaluation.plan_edits import Edits
 from query_mutator.evaluation.plan_learned import LearnedPlans, learned_plans
 from query_mutator.evaluation.plan_race import PlanRace, race_sizes
 from query_mutator.evaluation.plan_result import BUDGETS, PlanPoint, PlanSearch
@@ -174,7 +174,7 @@ class _WideSearch:
             while (job := self._next_job(edited, num_best)) is not None and trials.scores.calls < trials.max_calls:
                 plan, budget = job
                 edited.add(plan)
-                trials.score(variants(plan), trials.rows[-1], STAGES[-2][1])
+                trials.score(edits.variants(plan), trials.rows[-1], STAGES[-2][1])
                 self._race(list(dict.fromkeys(edits.of(plan))), budget)
 
     def _next_job(self, edited: set[Plan], num_best: int) -> tuple[Plan, int | None] | None:

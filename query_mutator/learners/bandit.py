@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
-from query_mutator.learners.learner import Acted
+from query_mutator.learners.learner import Acted, tensors
 from query_mutator.learners.returns import ReturnSums, with_intercept
 from query_mutator.settings.learner import BanditConfig
 from query_mutator.types import DoubleArray, FloatArray
@@ -137,10 +137,8 @@ class Bandit:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""
-        import torch
-
         return {
-            "policy": {name: torch.from_numpy(array.copy()) for name, array in self.frozen.state.items()},
+            "policy": tensors(self.frozen.state),
             "optimizer": self._sums.state_dict(),
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
             "updates_done": self.updates_done,

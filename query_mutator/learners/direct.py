@@ -22,7 +22,7 @@ from query_mutator.confidence.scorers import TreeScorer
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.steps import Steps
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted
+from query_mutator.learners.learner import Acted, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 
@@ -189,13 +189,11 @@ class DirectMethod:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""
-        import torch
-
         self._merge()
-        steps = {name: torch.from_numpy(np.array(parts[0])) for name, parts in self._steps.items() if parts}
+        steps = {name: parts[0] for name, parts in self._steps.items() if parts}
         return {
-            "policy": {name: torch.from_numpy(np.array(array)) for name, array in self.frozen.state.items()},
-            "optimizer": {"steps": steps, "episodes": self._episodes.tolist(), "fitted_to": self._fitted_to},
+            "policy": tensors(self.frozen.state),
+            "optimizer": {"steps": tensors(steps), "episodes": self._episodes.tolist(), "fitted_to": self._fitted_to},
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
             "updates_done": self.updates_done,
             "counts": {

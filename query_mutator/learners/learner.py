@@ -23,7 +23,7 @@ from query_mutator.types import FloatArray
 
 __all__ = [
     "Acted", "BaseLearner", "InferencePolicy", "Learner", "LearnerSettings", "LearnerSpec", "OnPolicyLearner",
-    "RolloutLearner", "RolloutPolicy", "Weights",
+    "RolloutLearner", "RolloutPolicy", "Weights", "tensors",
 ]  # fmt: skip
 
 Weights = dict[str, NDArray[Any]]
@@ -137,6 +137,13 @@ class LearnerSpec:
         return 0
 
 
+def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return copies of arrays as tensors, for a checkpoint."""
+    import torch
+
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
 class Acted(NamedTuple):
     """Actions for n observations, with their values where the policy estimates them."""
 
@@ -220,10 +227,8 @@ class BaseLearner(LearnerSpec):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""
-        import torch
-
         return {
-            "policy": {name: torch.from_numpy(np.array(array)) for name, array in self.weights.items()},
+            "policy": tensors(self.weights),
             "optimizer": {},
             "rng": {"actions": [rng.bit_generator.state for rng in self.rngs]},
             "updates_done": self.updates_done,

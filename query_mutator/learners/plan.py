@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.observation import centered
-from query_mutator.learners.learner import Acted
+from query_mutator.learners.learner import Acted, tensors
 from query_mutator.types import ASK, AnswerRule, FloatArray
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAN_ANSWERS", "Plan", "PlanPlayer", "PlanPolicy", "plan_policy", "plan_task"]
 
-PLAN_ANSWERS: tuple[AnswerRule, ...] = ("best", "closest", "last", "round_trip", "learned")
+PLAN_ANSWERS: tuple[AnswerRule, ...] = get_args(AnswerRule)
 WEIGHTS = ("items", "used", "closed", "fit", "asked", "stop")
 
 
@@ -152,10 +152,8 @@ class PlanPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a learner's state that a checkpoint holds: the weights as tensors, and no updates."""
-        import torch
-
         return {
-            "policy": {name: torch.from_numpy(np.array(array)) for name, array in self.weights.items()},
+            "policy": tensors(self.weights),
             "optimizer": {},
             "rng": {},
             "updates_done": 0,

@@ -45,8 +45,8 @@ class Episode(CallRules):
 
     answer: AnswerRule = "best"
     """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one,
-    round_trip: that from which the mutator can tell the question, one call for each of several answers; or learned: the
-    one that is most likely right, as learned from --answer-calls graded answers."""
+    round_trip: that from which the mutator can tell the question, one call for each of several answers; vote: the most
+    frequent one; or learned: the one that is most likely right, as learned from --answer-calls graded answers."""
     ask: AskRule = "every_step"
     """When the target is asked: after every rewrite, when the policy decides to (policy), or also when it chooses a
     form (form)."""

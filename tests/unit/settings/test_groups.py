@@ -93,6 +93,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
     "EvalFlags": {"dataset", "judge_model", "local_server_url", "seed", "target_model"},
+    "PlanFlags": {"answer"},
     "PolicyFlags": {"device", "encoder"},
     "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow

@@ -42,7 +42,12 @@ class Shuffled:
         self.steps[ready] += 1
         none = np.zeros(len(ready), dtype=np.bool_)
         obs = self.steps[ready][:, None].astype(np.float32)
-        infos = {"env_id": ready, "reset": self.steps[ready] == 0, "valid": ~none}
+        infos = {
+            "env_id": ready,
+            "reset": self.steps[ready] == 0,
+            "valid": ~none,
+            "step_calls": np.zeros(len(ready), dtype=np.int64),
+        }
         return obs, self.steps[ready].astype(np.float64), none, none, infos
 
 
