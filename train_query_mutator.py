@@ -28,10 +28,11 @@ from query_mutator.cluster.connection import connected
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
-from query_mutator.errors import DiskError
+from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
+from query_mutator.evaluation.budget import price_for_budget
 from query_mutator.evaluation.first_answers import learn_confidence
-from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
+from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
@@ -137,7 +138,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     restore_counts(models.calls, checkpoint)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
-        task = with_confidence(config, task, evaluator, run_dir.confidence_path)
+        config, task = with_confidence(config, task, evaluator, run_dir.confidence_path)
     journal = open_journal(config, models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
@@ -157,21 +158,26 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     return Trainer(parts, checkpoint, ray=ray)
 
 
-def with_confidence(config: TrainConfig, task: Task, evaluator: Evaluator, path: Path) -> Task:
-    """Return the task with the P(right) that --answer learned submits by: of a resumed run, or learned now."""
+def with_confidence(config: TrainConfig, task: Task, evaluator: Evaluator, path: Path) -> tuple[TrainConfig, Task]:
+    """Return the settings, and the task with the P(right) that --answer learned submits by: kept in `path`, or learned.
+
+    Where it is the default and there are too few answers to learn from, answers are submitted by vote.
+    """
 
     def learn() -> ConfidenceModel:
-        found = learn_confidence(
+        return learn_confidence(
             evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
         )
-        fit = found.report
-        note(
-            f"P(right): learned from {fit.answers:,} answers, {fit.base_rate:.0%} right; "
-            f"AUROC {fit.auroc:.2f}, calibration error {fit.calibration_error:.3f}, out of fold"
-        )
-        return found
 
-    return replace(task, confidence=load_or_learn(path, learn))
+    try:
+        found = load_or_learn(path, learn)
+    except TooFewAnswersError as error:
+        if "answer" in config.given or path.exists():
+            raise
+        note(f"--answer vote: {error}")
+        return replace(config, answer="vote"), task.with_rules(answer="vote")
+    note(found.report.in_words)
+    return config, replace(task, confidence=found)
 
 
 def make_envs(
@@ -301,7 +307,8 @@ class Trainer:
         """
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
         parts.runlog.close()
-        report = self._compare() if self.config.evaluate and parts.split.test else None
+        task = self._within_budget()
+        report = self._compare(task) if self.config.evaluate and parts.split.test else None
         validation = validation_end(parts.run_dir.metrics_path, fold=self.config.validation_fold)
         write_summary(parts, self.run, wall_s=wall_s, report=report, validation=validation)
         if report:
@@ -312,14 +319,28 @@ class Trainer:
         print(f'next:           qm show {path}; qm rewrite {path} "your question"')
         return report
 
-    def _compare(self) -> dict[str, Any]:
+    def _within_budget(self) -> Task:
+        """Return the task with the price at which the policy makes as many calls as --budget says, and save it."""
+        parts, config = self.parts, self.config
+        if config.budget is None:
+            return parts.task
+        questions = fixed_sample(parts.split.validation or parts.split.train, config.eval_questions)
+        with server_worked_before():
+            price, calls = price_for_budget(
+                parts.evaluator, parts.task.on(questions), parts.learner.frozen, config.budget
+            )
+        note(f"--budget {config.budget:g}: at {price:g} a call {calls:.2f} calls, on {len(questions)} questions")
+        self.checkpoints.set_price(price)
+        return parts.task.with_rules(call_price=(price,))
+
+    def _compare(self, task: Task) -> dict[str, Any]:
         config, parts = self.config, self.parts
         baselines = Baselines(bandit=parts.bandit.fit(), search_calls=config.plan_calls, plan=self.teacher.plan)
         with server_worked_before():
             return compare(
                 parts.evaluator,
                 parts.models,
-                parts.task,
+                task,
                 parts.split.test,
                 parts.learner.frozen,
                 seed=config.seed,

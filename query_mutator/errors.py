@@ -5,6 +5,7 @@
     │   ├── KeywordError (also a TypeError)  an unknown keyword argument of an environment
     │   ├── DatasetError                 a row of a question file, with file and line
     │   ├── CheckpointError              unreadable, or made for other settings
+    │   ├── TooFewAnswersError           to learn P(right) from
     │   ├── EncoderError                 an encoder that cannot be found or verified
     │   ├── UnnamedError                 a server, file or plugin that only a stored file names
     │   └── BatchFileError               a truncated, edited or mixed-up file (batching/files.py)
@@ -75,6 +76,10 @@ class DatasetError(UsageError):
 
 class CheckpointError(UsageError):
     """A checkpoint cannot be read, or was made for other settings."""
+
+
+class TooFewAnswersError(UsageError):
+    """Too few graded answers to learn P(right) from."""
 
 
 class EncoderError(UsageError):

@@ -21,7 +21,7 @@ from query_mutator.evaluation.power import power_in_words
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
-from query_mutator.session.suited import suited
+from query_mutator.session.suited import SUITED_PLAN, suited
 from query_mutator.session.task import make_task, rewrites
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.estimate import duration
@@ -38,12 +38,12 @@ def plan(flags: PlanFlags) -> None:
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     if flags.dry_run:
-        flags, lines = suited(flags, embedded=uses_embedded(flags))
+        flags, lines = suited(flags, embedded=uses_embedded(flags), values=SUITED_PLAN)
         print(_estimate(flags, len(train)), power_in_words(split.test, flags), *lines, sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags))
-        flags, lines = suited(flags, embedded=models.embedded)
+        flags, lines = suited(flags, embedded=models.embedded, values=SUITED_PLAN)
         settings = _task_settings(flags)
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train, logprobs=flags.answer == "learned")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
 from query_mutator.bounds import Count, defaults
 from query_mutator.cli.common import JsonFlags
@@ -18,7 +18,7 @@ from query_mutator.files.run_dir import SUMMARY, check_name
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.episode import CallRules, Operators
-from query_mutator.settings.evaluation import FailureRate
+from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import DryRun, NamedRun, Resume
 from query_mutator.settings.questions import Questions, Reward
@@ -42,6 +42,7 @@ class PlanFlags(
     ModelSettings,
     Sampling,
     FailureRate,
+    CallBudget,
     JsonFlags,
 ):
     """Find the best plan: operators in a fixed order, where to ask, and which answer to submit.
@@ -61,9 +62,6 @@ class PlanFlags(
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
     (learned), asking in form after form until one is likely enough."""
-    budget: Annotated[float, Ge(1), Le(10000)] | None = None
-    """Save the plan that is right most often with this many calls per question on average, not the one with the best
-    score minus --call-price per call."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
 from query_mutator.confidence.submission import combined
 from query_mutator.confidence.table import TrainingTable, form_rates, training_table, with_forms
 from query_mutator.encoder.base import Encoder
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.types import DoubleArray, IntArray
 
 __all__ = ["CrossFit", "Platt", "cross_fit", "cross_fitted", "fit_agreement", "fit_scorer", "log_loss"]
@@ -175,12 +175,14 @@ def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:
     used = weights > 0
     hits, n = int(table.right[used].sum()), int(used.sum())
     if min(hits, n - hits) < _FEWEST:
-        raise UsageError(
+        raise TooFewAnswersError(
             f"{hits} right and {n - hits} wrong answers are too few to learn P(right) from; give {_FEWEST} of each"
         )
     if not 2 <= folds <= len(np.unique(table.targets[used])):
-        raise UsageError(f"{folds} folds need at least as many targets, and at least 2; give more questions")
+        raise TooFewAnswersError(f"{folds} folds need at least as many targets, and at least 2; give more questions")
     for part in range(folds):
         rest = table.right[used & (table.fold_of(folds) != part)]
         if not 0 < rest.sum() < len(rest):
-            raise UsageError("all right answers, or all wrong ones, are about a few targets; give more questions")
+            raise TooFewAnswersError(
+                "all right answers, or all wrong ones, are about a few targets; give more questions"
+            )

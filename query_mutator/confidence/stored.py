@@ -39,6 +39,14 @@ class FitReport:
     calibration_error: float
     auroc: float
 
+    @property
+    def in_words(self) -> str:
+        """Return the report in one line."""
+        return (
+            f"P(right): learned from {self.answers:,} answers, {self.base_rate:.0%} right; "
+            f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
+        )
+
     @classmethod
     def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: str, targets: int) -> Self:
         """Return the report of probabilities [n] of outcomes [n]."""

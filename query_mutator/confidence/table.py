@@ -15,7 +15,7 @@ from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, kind
 from query_mutator.confidence.attempts import Attempt, LoggedAnswer
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
 from query_mutator.encoder.base import Encoder
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooFewAnswersError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
 __all__ = [
@@ -54,7 +54,7 @@ class TrainingTable:
 def training_table(rows: Sequence[LoggedAnswer], *, encoder: Encoder | None = None) -> TrainingTable:
     """Return the table of graded answers, read as gold says; UsageError without any."""
     if not rows:
-        raise UsageError("there are no graded answers to learn P(right) from")
+        raise TooFewAnswersError("there are no graded answers to learn P(right) from")
     return table_of(rows, kind=infer_kind(rows), encoder=encoder)
 
 

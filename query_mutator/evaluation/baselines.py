@@ -4,7 +4,8 @@
     random        uniform over all actions until submit or the last step, with the rules of the policy's episodes
     best_single   the operator that did best on training questions, applied once; its answer, the original is not asked
     best_of_k     the original question and k - 1 operators one at a time, ranked on training questions; the answer that
-                  best fits its own question wins; k is the smallest whose calls are at least the policy's
+                  best fits its own question wins, on a language model a vote; k is the smallest whose calls are at
+                  least the policy's
     rewriter      with --rewriter: one rewrite of the question by a model
     rewriter_fit  the same, but the original question is kept where its answer fits better
     best_plan     with a plan search: the best plan that it found on training questions
@@ -26,7 +27,7 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.operators import GUARDS, OperatorContext
-from query_mutator.types import ASK, SUBMIT, UNDO
+from query_mutator.types import ASK, SUBMIT, UNDO, AnswerRule
 
 __all__ = [
     "BANDIT",
@@ -82,7 +83,12 @@ def best_of_name(k: int) -> str:
 def best_of(k: int, ranking: Sequence[str], task: Task) -> Method:
     """Return best-of-k: the target is asked the original question and k - 1 rewrites of it."""
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
-    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer="best")
+    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer=rule_of(task))
+
+
+def rule_of(task: Task) -> AnswerRule:
+    """Return how one of several answers is chosen: by fit where answers are documentation, else by vote."""
+    return "best" if task.calls.by_rules else "vote"
 
 
 class PlainQuestion:

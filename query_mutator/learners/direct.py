@@ -11,6 +11,7 @@ models of the last iteration are fitted to resampled episodes (Osband et al., 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ ITERATIONS = 5  # fits to values of the one before
 GROWTH = 1.2  # of the steps, after which the models are fitted again
 FEWEST = 64  # steps to fit to
 MOST_ROWS = 20_000  # of a fit, drawn from all steps
-PRICES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)  # that half of the steps get
+PRICES = (0.0025, 0.25)  # between which half of the steps get one
 _MASKED = -1e6
 _COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
 _ARRAYS = ("column", "threshold", "unknown_left", "left", "right", "value", "roots", "baseline")
@@ -183,7 +184,7 @@ class DirectMethod:
         """Give half of the steps other prices than their own, in both observations; return the prices [n]."""
         if self._price is None:
             return own
-        prices = np.where(rng.random(len(obs)) < 0.5, rng.choice(PRICES, len(obs)), own)
+        prices = np.where(rng.random(len(obs)) < 0.5, _between(rng, len(obs)), own)
         obs[:, self._price] = next_obs[:, self._price] = PRICE_SCALE * prices
         return prices
 
@@ -221,6 +222,12 @@ class DirectMethod:
 def with_actions(obs: FloatArray | DoubleArray, num_actions: int) -> DoubleArray:
     """Return observations [n, D] with every action [n * A, D + A]."""
     return np.hstack([np.repeat(obs, num_actions, axis=0), np.tile(np.eye(num_actions), (len(obs), 1))])
+
+
+def _between(rng: np.random.Generator, count: int) -> DoubleArray:
+    """Return random prices [n]; their logarithm is uniform."""
+    low, high = map(math.log, PRICES)
+    return np.exp(rng.uniform(low, high, size=count))
 
 
 def best_values(model: Any, obs: DoubleArray, masked: NDArray[np.int64]) -> DoubleArray:

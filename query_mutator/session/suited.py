@@ -12,26 +12,30 @@ from typing import Any, TypeVar
 from ppo.config import PPOConfig
 from query_mutator.bounds import Group
 from query_mutator.env.rules import ASKING
-from query_mutator.settings.learner import BanditConfig
+from query_mutator.settings.learner import DirectConfig
 
-__all__ = ["SUITED", "suited"]
+__all__ = ["SUITED", "SUITED_PLAN", "suited"]
 
 G = TypeVar("G", bound=Group)
 
 SUITED: Mapping[str, Any] = {
     "operators": "clean",
     "forms": "question_answer,short_answer,statement,one_sentence,restate,asking_sentence,examples",
-    "ask": "policy",
-    "max_asks": 1,
-    "max_episode_steps": 3,
-    "algo": "bandit",
+    "ask": "form",
+    "max_asks": 4,
+    "max_episode_steps": 6,
+    "answer": "learned",
+    "budget": 2.0,
+    "algo": "direct",
     "embedding_dims": 16,
 }
-_OF_PPO = {one.name for one in fields(PPOConfig)} - {one.name for one in fields(BanditConfig)} - {"num_steps"}
+#: Those of a search for a plan, which asks once.
+SUITED_PLAN = {"operators": SUITED["operators"], "forms": SUITED["forms"], "max_asks": 1}
+_OF_PPO = {one.name for one in fields(PPOConfig)} - {one.name for one in fields(DirectConfig)} - {"num_steps"}
 
 
-def suited(settings: G, *, embedded: bool) -> tuple[G, list[str]]:
-    """Return the settings with what no flag says set for the model that answers, and a line that says so.
+def suited(settings: G, *, embedded: bool, values: Mapping[str, Any] = SUITED) -> tuple[G, list[str]]:
+    """Return the settings with what no flag says set to `values` on a language model, and a line that says so.
 
     A run that is resumed keeps the actions it has, also where an earlier version had no flag for them.
     """
@@ -41,7 +45,9 @@ def suited(settings: G, *, embedded: bool) -> tuple[G, list[str]]:
     left = given | ({"algo"} if given & _OF_PPO else set())
     if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
         left |= {"max_asks"}
-    chosen = {name: value for name, value in SUITED.items() if name not in left and hasattr(settings, name)}
+    if "max_asks" in given and vars(settings)["max_asks"] == 1:  # nothing to choose from
+        left |= {"answer", "budget"}
+    chosen = {name: value for name, value in values.items() if name not in left and hasattr(settings, name)}
     if not chosen:
         return settings, []
     try:

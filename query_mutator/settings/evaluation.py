@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from annotated_types import Ge, Le
 from tyro.conf import arg
 
 from query_mutator.bounds import Count, CountOrNone, Group, Share
 
-__all__ = ["Comparison", "FailureRate", "PeriodicEvaluation"]
+__all__ = ["CallBudget", "Comparison", "FailureRate", "PeriodicEvaluation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,15 @@ class FailureRate(Group):
     max_failure_rate: Share = 0.2
     """Stop with exit code 3, training with a checkpoint, when more than this share of recent steps, or of the questions
     of an evaluation, failed for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallBudget(Group):
+    """How many calls a question may take at use."""
+
+    budget: Annotated[float, Ge(1), Le(10_000)] | None = None
+    """Mean calls per question: the plan that is right most often within them is saved, or a policy with the price of a
+    call at which it makes as many; without it --call-price decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,19 @@ class Checkpoints:
         """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
         self._parts, self._run, self._callbacks = parts, run, callbacks
         self._background = background_of(parts.models, parts.task, parts.split, dataset=parts.config.dataset)
+        self._price: float | None = None
         self._latest = self._state()
         self.saved: Path | None = resumed.path if resumed else None
 
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
         self._latest = self._state()
+
+    def set_price(self, price: float) -> None:
+        """Write the last state with the price of a call at which the policy acts."""
+        self._price, self.saved = price, None
+        self.keep()
+        self.write()
 
     def write(self) -> None:
         """Write what is kept, with the policy file, unless it was written before; drop calls that it covers."""
@@ -53,7 +60,7 @@ class Checkpoints:
         return Checkpoint(
             learner=snapshot(parts.learner.state_dict()),
             actions=parts.task.actions,
-            task=group_of(TaskSettings, config),
+            task=group_of(TaskSettings, config, **({} if self._price is None else {"call_price": (self._price,)})),
             system=parts.models.resolved,
             projection=parts.task.observer.projection,
             flags={name: value for name, value in asdict(config).items() if name not in _OF_ONE_COMMAND},

@@ -19,7 +19,7 @@ from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.gguf_file import gguf_address
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.evaluation import Comparison, FailureRate, PeriodicEvaluation
+from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation
 from query_mutator.settings.learner import BanditConfig, CollectorConfig, DirectConfig, IQNConfig, Learning
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.output import Run
@@ -38,6 +38,7 @@ class TrainConfig(
     TrackFlags,
     PeriodicEvaluation,
     Comparison,
+    CallBudget,
     FailureRate,
     TaskSettings,
     ServerAddressFlags,

@@ -100,6 +100,11 @@ class Estimate:
                 f" x {config.num_steps} steps",
             ),
             *([("model calls to search for the teacher, at most", str(config.plan_calls))] if searches else []),
+            *(
+                [("model calls to learn P(right), at most", str(config.answer_calls))]
+                if config.answer == "learned"
+                else []
+            ),
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
             ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from query_mutator.commands.plan_flags import PlanFlags
-from query_mutator.session.suited import SUITED, suited
+from query_mutator.session.suited import SUITED, SUITED_PLAN, suited
 from query_mutator.session.task import rewrites
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.config import parse_config
@@ -29,11 +29,13 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--operators", "spelling"], {"operators"}),
         (["--forms", "all"], {"forms"}),
         (["--ask", "every_step"], {"ask", "max_asks"}),
-        (["--ask", "policy", "--max-asks", "3"], {"max_asks"}),
+        (["--ask", "policy", "--max-asks", "3"], {"ask", "max_asks"}),
+        (["--ask", "form", "--max-asks", "1"], {"max_asks", "answer", "budget"}),
+        (["--answer", "vote", "--budget", "3"], {"answer", "budget"}),
         (["--max-episode-steps", "5"], {"max_episode_steps"}),
         (["--algo", "ppo"], {"algo"}),
         (["--entropy-coef", "0.02"], {"algo"}),
-        (["--ask", "policy", "--teacher", "search"], {"algo"}),
+        (["--ask", "policy", "--teacher", "search"], {"ask", "algo"}),
         (["--deterministic"], {"algo"}),
         (["--engine", "ray"], {"algo"}),
         (["--num-steps", "16", "--lr", "0.001", "--teacher", "auto"], set()),
@@ -47,10 +49,10 @@ def test_what_a_flag_says_or_excludes_stays(argv: list[str], left: set[str]) -> 
 
 
 def test_settings_without_a_field_are_left_without_it() -> None:
-    found, [line] = suited(PlanFlags(), embedded=False)
-    assert found.max_asks == 1
+    found, [line] = suited(PlanFlags(), embedded=False, values=SUITED_PLAN)
+    assert (found.max_asks, found.answer) == (1, "searched")
     assert "--ask " not in line
-    everything = TaskSettings(**{name: value for name, value in SUITED.items() if name != "algo"})
+    everything = TaskSettings(**{name: value for name, value in SUITED.items() if name not in ("algo", "budget")})
     assert suited(everything, embedded=False) == (everything, [])
 
 

@@ -1,0 +1,120 @@
+"""Fitted Q iteration: what it learns from steps, how prices enter, and its state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.steps import Steps
+from query_mutator.learners.direct import DirectMethod, FrozenValues
+from query_mutator.settings.learner import DirectConfig
+
+# Columns: what decides which action pays, whether there is an answer, three of the mask, the price.
+DECIDES, ANSWERED, MASK, PRICE, SIZE = 0, 1, slice(2, 5), 5, 6
+LEFT, RIGHT, SUBMIT = range(3)
+ENVS = 8
+
+
+def learner(**settings: object) -> DirectMethod:
+    return DirectMethod(SIZE, 3, DirectConfig(num_processes=ENVS, **settings), mask_columns=MASK)  # type: ignore[arg-type]
+
+
+def play(direct: DirectMethod, rounds: int, *, price: float, seed: int = 0) -> None:
+    """Ask once, the side that pays 1, the other 0.2, and submit; submitting at once pays nothing."""
+    rng = np.random.default_rng(seed)
+    ids = np.arange(ENVS)
+    for _ in range(rounds):
+        obs = np.zeros((ENVS, SIZE), dtype=np.float32)
+        obs[:, DECIDES], obs[:, PRICE] = rng.choice([-1, 1], ENVS), PRICE_SCALE * price
+        for _ in range(2):
+            actions = direct.act(obs, ids.tolist())
+            assert not obs[ids, MASK.start + actions].any()
+            asks = actions != SUBMIT
+            pays = np.where((actions == RIGHT) == (obs[:, DECIDES] > 0), 1.0, 0.2)
+            last = obs.copy()
+            last[asks, ANSWERED] = last[asks, MASK.start] = last[asks, MASK.start + 1] = 1
+            rewards = np.where(asks, pays - price, 0.0)
+            none = np.zeros(ENVS, dtype=np.bool_)
+            versions = np.zeros(ENVS, dtype=np.int64)
+            direct.observe(Steps(ids, obs, actions, rewards, last, ~asks, none, ~none, versions, asks.astype(np.int64)))
+            obs = last
+
+
+def chosen(direct: DirectMethod, side: float, *, price: float, answered: bool = False) -> int:
+    obs = np.array([[side, answered, answered, answered, 0, PRICE_SCALE * price]], dtype=np.float32)
+    return int(direct.frozen.act(obs, greedy=True).actions[0])
+
+
+def test_it_takes_what_pays_and_submits_where_nothing_more_does() -> None:
+    direct = learner()
+    assert direct.frozen.act(np.zeros((2, SIZE), np.float32)).actions.tolist() == [LEFT, LEFT]  # the first allowed
+    play(direct, 60, price=0.05)
+    assert direct.update()["rl/avg_value"] > 0
+    assert (chosen(direct, -1, price=0.05), chosen(direct, 1, price=0.05)) == (LEFT, RIGHT)
+    assert chosen(direct, 1, price=0.05, answered=True) == SUBMIT
+    assert direct.frozen.values(np.zeros((4, SIZE), np.float32)).shape == (4, 4, 3)
+
+
+def test_one_fit_holds_for_prices_that_no_step_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.learners.direct.PRICES", (0.05, 2.0))
+    direct = learner()
+    play(direct, 120, price=0.05)
+    direct.update()
+    assert chosen(direct, 1, price=0.05) == RIGHT
+    assert chosen(direct, 1, price=2.0) == SUBMIT  # a right answer is worth 1
+
+
+def test_it_is_fitted_again_when_there_are_a_fifth_more_steps() -> None:
+    direct = learner()
+    play(direct, 40, price=0.05)
+    direct.update()
+    fits = direct.gradient_steps
+    play(direct, 4, price=0.05)
+    assert direct.update() == {}
+    play(direct, 10, price=0.05)
+    direct.update()
+    assert direct.gradient_steps == 2 * fits == 2 * (4 + direct.config.num_models)
+
+
+def test_a_failed_step_is_left_out() -> None:
+    direct = learner()
+    obs, none = np.zeros((ENVS, SIZE), np.float32), np.zeros(ENVS, dtype=np.bool_)
+    zeros = np.zeros(ENVS, dtype=np.int64)
+    direct.observe(Steps(np.arange(ENVS), obs, zeros, np.ones(ENVS), obs, none, ~none, none, zeros, zeros))
+    assert direct.update() == {}
+    assert direct.state_dict()["optimizer"]["steps"]["actions"].numel() == 0
+
+
+def test_a_restored_learner_goes_on_as_the_saved_one() -> None:
+    direct, other = learner(), learner()
+    play(direct, 40, price=0.05)
+    direct.update()
+    other.load_state_dict(direct.state_dict())
+    for one in (direct, other):
+        play(one, 40, price=0.05, seed=1)
+        one.update()
+    ours, theirs = direct.state_dict(), other.state_dict()
+    assert ours["policy"].keys() == theirs["policy"].keys()
+    assert all((ours["policy"][name] == theirs["policy"][name]).all() for name in ours["policy"])
+    assert ours["counts"] == theirs["counts"]
+
+
+def test_arrays_of_something_else_are_refused() -> None:
+    direct = learner()
+    play(direct, 40, price=0.05)
+    direct.update()
+    state = dict(direct.frozen.state)
+    with pytest.raises(ValueError, match="trees of a direct method"):
+        FrozenValues({})
+    for name, array in (
+        ("0/left", state["0/left"][:-1]),
+        ("masked", np.array([1, 2, 99])),
+        ("0/column", state["0/column"] + 99),
+    ):
+        with pytest.raises(ValueError, match="trees of a direct method"):
+            FrozenValues(state | {name: array})
+    with pytest.raises(ValueError, match="other observations or actions"):
+        DirectMethod(SIZE + 1, 3, DirectConfig(num_processes=ENVS), mask_columns=MASK).load_state_dict(
+            direct.state_dict()
+        )
