@@ -14,6 +14,7 @@ class Attempt:
     """One reply to a question: its text, the form of the request, and what the server said of it."""
 
     text: str
+    asked: str = ""  # the wording that was asked; "" is the question
     form: str = AS_IS
     logprob: float | None = None  # mean log probability of the reply's tokens; None where it is not known
     cut: bool | None = None  # ended at the token limit; None where it is not known

@@ -98,8 +98,10 @@ def attempt_columns(
     rates: Mapping[str, float] | None = None,
 ) -> DoubleArray:
     """Return the columns [k, F] of attempts at a question; `rates` has the log odds of forms."""
-    read_as = kind or kind_of(question)
-    columns = np.stack([feature_row(question, attempt, kind=read_as) for attempt in attempts])
+    asked = [attempt.asked or question for attempt in attempts]
+    columns = np.stack(
+        [feature_row(text, attempt, kind=kind or kind_of(text)) for text, attempt in zip(asked, attempts, strict=True)]
+    )
     if rates:
         columns[:, _FORM_AT] = [rates.get(attempt.form, math.nan) for attempt in attempts]
     if encoder is not None:
@@ -111,7 +113,8 @@ def attempt_columns(
 def attempt_groups(
     question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None, encoder: Encoder | None = None
 ) -> list[int]:
-    """Return the group [k] of each attempt at a question; those of a group say the same."""
+    """Return the group [k] of each attempt at a question; those of a group say the same, as the first wording asks."""
+    question = attempts[0].asked or question
     texts = [attempt.text for attempt in attempts]
     rows = encoder.encode(texts) if encoder is not None and len(texts) > 1 else None
     return answer_groups(question, texts, kind=kind, rows=rows)

@@ -147,6 +147,7 @@ class Task:
         shown = self.examples[index] if form.uses_examples and self.examples else ()
         return Reply(
             text=form.read(attempt.answer),
+            asked=attempt.text,
             form=attempt.form,
             logprob=attempt.logprob,
             cut=attempt.cut,
