@@ -21,7 +21,7 @@ NUM_PRICES = 20
 def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
     """Return the lowest price with at most so many mean calls on the questions of a task, and those calls.
 
-    The highest price where no price does.
+    The highest price where no price has so few, as with a learner that saw one price.
     """
     prices = [float(f"{price:.2g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
     jobs = {

@@ -124,7 +124,7 @@ def test_every_action_from_every_recorded_state_is_recorded(world: tuple[Path, P
     assert missing == {"target", "mutate"}  # the walk finds what is not there
 
 
-@pytest.mark.parametrize("algo", ["ppo", "iqn", "bandit"])
+@pytest.mark.parametrize("algo", ["ppo", "iqn", "bandit", "direct"])
 def test_every_learner_trains_resumes_and_is_evaluated(algo: str, flags: list[str], tmp_path: Path) -> None:
     small = ["--num-processes", "4", "--no-evaluate", "--no-use-linear-lr-decay"]
     small += ["--num-steps", "16"] if algo != "bandit" else []
@@ -149,9 +149,9 @@ def test_a_plan_is_found_and_evaluated(flags: list[str], tmp_path: Path, capsys:
     assert json.loads((tmp_path / "eval.json").read_text())["methods"]["policy"]["success"] == 1
 
 
-def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
-    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def two_forms(world: tuple[Path, Path], tmp_path: Path) -> tuple[list[str], Task]:
+    """Return the flags of a world in which half of the questions are right in one form, the others in another."""
     dataset, recording = world[0], tmp_path / "two.jsonl.xz"
     task = task_of(str(dataset), CALLS, encoder="hash", forms_asked="question_answer,few_words,restate")
     wanted = list(requests_of(task, versions_of(str(dataset), task, cleaned_by=[CLEAN])))
@@ -171,6 +171,14 @@ def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
     flags = ["--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
              "--forms", "question_answer,few_words,restate", "--target-max-tokens", MAX_TOKENS, "--encoder", "hash",
              "--save-dir", tmp_path / "runs"]  # fmt: skip
+    return list(map(str, flags)), task
+
+
+def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
+    two_forms: tuple[list[str], Task], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, task = two_forms
+    recording = flags[1]
     assert qm("plan", *flags, "--max-calls", "4000", "--answer", "learned", "--budget", "2") == 0
     run = the_run(tmp_path)
     assert "(learned answer, stop at P(right)" in capsys.readouterr().out
@@ -191,8 +199,45 @@ def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
     argv = ["rewrite", "--checkpoint", tmp_path / "p.qm", "--recording", recording, "--json", "-", question.text]
     assert qm(*argv) == 0
     assert "P(right)" in capsys.readouterr().out
-    assert train(*map(str, flags), "--answer", "learned", "--num-env-steps", "64", "--no-evaluate") == 2
-    assert "qm plan --answer learned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algo", ["direct", "ppo"])
+def test_a_policy_asks_again_and_submits_what_is_likely_right(
+    algo: str, two_forms: tuple[list[str], Task], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, task = two_forms
+    small = ["--algo", algo, "--num-processes", "4", "--num-steps", "32", "--num-env-steps", "1024", "--no-evaluate"]
+    assert train(*flags, *small, "--answer-calls", "300", "--no-use-linear-lr-decay") == 0
+    run = the_run(tmp_path)
+    said = capsys.readouterr().err
+    assert "--ask form --max-asks 4" in said
+    assert "P(right): learned from" in said
+    assert train("--resume", str(run), "--num-env-steps", "2048") == 0
+    said = capsys.readouterr().err
+    assert "P(right): learned from" in said
+    assert "answers to learn" not in said  # the model of the run's folder
+    assert "--budget 2: at" in said
+    assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
+    methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
+    assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2
+    assert 1 < methods["policy"]["calls_per_question"] <= (3 if algo == "direct" else 5)  # PPO saw one price
+    question = next(question for question in task.questions if question.accept)
+    assert qm("rewrite", "--checkpoint", run, "--recording", flags[1], question.text) == 0
+    assert "P(right)" in capsys.readouterr().out
+    (run / "p_right.npz").write_bytes(b"PK")
+    assert train("--resume", str(run), "--num-env-steps", "3072") == 2
+    assert "holds no model of P(right)" in capsys.readouterr().err
+
+
+def test_too_few_answers_are_voted_on_unless_the_flag_says_otherwise(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--forms", "few_words,restate", "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16"]
+    asks = ["--ask", "form", "--max-asks", "2", "--no-evaluate"]
+    assert train(*flags, *few, *asks) == 0  # all answers are wrong
+    assert "--answer vote: 0 right and" in capsys.readouterr().err
+    assert train(*flags, *few, *asks, "--answer", "learned") == 2
+    assert "are too few to learn P(right) from" in capsys.readouterr().err
 
 
 def test_recorded_calls_take_no_time_and_bound_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,11 +285,12 @@ def test_a_run_and_a_search_take_what_suits_a_language_model(
         str(tmp_path / "runs"),
     ]
     assert train(*common, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
-    found = json.loads((the_run(tmp_path) / "config.json").read_text())["flags"]
-    assert {name: found[name] for name in SUITED if name != "forms"} == {
-        name: value for name, value in SUITED.items() if name != "forms"
+    found, left = json.loads((the_run(tmp_path) / "config.json").read_text())["flags"], ("forms", "answer")
+    assert found["answer"] == "vote"  # all answers are right
+    assert {name: found[name] for name in SUITED if name not in left} == {
+        name: value for name, value in SUITED.items() if name not in left
     }
-    assert "a language model answers: --operators clean --ask policy" in capsys.readouterr().err
+    assert "a language model answers: --operators clean --ask form" in capsys.readouterr().err
     assert qm("plan", *common, "--max-calls", "200") == 0
     assert "a language model answers: --operators clean --max-asks 1" in capsys.readouterr().err
 
@@ -252,7 +298,7 @@ def test_a_run_and_a_search_take_what_suits_a_language_model(
 def test_the_example_run_asks_what_the_script_records() -> None:
     config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "run_llm.json")]), embedded=False)
     assert config.target_max_tokens == MAX_TOKENS
-    assert (config.ask, config.max_asks) == ("policy", 1)
+    assert (config.ask, config.answer, config.algo) == ("form", "learned", "direct")
     assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))
 
 

@@ -141,7 +141,7 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["iqn", "bandit"])
+@pytest.mark.parametrize("algo", ["iqn", "bandit", "direct"])
 def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
     algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
