@@ -53,8 +53,11 @@ class EarlyStop(BackendWrapper):
             return max(0, round(self.cut_replies * mean) - self._cut_tokens)
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply, or its first sentence if that is a refusal; only calls to the target can be cut."""
-        if request.purpose != "target":
+        """Return the reply, or its first sentence if that is a refusal; only calls to the target can be cut.
+
+        A reply whose log probability is asked for is read whole.
+        """
+        if request.purpose != "target" or request.logprobs:
             return self._server.complete(request)
         judge = _Judge(self._is_refusal)
         completion = self._server.complete_until(request, judge)

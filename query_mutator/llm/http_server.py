@@ -112,6 +112,7 @@ class HttpServer(ModelServer):
         )
         self.url = self._transport.url
         self._contexts: dict[str, int | None] = {}  # of loaded models
+        self._gives_logprobs = True  # until it refuses
         self._streams = True  # until the server interrupts a stream
 
     @classmethod
@@ -156,7 +157,12 @@ class HttpServer(ModelServer):
         started, left_s = time.perf_counter(), self._left_s(request)
         if left_s is not None and left_s <= 0:
             return Completion.failed("timeout", "the deadline passed before the call started")
+        asks_logprobs = request.logprobs and self._gives_logprobs
         reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
+        if asks_logprobs and _refuses_logprobs(reply):
+            self._gives_logprobs = False
+            logger.info("%s: no log probabilities: %s; replies are read without them", self.url, reply)
+            return self.complete(request)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
@@ -170,7 +176,7 @@ class HttpServer(ModelServer):
             body |= self.json_fields(request.json_schema)
         if request.choices:
             body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        elif request.logprobs:
+        elif request.logprobs and self._gives_logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
         if request.think:
             body.pop("think", None)
@@ -323,6 +329,10 @@ def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
     """Return the name of each object under the first of the keys that it has; a name beyond reason is left out."""
     names = (next((row[key] for key in keys if row.get(key)), "") for row in rows[:_MAX_NAMES])
     return tuple(wire_text(name) for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS)
+
+
+def _refuses_logprobs(reply: Json | ErrorInfo) -> bool:
+    return isinstance(reply, ErrorInfo) and "logprob" in reply.message.lower() and reply.status in (400, 422, 501)
 
 
 def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:

@@ -23,6 +23,7 @@ from query_mutator.apply.proxy.eligibility import MAX_QUESTION_TOKENS, skip_reas
 from query_mutator.apply.proxy.episodes import Episodes, Rewritten
 from query_mutator.apply.proxy.replies import (
     STREAM_TYPES,
+    answer_of,
     as_stream,
     parsed,
     read_lines,
@@ -31,7 +32,7 @@ from query_mutator.apply.proxy.replies import (
     text_of,
     with_fields,
 )
-from query_mutator.apply.proxy.requests import ChatCall
+from query_mutator.apply.proxy.requests import LOGPROBS, ChatCall
 from query_mutator.apply.proxy.shadow import Sent, Shadow
 from query_mutator.apply.proxy.status import Status
 from query_mutator.apply.proxy.upstream import Header, Response, end_to_end, read_object
@@ -223,17 +224,18 @@ class PolicyAnswerer:
     ) -> Reply:
         """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply."""
         original = request.call.key(Framed.user(question))
-        texts = {} if first is None else {original: first}
+        answers = {} if first is None else {original: Completion(text=first)}
         replies = {} if whole is None else {original: whole}
 
         async def ask(framed: Framed) -> Completion:
             key = request.call.key(framed)
-            if key not in texts:
+            if key not in answers:
                 async with AsyncExitStack() as stack:
                     body = request.call.asking(framed, stream=False)
+                    body |= LOGPROBS if self._episodes.reads_logprobs else {}
                     replies[key] = await read_object(await self._open(stack, request, body))
-                texts[key] = text_of(request.call.api, replies[key])
-            return Completion(text=texts[key])
+                answers[key] = answer_of(request.call.api, replies[key])
+            return answers[key]
 
         found = await self._episodes.answer(
             request.call, ask, request.rules.limits, place=self._status.queue.place, first_answer=first

@@ -47,6 +47,11 @@ class Episodes:
         """Return whether the policy rewrites without looking at an answer."""
         return "blind" in self._rewriter.modes
 
+    @property
+    def reads_logprobs(self) -> bool:
+        """Return whether the policy submits by a P(right) that reads the log probability of an answer."""
+        return self._rewriter.task.calls.logprobs
+
     async def rewrite(
         self, call: ChatCall, limits: Limits, *, place: Place, usable: Callable[[Framed], bool] | None = None
     ) -> Rewritten:

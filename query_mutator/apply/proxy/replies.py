@@ -11,11 +11,11 @@ from query_mutator.apply.proxy.names import SOUGHT_BYTES, find_model
 from query_mutator.apply.proxy.requests import Api, ChatCall
 from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, Response, UpstreamGone
 from query_mutator.files import count_values
-from query_mutator.types import Json
+from query_mutator.types import Completion, Json, mean_logprob
 
 __all__ = [
-    "STREAM_TYPES", "LineReader", "as_stream", "choice_of", "parsed", "read_lines", "renamed", "renamed_lines",
-    "text_of", "thought_of", "tokens_of", "with_fields",
+    "STREAM_TYPES", "LineReader", "answer_of", "as_stream", "choice_of", "parsed", "read_lines", "renamed",
+    "renamed_lines", "text_of", "thought_of", "tokens_of", "with_fields",
 ]  # fmt: skip
 
 T = TypeVar("T", list[Any], Json)
@@ -38,6 +38,17 @@ def text_of(api: Api, reply: Json) -> str:
     else:
         found = _message_of(reply).get("content")
     return found if isinstance(found, str) else ""
+
+
+def answer_of(api: Api, reply: Json) -> Completion:
+    """Return what a policy reads of a reply, and drop the log probabilities from it, which no client asked for."""
+    if api == "openai_chat":
+        choice = choice_of(reply)
+        rows, end = _shaped(choice.pop("logprobs", None), dict).get("content"), choice.get("finish_reason")
+    else:
+        rows, end = reply.pop("logprobs", None), reply.get("done_reason")
+    text, model = text_of(api, reply), str(reply.get("model") or "upstream")
+    return Completion(text=text, model=model, logprob=mean_logprob(rows), hit_limit=end == "length")
 
 
 def thought_of(reply: Json) -> str:

@@ -14,8 +14,8 @@ from query_mutator.llm.ollama import with_tag
 from query_mutator.types import Json
 
 __all__ = [
-    "ANYWHERE_PATHS", "CHAT_PATHS", "MODEL_PATHS", "NAMED_PATHS", "SUFFIX", "ChatCall", "is_virtual", "model_of",
-    "names_virtual", "read_call", "upstream_body", "upstream_name", "virtual_in", "virtual_name",
+    "ANYWHERE_PATHS", "CHAT_PATHS", "LOGPROBS", "MODEL_PATHS", "NAMED_PATHS", "SUFFIX", "ChatCall", "is_virtual",
+    "model_of", "names_virtual", "read_call", "upstream_body", "upstream_name", "virtual_in", "virtual_name",
 ]  # fmt: skip
 
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
@@ -90,6 +90,10 @@ def names_virtual(content: bytes) -> bool:
 def upstream_body(body: Json) -> Json:
     """Return a request with the upstream's names of its models."""
     return {**body, **{name: upstream_name(body[name]) for name in _NAMES if is_virtual(body.get(name))}}
+
+
+#: What either API takes to return log probabilities; llama.cpp's server gives none with `top_logprobs` 0.
+LOGPROBS: Json = {"logprobs": True, "top_logprobs": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
