@@ -128,6 +128,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
         models = stack.enter_context(open_models(resumed_models(config, checkpoint)))
     embed_questions(models.encoder, split.train + split.validation)
+    must_learn = "answer" in config.given
     config, chosen = suited(config, embedded=models.embedded)
     note(*chosen)
     task = make_task(models, config, split.train, projection=checkpoint.projection if checkpoint else None)
@@ -138,7 +139,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     restore_counts(models.calls, checkpoint)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
-        config, task = with_confidence(config, task, evaluator, run_dir.confidence_path)
+        config, task = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
     journal = open_journal(config, models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
@@ -158,10 +159,12 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     return Trainer(parts, checkpoint, ray=ray)
 
 
-def with_confidence(config: TrainConfig, task: Task, evaluator: Evaluator, path: Path) -> tuple[TrainConfig, Task]:
+def with_confidence(
+    config: TrainConfig, task: Task, evaluator: Evaluator, path: Path, *, must_learn: bool
+) -> tuple[TrainConfig, Task]:
     """Return the settings, and the task with the P(right) that --answer learned submits by: kept in `path`, or learned.
 
-    Where it is the default and there are too few answers to learn from, answers are submitted by vote.
+    Unless it must be learned, answers are submitted by vote where there are too few to learn from.
     """
 
     def learn() -> ConfidenceModel:
@@ -172,7 +175,7 @@ def with_confidence(config: TrainConfig, task: Task, evaluator: Evaluator, path:
     try:
         found = load_or_learn(path, learn)
     except TooFewAnswersError as error:
-        if "answer" in config.given or path.exists():
+        if must_learn:
             raise
         note(f"--answer vote: {error}")
         return replace(config, answer="vote"), task.with_rules(answer="vote")

@@ -16,6 +16,7 @@ CODES: dict[BaseException, int] = {
     errors.EncoderError("x"): 2,
     errors.UnnamedError("x"): 2,
     errors.BackendError("x"): 2,
+    errors.TooFewAnswersError("x"): 2,
     errors.ServerDownError("x"): 2,
     errors.ModelMissingError("x"): 2,
     errors.DiskError("x"): 2,

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
+from query_mutator.embedded.server import start_server
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import ChatRequest
 from tests.conftest import Librarian
-from query_mutator.embedded.server import start_server
 
 
 def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: pytest.LogCaptureFixture) -> None:
