@@ -1,17 +1,21 @@
-"""Plans that submit the answer that is most likely right, against votes and other plans of at least as many calls.
+"""Policies and plans that submit the answer that is most likely right, against rivals of at least as many calls.
 
-    python -m benchmarks.learned_answer --json F            searches on the training questions, reads the held-out ones
+    python -m benchmarks.learned_answer --validation        learns on the training questions, reads the validation ones
+    python -m benchmarks.learned_answer --json F            the same, reads the held-out ones
     python -m benchmarks.learned_answer --second-author     the same, reads the second author's, and logs the reading
 
-Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned`; its plans at each budget are
-played as `qm eval` plays them. A rival has the calls that the plan really made on these questions, rounded up; votes
-count the forms that are right most often on the training questions. Intervals resample seeds and targets. P(right) is
-scored on the answers in all forms: within each family and form, against a fit on question and form alone.
+Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned` and one `qm train`; the price
+at which the policy acts is chosen on validation questions, for nine tenths of the further calls of each budget: new
+wordings take more. A rival has the calls that were really made on these questions, rounded up: a vote or the likeliest
+by log probability among the forms that are right most often on the training questions, after cleaning, or the best
+plan. Intervals resample seeds and targets. P(right) is scored on the answers in all forms: within each family and form,
+against a fit on question and form alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import sys
@@ -28,7 +32,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.general import CLEAN, config_of, flags_of, plan_jobs
-from benchmarks.learning import World, task_settings
+from benchmarks.learning import World, task_settings, train_seed
 from benchmarks.second_author import LOG, log_reading
 from benchmarks.seeds_report import percent
 from query_mutator.bounds import group_of
@@ -38,9 +42,11 @@ from query_mutator.data.bundled import general_second_author
 from query_mutator.data.split import target_key
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
+from query_mutator.evaluation.budget import price_for_budget
 from query_mutator.evaluation.methods import Found, Job, by_policy
 from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
 from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.evaluation.plans import PlanScores
 from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.rewards.committed import FAMILY
@@ -48,11 +54,20 @@ from query_mutator.session.dataset import split_dataset
 from query_mutator.settings.models import ModelSettings
 from query_mutator.stats.calibration import auroc, expected_calibration_error
 from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.training.config import TrainConfig
 from query_mutator.types import DoubleArray, Question
 
 BUDGETS = (1.5, 2.0, 3.0, 6.0)
 MAX_CALLS = 60_000
-VOTES = {"vote": plain_vote, "rule vote": rule_vote}
+MARGIN = 0.9  # of the calls beyond the first, for which the price of a policy is chosen
+
+
+def likeliest(question: str, attempts: Sequence[Attempt]) -> int:
+    """Return the attempt whose tokens are the most probable."""
+    return max(range(len(attempts)), key=lambda at: attempts[at].logprob or -math.inf)
+
+
+VOTES = {"vote": plain_vote, "rule vote": rule_vote, "likeliest": likeliest}
 MOST_VOTES = 8
 
 
@@ -62,15 +77,27 @@ def best_at(search: PlanSearch, budget: float, *, learned: bool) -> PlanPoint:
     return replace(search, points=tuple(kind)).best_plan_at(budget)
 
 
-def jobs_of(search: PlanSearch, task: Task, seed: int) -> list[Job]:
+def plan_rows(search: PlanSearch, task: Task, seed: int) -> list[Job]:
     """Return what asks the questions of a task by the plans of a search at each budget, both kinds."""
     jobs = []
     for budget in BUDGETS:
         plan = best_at(search, budget, learned=True).plan
         acting = replace(plan_task(plan, task), confidence=search.confidence)
-        jobs.append(Job(name=f"learned {budget:g}@{seed}", task=acting, make=by_policy(plan_policy(plan, task))))
+        jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, make=by_policy(plan_policy(plan, task))))
     for calls in range(1, 1 + math.ceil(max(BUDGETS)) + 1):
         jobs += plan_jobs({f"best plan {calls}@{seed}": best_at(search, calls, learned=False).plan}, task)
+    return jobs
+
+
+def policy_rows(world: World, config: TrainConfig, questions: Sequence[Question]) -> list[Job]:
+    """Return what asks the questions by a trained policy at the prices of each budget."""
+    trained = train_seed(world, config, max_calls=sys.maxsize)
+    validation, jobs = trained.task.on(split_dataset(task_settings(config)).validation), []
+    for budget in BUDGETS:
+        wanted = 1 + MARGIN * (budget - 1)
+        price, _ = price_for_budget(world.evaluator, validation, trained.policy, wanted)
+        task = trained.task.on(questions).with_rules(call_price=(price,))
+        jobs.append(Job(name=f"policy {budget:g}@{config.seed}", task=task, make=by_policy(trained.policy)))
     return jobs
 
 
@@ -93,19 +120,19 @@ class Answers:
     def __init__(self, world: World, task: Task, questions: Sequence[Question]) -> None:
         """Ask them."""
         self.questions, self.forms = list(questions), [form.name for form in task.forms]
-        plans = {form: Plan(steps=(CLEAN, form)) for form in self.forms}
-        found = Found()
         self.task = task.on(questions)
-        world.evaluator.run_all(plan_jobs(plans, self.task), found, title="answers in all forms")
-        self.by_form = {form: list(found[form].values()) for form in self.forms}
+        scores, rows = PlanScores(world.evaluator, self.task), range(len(questions))
+        scores.gather([Plan(steps=(CLEAN, form)) for form in self.forms], rows)
+        found = [{attempt.form: attempt for attempt in scores.attempts(row)} for row in rows]
+        self.by_form = {form: [one[form] for one in found] for form in self.forms}
 
     def right(self) -> DoubleArray:
         """Return whether each is right [forms, n]."""
-        return np.array([[float(one.is_right) for one in self.by_form[form]] for form in self.forms])
+        return np.array([[float(one.reward.success >= 0.5) for one in self.by_form[form]] for form in self.forms])
 
     def attempt(self, form: str, at: int) -> Attempt:
         """Return what P(right) is read from."""
-        return Attempt(text=self.task.form_named(form).read(self.by_form[form][at].answer), form=form)
+        return self.task.reply_of(at, self.by_form[form][at])
 
     def inputs(self) -> DoubleArray:
         """Return question and form without the answer [forms * n, D + forms]."""
@@ -127,7 +154,7 @@ def votes_of(answers: Answers, order: Sequence[str]) -> dict[str, DoubleArray]:
             right = []
             for at, question in enumerate(answers.questions):
                 chosen = rule(question.text, [answers.attempt(form, at) for form in asked])
-                right.append(float(answers.by_form[asked[chosen]][at].is_right))
+                right.append(float(answers.by_form[asked[chosen]][at].reward.success >= 0.5))
             found[f"{name} {calls}"] = np.array(right)
     return found
 
@@ -165,15 +192,15 @@ def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> flo
             if plan.stop_fit is not None and found.p_right >= plan.stop_fit:
                 break
         p.append(found.p_right)
-        right.append(float(answers.by_form[order[found.index]][at].is_right))
+        right.append(float(answers.by_form[order[found.index]][at].reward.success >= 0.5))
     return expected_calibration_error(np.array(p), np.array(right))
 
 
 def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     """Search once for each seed, play all plans, and return the report."""
     settings = task_settings(config_of(argv := flags_of(arguments)))
-    task, split = world.task_of(settings), split_dataset(settings)
-    questions = list(split.test)
+    task, split = world.task_of(settings).with_rules(ask="policy", max_asks=None), split_dataset(settings)
+    questions = list(split.validation if arguments.validation else split.test)
     if arguments.second_author:
         log_reading(arguments.log, ["benchmarks.learned_answer"], argv)
         questions = general_second_author()
@@ -186,7 +213,9 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     for seed in arguments.seeds:
         started = time.perf_counter()
         searches.append(find_plan(world.evaluator, task, max_calls=arguments.max_calls, seed=seed, learned=True))
-        world.evaluator.run_all(jobs_of(searches[-1], held_out.task, seed), found, title="evaluation")
+        jobs = plan_rows(searches[-1], held_out.task, seed)
+        jobs += policy_rows(world, config_of([*argv, "--seed", str(seed)]), questions)
+        world.evaluator.run_all(jobs, found, title="evaluation")
         print(f"seed {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
     def column(name: str, measure: str) -> DoubleArray:
@@ -195,17 +224,18 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
 
     keys = [target_key(question) for question in questions]
     rows = {}
-    for budget in BUDGETS:
-        right, calls = column(f"learned {budget:g}", "is_right"), float(column(f"learned {budget:g}", "calls").mean())
+    for kind, budget in itertools.product(("policy", "plan"), BUDGETS):
+        name = f"{kind} {budget:g}"
+        right, calls = column(name, "is_right"), float(column(name, "calls").mean())
         most = math.ceil(round(calls, 6))
         rivals = {name: np.tile(column, (len(right), 1)) for name, column in votes.items() if int(name[-1]) <= most}
         rivals |= {f"best plan {k}": column(f"best plan {k}", "is_right") for k in range(1, most + 1)}
         strongest = max(rivals, key=lambda name: rivals[name].mean())
         values = np.stack([right, rivals[strongest], right - rivals[strongest]], axis=2)
-        of_learned, of_rival, of_lead = crossed_intervals(values, keys).tolist()
-        rows[f"{budget:g}"] = {
+        of_ours, of_rival, of_lead = crossed_intervals(values, keys).tolist()
+        rows[name] = {
             "success": float(right.mean()),
-            "ci": of_learned,
+            "ci": of_ours,
             "calls": calls,
             "seeds": right.mean(axis=1).tolist(),
             "rival": strongest,
@@ -229,14 +259,14 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
 def in_words(found: Mapping[str, Any]) -> str:
     """Return the tables of a report."""
     rows = [
-        (budget, f"{row['calls']:.2f}",
+        (name, f"{row['calls']:.2f}",
          percent(row["success"], row["ci"]), f"{100 * min(row['seeds']):.1f}",
          f"{row['rival']}: {percent(row['rival_success'], row['rival_ci'])}",
          percent(row["lead"], row["lead_ci"], sign="+"))
-        for budget, row in found["budgets"].items()
+        for name, row in found["budgets"].items()
     ]  # fmt: skip
-    title = f"{found['questions']} questions; the strongest rival has the calls of the plan, rounded up"
-    columns = ("budget", "calls", "learned", "lowest seed", "strongest rival", "learned minus rival")
+    title = f"{found['questions']} questions; the strongest rival has as many calls, rounded up"
+    columns = ("", "calls", "right", "lowest seed", "strongest rival", "lead")
     quality = found["p_right"]
     submitted = ", ".join(f"{error:.3f} at {budget}" for budget, error in quality["submitted"].items())
     forms = ", ".join(f"{form} {error:.3f}" for form, error in quality["by_form"].items())
@@ -254,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--flags", default="", help="of the trainer, after those of examples/run_llm.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
     parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="of each search")
+    parser.add_argument("--validation", action="store_true", help="score validation questions, on which to choose")
     parser.add_argument("--second-author", action="store_true", help="score the second author's questions")
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--json", type=Path)
