@@ -26,6 +26,7 @@ SUITED: Mapping[str, Any] = {
     "max_episode_steps": 6,
     "answer": "learned",
     "budget": 2.0,
+    "call_price": (0.005, 0.02, 0.08),
     "algo": "direct",
     "embedding_dims": 16,
 }
@@ -46,7 +47,7 @@ def suited(settings: G, *, embedded: bool, values: Mapping[str, Any] = SUITED) -
     if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
         left |= {"max_asks"}
     if "max_asks" in given and vars(settings)["max_asks"] == 1:  # nothing to choose from
-        left |= {"answer", "budget"}
+        left |= {"answer", "budget", "call_price"}
     chosen = {name: value for name, value in values.items() if name not in left and hasattr(settings, name)}
     if not chosen:
         return settings, []
@@ -56,5 +57,9 @@ def suited(settings: G, *, embedded: bool, values: Mapping[str, Any] = SUITED) -
         chosen.pop("algo", None)
         found = replace(settings, **chosen)
     object.__setattr__(found, "_given", given)
-    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    said = " ".join(f"--{name.replace('_', '-')} {_word(value)}" for name, value in chosen.items())
     return found, [f"a language model answers: {said}"]
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -30,7 +30,7 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--forms", "all"], {"forms"}),
         (["--ask", "every_step"], {"ask", "max_asks"}),
         (["--ask", "policy", "--max-asks", "3"], {"ask", "max_asks"}),
-        (["--ask", "form", "--max-asks", "1"], {"max_asks", "answer", "budget"}),
+        (["--ask", "form", "--max-asks", "1"], {"max_asks", "answer", "budget", "call_price"}),
         (["--answer", "vote", "--budget", "3"], {"answer", "budget"}),
         (["--max-episode-steps", "5"], {"max_episode_steps"}),
         (["--algo", "ppo"], {"algo"}),
