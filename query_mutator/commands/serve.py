@@ -16,6 +16,7 @@ from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.embedded.access import Access
+from query_mutator.embedded.http import listen
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.lock import locked_file
@@ -98,13 +99,13 @@ class ServeFlags(RunFlags, Listening, OutputFlags):
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
     try:
-        from query_mutator.apply.proxy.server import bind, run_frozen
+        from query_mutator.apply.proxy.server import run_frozen
     except ImportError as error:
         raise UsageError(f"qm serve needs {error.name}: pip install 'query-mutator[serve]'") from None
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
-    listening = bind(flags.host, flags.port)
+    listening = listen(flags.host, flags.port)
     with (
         listening,
         open_policy(flags) as policy,

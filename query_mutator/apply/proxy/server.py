@@ -12,28 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from query_mutator.apply.proxy.app import ProxyApp
-from query_mutator.embedded.http import MAX_BODY_BYTES, Clients, detect_vanished_clients
-from query_mutator.errors import UsageError
+from query_mutator.embedded.http import BACKLOG, MAX_BODY_BYTES, Clients, listen, most_open_files
 
-__all__ = ["ProxyServer", "bind", "run_frozen", "running"]
-
-_BACKLOG = 2048  # clients that come before the server has started wait
-_MAX_FILES = 16_384
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; UsageError if the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    detect_vanished_clients(found)
-    try:
-        found.bind((host, port))
-        found.listen(_BACKLOG)
-    except OSError as error:
-        found.close()
-        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port") from None
-    return found
+__all__ = ["ProxyServer", "run_frozen", "running"]
 
 
 class ProxyServer:
@@ -60,10 +41,10 @@ class ProxyServer:
             request_timeout_s=limits.request_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             max_bodies_bytes=limits.body_bytes + MAX_BODY_BYTES,
-            max_connections=_most_open_files() // 2,  # a call to the upstream takes another file
+            max_connections=most_open_files() // 2,  # a call to the upstream takes another file
             is_incremental=True,
         )
-        listener = await self._loop.create_server(clients.connect, sock=self._listening, backlog=_BACKLOG)
+        listener = await self._loop.create_server(clients.connect, sock=self._listening, backlog=BACKLOG)
         clients.keep_sweeping()
         await self._stopped.wait()
         listener.close()
@@ -89,7 +70,7 @@ def run_frozen(app: ProxyApp, listening: socket.socket) -> None:
 @contextmanager
 def running(app: ProxyApp, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve in a thread and yield the address."""
-    listening = bind(host, port)
+    listening = listen(host, port)
     server = ProxyServer(app, listening)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -135,17 +116,3 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.SelectorEventLoop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def _most_open_files() -> int:
-    """Raise the process's limit of open files as far as it may, and return it; 0 if it is not known."""
-    try:
-        import resource
-    except ImportError:  # there is none for Windows
-        return 0
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= _MAX_FILES:
-        return _MAX_FILES
-    files = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
-    return files

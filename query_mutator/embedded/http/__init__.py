@@ -9,7 +9,13 @@ whose client has left and has none of these limits (docs/log.md, 2026-11-22). Im
 
 from query_mutator.embedded.http.body import BodyBudget, HttpError, IncomingBody
 from query_mutator.embedded.http.connection import Clients, Connection
-from query_mutator.embedded.http.listening import detect_vanished_clients, why_not_listening
+from query_mutator.embedded.http.listening import (
+    BACKLOG,
+    detect_vanished_clients,
+    listen,
+    most_open_files,
+    why_not_listening,
+)
 from query_mutator.embedded.http.reader import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
@@ -21,7 +27,7 @@ from query_mutator.embedded.http.reader import (
 from query_mutator.embedded.http.replies import JSON_TYPE, TEXT_TYPE, Response, Stream
 
 __all__ = [
-    "JSON_TYPE", "MAX_BODY_BYTES", "MAX_HEADERS", "MAX_HEAD_BYTES", "TEXT_TYPE", "BodyBudget", "Clients", "Connection",
-    "Header", "HttpError", "IncomingBody", "Request", "RequestReader", "Response", "Stream", "detect_vanished_clients",
-    "why_not_listening",
+    "BACKLOG", "JSON_TYPE", "MAX_BODY_BYTES", "MAX_HEADERS", "MAX_HEAD_BYTES", "TEXT_TYPE", "BodyBudget", "Clients",
+    "Connection", "Header", "HttpError", "IncomingBody", "Request", "RequestReader", "Response", "Stream",
+    "detect_vanished_clients", "listen", "most_open_files", "why_not_listening",
 ]  # fmt: skip
