@@ -68,6 +68,7 @@ _RUNS = {
     "export-policy": Command(
         "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
     ),
+    "env serve": Command("serve the environment to OpenEnv's clients", "env_serve:EnvServeFlags:env_serve"),
     "data export": Command("write a run's best rewrites as training rows", "export:ExportFlags:export"),
 }
 _BATCHING = {

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "session": LEARNERS | {"embedded"},
     "evaluation": SESSION,
     "training": EVALUATION,
-    "adapters": VOCABULARY,
+    "adapters": ENV | {"embedded"},
     "apply": EVALUATION,
     "batching": BASE | {"ppo"},
     "lab": BASE | {"ppo"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from query_mutator.training.config import parse_config
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def steps() -> list[Any]:
-    return list(dockerfile.parse_file(str(ROOT / "Dockerfile")))
+ENVIRONMENT = ROOT / "environments" / "query_rewriting_env"
+
+
+def steps(path: Path = ROOT / "Dockerfile") -> list[Any]:
+    return list(dockerfile.parse_file(str(path)))
 
 
 def compose() -> dict[str, Any]:
@@ -58,6 +62,21 @@ def test_the_image_installs_the_lock_and_the_tested_torch() -> None:
     assert next(pin for pin in pins if pin.startswith("torch==")) in runs.split()
     assert "--constraint /dist/requirements.txt" in runs
     assert [step.value for step in steps() if step.cmd == "ENTRYPOINT"] == [("qm",)]
+
+
+def test_the_image_for_openenv_adds_the_versions_of_the_extra_and_serves_its_port() -> None:
+    found = steps(ENVIRONMENT / "server" / "Dockerfile")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (wanted,) = project["optional-dependencies"]["openenv"]
+    (install,) = [step.value[0] for step in found if step.cmd == "RUN"]
+    assert shlex.split(install)[-1] == wanted
+    assert (
+        wanted in tomllib.loads((ENVIRONMENT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    )
+    assert [step.value for step in found if step.cmd == "USER"] == [("root",), ("qm",)]
+    assert [step.value for step in found if step.cmd == "ENTRYPOINT"] == [("python", "-m", "server.app")]
+    port = yaml.safe_load((ENVIRONMENT / "openenv.yaml").read_text(encoding="utf-8"))["port"]
+    assert [step.value for step in found if step.cmd == "EXPOSE"] == [(str(port),)]
 
 
 # --- compose.yaml ----------------------------------------------------------------------------------------------------
