@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ from query_mutator.commands.env_serve import EnvServeFlags, sharing
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.http import listen
 from query_mutator.embedded.server import EmbeddedServer, start_server
-from query_mutator.types import ERROR_KINDS
+from query_mutator.errors import UsageError
+from query_mutator.types import ERROR_KINDS, ChatRequest, Completion
 from rl_query_mutator_env import make_env
 from tests.conftest import Librarian, Softener
 from tests.docs_blocks import blocks_of
@@ -353,7 +355,9 @@ def test_a_step_that_takes_too_long_is_a_visible_failure(dataset: Path) -> None:
         late = env.step(QueryRewritingAction(name="ask"))
         assert (late.reward, late.done, late.observation.error.kind) == (None, False, "timeout")
         assert (late.observation.text, late.observation.answers) == (before.text, [])
-        assert (env.state().failed_steps, env.state().failed_calls) == (1, {"timeout": 1})
+        last = env.step(QueryRewritingAction(name="submit"))
+        assert (last.reward, last.done, last.observation.error.kind) == (None, True, "timeout")
+        assert (env.state().step_count, env.state().failed_steps, env.state().failed_calls) == (2, 2, {"timeout": 2})
 
 
 def test_the_lines_of_the_page_run(served: Served) -> None:
@@ -373,6 +377,29 @@ def test_a_session_without_a_server_plays_until_it_is_closed(dataset: Path, tiny
         env.close()  # as the server does with an idle one
         assert "idle" in env.reset().error.message
         assert "idle" in env.step(QueryRewritingAction(name="submit")).error.message
+
+
+class NotRecorded:
+    """A client as `--backend recorded` is for a wording that was not recorded."""
+
+    def complete(self, request: ChatRequest) -> Completion:
+        raise UsageError("no reply is recorded")
+
+    def close(self) -> None:
+        pass
+
+
+def test_words_that_were_not_recorded_are_a_visible_failure(dataset: Path, tiny_server: EmbeddedServer) -> None:
+    from query_mutator.adapters.openenv.client import QueryRewritingAction
+    from query_mutator.adapters.openenv.environment import QueryRewritingEnvironment
+
+    with sharing(small_flags(dataset, tiny_server, ask="policy")) as shared:
+        env = QueryRewritingEnvironment(replace(shared, client=NotRecorded()))
+        env.reset()
+        assert env.step(QueryRewritingAction(text="Which is sorted?")).valid
+        last = env.step(QueryRewritingAction(name="submit"))
+        assert (last.error.kind, last.reward, last.done) == ("request", None, True)
+        assert (env.state.step_count, env.state.failed_calls) == (2, {"request": 1})
 
 
 def test_ctrl_c_ends_the_server(served: Served) -> None:

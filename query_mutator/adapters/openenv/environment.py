@@ -29,7 +29,7 @@ from query_mutator.env.flow import Flow
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import SUBMIT, ChatRequest, Completion, ErrorInfo
 from query_mutator.version import __version__
 
 __all__ = ["QueryRewritingEnvironment"]
@@ -112,6 +112,8 @@ class QueryRewritingEnvironment(Environment[QueryRewritingAction, QueryRewriting
         self._own.text = action.text.strip() or None
         result = await self._run(self._env.step_flow(number), timeout_s)
         self._own.text = None
+        if isinstance(result, ErrorInfo):
+            self._count(engine, action.name)
         self._state.steps += 1
         self._state.step_count = engine.episode.steps
         error = result if isinstance(result, ErrorInfo) else self._env.last_error
@@ -158,10 +160,17 @@ class QueryRewritingEnvironment(Environment[QueryRewritingAction, QueryRewriting
             )
         return self._task.actions.index(action.name)
 
+    def _count(self, engine: EpisodeEngine, name: str) -> None:
+        """Count a step that was cut off, which the environment has not counted; it may be the last."""
+        episode = engine.episode
+        episode.names.append(name)
+        episode.steps += 1
+        episode.ended = name == SUBMIT or episode.steps >= self._task.rules.max_episode_steps
+
     async def _run(self, flow: Flow, timeout_s: float | None = None) -> Any:
         """Return the result of a flow, or the ErrorInfo of a reset that failed or of one that took too long.
 
-        What takes too long is cancelled, and its call is cut: the episode stays where it was.
+        What takes too long is cancelled, and its call is cut: question and answers stay as they were.
         """
         limit_s = min(timeout_s or self._shared.step_timeout_s, self._shared.step_timeout_s)
         try:
@@ -174,6 +183,9 @@ class QueryRewritingEnvironment(Environment[QueryRewritingAction, QueryRewriting
                 )
         except BackendError as error:
             return self._env.last_error or ErrorInfo(kind=error.kind, message=str(error))
+        except UsageError as error:  # of recorded replies, for a wording that was not recorded
+            self._failed["request"] += 1
+            return ErrorInfo(kind="request", message=str(error))
         except TimeoutError:
             self._failed["timeout"] += 1
             return ErrorInfo(kind="timeout", message=f"it took longer than {limit_s:g} s")
