@@ -131,7 +131,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     must_learn = "answer" in config.given
     config, chosen = suited(config, embedded=models.embedded)
     note(*chosen)
-    task = make_task(models, config, split.train, projection=checkpoint.projection if checkpoint else None)
+    projection = checkpoint.projection if checkpoint else None
+    task = make_task(models, config, split.train, projection=projection, learns=True)
     config, lines = bounded_start(config, models, task, split)
     note(*lines)
     learner = make_learner(config, task, checkpoint)

@@ -229,6 +229,7 @@ def spec_of(
         task=group_of(TaskSettings, config),
         questions=questions,
         projection=task.observer.projection,
+        confidence=task.confidence,
         texts=tuple(texts),
         vectors=models.encoder.encode(texts),
         make_env=make_env,

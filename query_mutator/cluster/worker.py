@@ -24,6 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
@@ -57,6 +58,7 @@ class WorkerSpec:
     task: TaskSettings
     questions: tuple[Question, ...]
     projection: Projection
+    confidence: ConfidenceModel | None  # of --answer learned, with the models of its folds
     texts: tuple[str, ...]  # of questions and references, which the learner's process has embedded
     vectors: FloatArray  # [n, D]
     make_env: Callable[..., Any]  # `QueryMutationEnv`
@@ -176,7 +178,9 @@ class RolloutWorker:
         load_plugins(spec.plugins)
         models = self._stack.enter_context(open_models(self._settings))
         models.encoder.put(spec.texts, spec.vectors)
-        self._task = make_task(models, spec.task, spec.questions, projection=spec.projection)
+        self._task = make_task(
+            models, spec.task, spec.questions, projection=spec.projection, confidence=spec.confidence
+        )
         return models
 
     def _journal_since(self, spec: WorkerSpec, request: RolloutRequest) -> Journal:

@@ -14,7 +14,7 @@ from query_mutator.bounds import Group
 from query_mutator.env.rules import ASKING
 from query_mutator.settings.learner import DirectConfig
 
-__all__ = ["SUITED", "SUITED_PLAN", "suited"]
+__all__ = ["SUITED", "SUITED_ENV", "SUITED_PLAN", "suited"]
 
 G = TypeVar("G", bound=Group)
 
@@ -32,6 +32,8 @@ SUITED: Mapping[str, Any] = {
 }
 #: Those of a search for a plan, which asks once.
 SUITED_PLAN = {"operators": SUITED["operators"], "forms": SUITED["forms"], "max_asks": 1}
+#: Those of an environment that others train on.
+SUITED_ENV = {**SUITED, "answer": "vote"}
 _OF_PPO = {one.name for one in fields(PPOConfig)} - {one.name for one in fields(DirectConfig)} - {"num_steps"}
 
 

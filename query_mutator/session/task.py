@@ -46,13 +46,17 @@ def make_task(
     bank: Sequence[Question] | None = None,
     confidence: ConfidenceModel | None = None,
     logprobs: bool = False,
+    learns: bool = False,
 ) -> Task:
     """Return the task on training `questions` against open models, whose mutator knows all operators.
 
     `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
     `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
     is what --answer learned submits by. With `logprobs` answers come with their log probability also for other rules.
+    UsageError for --answer learned without it, unless the caller `learns` it.
     """
+    if settings.answer == "learned" and confidence is None and not learns:
+        raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
     vocabulary = models.vocabulary if vocabulary is None else vocabulary
     operators, forms = rewrites(settings)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]
