@@ -65,6 +65,7 @@ CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
 STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the journal has it whole
+_LONG = ("rewrite", "answer", "first_answer")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
 _MAX_NUMBER = 2.0**53  # of a count, or of nanoseconds: 104 days
 
@@ -285,12 +286,15 @@ class StepRecord:
     error: ErrorInfo | None = None
     calls: int = 0  # of this step; 0 for a rewrite that would change nothing
     guard: str | None = None  # that rejected the rewrite of this step
+    submitted: int | None = None  # place, among the episode's answers so far, of the one that would be submitted now
+    first_answer: str | None = None  # to the original question, of an episode that asks it; in its first row
+    first_parts: Mapping[str, float] | None = None  # of that answer's score
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; texts beyond STORED_CHARS are cut, and `cut` has their whole lengths."""
         values = {name: getattr(self, name) for name in self.__slots__}  # thirty times as fast as `asdict`
-        long = {name: len(values[name]) for name in ("rewrite", "answer") if len(values[name]) > STORED_CHARS}
+        long = {name: len(values[name]) for name in _LONG if len(values[name] or "") > STORED_CHARS}
         if long:
             values |= {"cut": long, **{name: values[name][:STORED_CHARS] for name in long}}
         return values | {"error": asdict(self.error) if self.error is not None else None}

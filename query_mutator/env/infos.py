@@ -57,7 +57,8 @@ def step_record(
 ) -> StepRecord:
     """Return the transcript's record of a step that just ended; `env`, `step` and `episode` are numbers in the run."""
     question = engine.task.questions[engine.episode.index]
-    first, current = engine.episode.first, engine.episode.current
+    first, current, submitted = engine.episode.first, engine.episode.current, engine.submitted
+    opening = first if engine.episode.steps == 1 and engine.task.rules.asking.asks_original else None
     return StepRecord(
         env=env,
         step=step,
@@ -76,6 +77,9 @@ def step_record(
         error=error,
         calls=calls,
         guard=engine.guard,
+        submitted=None if submitted is None else [*engine.episode.known].index(submitted.asked),
+        first_answer=None if opening is None else opening.answer,
+        first_parts=None if opening is None else dict(opening.reward.parts),
         timing=engine.timing,
     )
 

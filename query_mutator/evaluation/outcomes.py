@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
-_DIGITS = 4  # of what explains a score; the score itself is whole
+DIGITS = 4  # of what explains a score; the score itself and its parts are whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,9 @@ class Outcome:
             "asked": list(self.asked),
             "forms": list(self.forms),
             "answers": list(self.answers),
-            "parts": [_rounded(parts) for parts in self.parts],
-            "scores": [round(score, _DIGITS) for score in self.scores],
-            "fits": [round(fit, _DIGITS) for fit in self.fits],
+            "parts": [dict(parts) for parts in self.parts],
+            "scores": [round(score, DIGITS) for score in self.scores],
+            "fits": [round(fit, DIGITS) for fit in self.fits],
             "submitted": self.submitted,
             "why": self.why,
             "calls": self.calls,
@@ -105,10 +105,6 @@ class Outcome:
             "refused": None if self.error else self.refused,
             "error": asdict(self.error) if self.error else None,
         }
-
-
-def _rounded(parts: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, _DIGITS) for name, value in parts.items()}
 
 
 def scored(outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -8,8 +8,8 @@ does Unscored, for a reply that gives no score.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ class Evidence:
     answer_vector: Vector
     reference_vector: Vector | None = None
     judge: Judge | None = None
+    known: Mapping[str, float] = field(default_factory=dict)  # parts that were computed before
 
 
 class Unscored(Exception):
@@ -48,6 +49,8 @@ class Unscored(Exception):
 Scoring = Generator[ChatRequest, Completion, float]
 Part = Callable[[Evidence], float | Scoring]
 PARTS: Registry[Part] = Registry("reward part", group="query_mutator.rewards")
+#: Parts that compare embeddings; the package's other parts read texts only.
+COSINES = ("similarity", "meaning")
 
 
 def cosine(one: Vector, two: Vector) -> float:

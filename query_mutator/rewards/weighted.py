@@ -9,7 +9,7 @@ from typing import SupportsFloat
 
 from query_mutator.errors import UsageError
 from query_mutator.rewards.judge import Judge
-from query_mutator.rewards.parts import PARTS, Evidence
+from query_mutator.rewards.parts import COSINES, PARTS, Evidence
 from query_mutator.types import UNSAFE, ChatRequest, Completion, Reward
 
 #: Being right decides; the other parts separate near misses.
@@ -35,6 +35,14 @@ class WeightedReward:
         """Return the number of parts that ask a model: calls for each answer."""
         return sum(inspect.isgeneratorfunction(part) for part in self._parts.values())
 
+    @property
+    def embedding(self) -> tuple[str, ...]:
+        """Return the parts that may read embeddings: cosines, and those of plugins."""
+        ours = __name__.partition(".")[0] + "."
+        return tuple(
+            name for name, part in self._parts.items() if name in COSINES or not part.__module__.startswith(ours)
+        )
+
     @classmethod
     def parse(cls, spec: str, *, judge: Judge | None = None) -> WeightedReward:
         """Return the reward written as `right=0.7,similarity=0.3`; a name alone has the weight 1."""
@@ -57,7 +65,7 @@ class WeightedReward:
         evidence = replace(evidence, judge=self.judge)
         parts = {}
         for name, part in self._parts.items():
-            value = part(evidence)
+            value = evidence.known[name] if name in evidence.known else part(evidence)
             if isinstance(value, Generator):
                 value = yield from value
             if not isinstance(value, SupportsFloat) or not -_ROUNDING <= float(value) <= 1 + _ROUNDING:

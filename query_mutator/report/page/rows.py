@@ -46,7 +46,9 @@ _STEP: Mapping[str, Test] = {
     "calls": _or_none(_whole),  # not in rows of the first version
     "parts": _parts,
     "valid": _is(bool),
-    **dict.fromkeys(("guard", "form"), _or_none(_text)),
+    **dict.fromkeys(("guard", "form", "first_answer"), _or_none(_text)),
+    "first_parts": _or_none(_parts),
+    "submitted": _or_none(_whole),
     "error": _error,
 }
 _OUTCOME: Mapping[str, Test] = {
