@@ -19,6 +19,7 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -32,7 +33,7 @@ from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.budget import price_for_budget
 from query_mutator.evaluation.first_answers import learn_confidence
-from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample
+from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
@@ -351,7 +352,7 @@ class Trainer:
                 baselines=baselines,
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
-                rows_path=parts.run_dir.evaluation_path,
+                keep=partial(write_rows, parts.run_dir.evaluation_path),
                 show=lambda report: print(result_table(report)),
             )
 

@@ -21,7 +21,7 @@ from query_mutator.commands.main import main as qm_main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-NEEDS = ("ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "reasoning-gym", "openenv", "run", "make")
+NEEDS = ("ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "reasoning-gym", "openenv", "inspect", "run", "make")
 
 #: Put before the flags of the training commands of unmarked blocks, which win.
 DEFAULTS = shlex.split(
@@ -48,6 +48,7 @@ FOREIGN = {
     "ray",
     "openenv",
     "uv",
+    "inspect",
 }
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -170,7 +171,7 @@ def check_block(block: Block) -> None:
     """Read a marked block: flags and values of our commands, targets of make, imports of Python."""
     assert block.needs in NEEDS, f"{block.where}: needs: {block.needs}"
     if block.language == "python":
-        if block.needs != "openenv":  # tests/integration/openenv_sessions.py runs those
+        if block.needs not in ("openenv", "inspect"):  # tests/integration/*_sessions.py run those
             _check_imports(block)
         return
     for words in commands(block.code):

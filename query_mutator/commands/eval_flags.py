@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from query_mutator.bounds import Seed
@@ -14,6 +15,10 @@ from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns
 
 __all__ = ["EvalFlags"]
+
+
+def _has_logs(folder: Path) -> bool:
+    return any(folder.glob("*.eval"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
+    inspect: Annotated[str | None, Output(_has_logs, is_folder=True, resumes=True)] = None
+    """Folder to which a log of inspect_ai is added for each method; `inspect view` shows them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,5 +61,7 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
             raise ValueError(
                 "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
             )
+        if self.inspect and len(self.target_model) > 1:
+            raise ValueError("--inspect takes the logs of one model; evaluate several models apart, into one folder")
         if self.rewriter is not None and not self.rewriter.startswith("hf:"):
             raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UnnamedError, UsageError
 from query_mutator.evaluation.bandit_baseline import fitted_bandit
-from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
+from query_mutator.evaluation.comparison import QuestionTasks
+from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.evaluation.summary import Results
 from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
 from query_mutator.session.background import text_digest
@@ -43,6 +47,8 @@ def evaluate_policy(flags: EvalFlags) -> None:
         assert saved.checkpoint.path is not None
         evaluate_models(flags, saved.checkpoint.path)
         return
+    if flags.inspect and importlib.util.find_spec("inspect_ai") is None:
+        raise UsageError("--inspect needs inspect_ai; pip install 'query-mutator[inspect]'")
     asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
     with open_models(settings, rewriter=flags.rewriter) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
@@ -66,8 +72,15 @@ def _compared(
     embed_questions(models.encoder, asked.train)
     task = acting_task(saved, models, train=asked.train)
     note(*long_questions(models.calls, task, asked.questions))
-    evaluator = Evaluator.of(models, max_failure_rate=max_failure_rate)
-    return compare(
+    evaluator, started = Evaluator.of(models, max_failure_rate=max_failure_rate), datetime.now(UTC)
+    found: list[tuple[Results, QuestionTasks]] = []
+
+    def keep(results: Results, tasks: QuestionTasks) -> None:
+        found.append((results, tasks))
+        if flags.evaluation:
+            write_rows(Path(flags.evaluation).resolve(), results, tasks)
+
+    report = compare(
         evaluator,
         models,
         task,
@@ -84,9 +97,35 @@ def _compared(
         trained_on=asked.trained_targets,
         guard=guard_requests(asked.guard, with_bundled=flags.guard),
         dataset=asked.dataset,
-        rows_path=Path(flags.evaluation).resolve() if flags.evaluation else None,
+        keep=keep,
         show=lambda report: show(flags, report, result_table(report)),
     )
+    if flags.inspect:
+        _write_logs(Path(flags.inspect), *found[-1], saved, models, report, started)
+    return report
+
+
+def _write_logs(
+    folder: Path,
+    results: Results,
+    tasks: QuestionTasks,
+    saved: SavedPolicy,
+    models: OpenModels,
+    report: dict[str, Any],
+    started: datetime,
+) -> None:
+    """Add logs of inspect_ai to a folder."""
+    from query_mutator.report.inspect_logs import Evaluated, write_logs
+
+    about = {name: report[name] for name in ("mutator", "encoder", "embedded", "best_single_operator", "k")}
+    evaluated = Evaluated(
+        dataset=str(report["dataset"] or saved.checkpoint.task.dataset),
+        provider=models.choice.kind,
+        about={"policy": str(saved.checkpoint.path), **about},
+        started=started,
+    )
+    paths = write_logs(folder, results, tasks, evaluated)
+    note(f"{folder}: {len(paths)} logs; inspect view --log-dir {folder}")
 
 
 # --- its questions ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
-__all__ = ["SEEN", "UNSEEN", "Baselines", "compare", "embed_questions", "fixed_sample"]
+__all__ = ["SEEN", "UNSEEN", "Baselines", "compare", "embed_questions", "fixed_sample", "write_rows"]
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
@@ -88,7 +88,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
-    rows_path: Path | None = None,
+    keep: Callable[[Results, QuestionTasks], None] = lambda results, tasks: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
@@ -96,9 +96,9 @@ def compare(
     `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions that are not the
     held-out ones of the training. It is a report even if no question could be scored; `check_report` raises for too
     many of those. `task` has the rules of the policy's episodes. `max_calls` bounds the calls by a random sample of the
-    questions, which grows while calls are left; those about targets in `trained_on` are a group. `rows_path` gets a row
-    for each method and question. After an interruption `show` is called with the report on what all methods finished,
-    if anything.
+    questions, which grows while calls are left; those about targets in `trained_on` are a group. `keep` is called with
+    the outcomes. After an interruption it is called with those that all methods finished, if any, and `show` with the
+    report on them.
     """
     whole = _cost(task, questions, baselines, num_guard=len(guard))
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
@@ -120,10 +120,10 @@ def compare(
         _run(comparison, sample, requests, cost, whole=whole, calls_left=calls_left)
     except KeyboardInterrupt:
         if comparison.results().questions:
-            _write_rows(comparison.results(), rows_path)  # first: the process ends soon, whatever is left to do
+            keep(comparison.results(), tasks)  # first: the process ends soon, whatever is left to do
             show(report())
         raise
-    _write_rows(comparison.results(), rows_path)
+    keep(comparison.results(), tasks)
     return report()
 
 
@@ -222,7 +222,7 @@ def _report(
     }
 
 
-def _write_rows(results: Results, path: Path | None) -> None:
-    if path is not None:
-        with closing(JsonLines(path, cut_at=0)) as file:
-            file.append(*results.rows())
+def write_rows(path: Path, results: Results, tasks: QuestionTasks) -> None:
+    """Write a row for each method and question, in place of those of a file."""
+    with closing(JsonLines(path, cut_at=0)) as file:
+        file.append(*results.rows())

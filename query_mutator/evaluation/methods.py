@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, Self, cast
 
@@ -258,11 +258,14 @@ class _Usage:
     tokens: int = 0
     reply_tokens: int = 0
     seconds: float = 0.0
+    by_model: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, completion: Completion) -> None:
+    def add(self, model: str, completion: Completion) -> None:
         self.calls += 1
         self.tokens += completion.prompt_tokens + completion.completion_tokens
         self.reply_tokens += completion.completion_tokens
+        prompt, reply = self.by_model.get(model, (0, 0))
+        self.by_model[model] = (prompt + completion.prompt_tokens, reply + completion.completion_tokens)
         self.seconds += completion.latency_s
 
 
@@ -276,12 +279,19 @@ def _metered(flow: Flow, shared: SharedCalls) -> Flow:
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
             known = None if result.attempts else shared.memory.get(request_key(need.request))
-            usage.add(known or result)
+            usage.add(need.request.model, known or result)
         return result
 
     outcome: Outcome = yield from map_needs(flow, add)
     calls = usage.calls if outcome.error else outcome.calls
-    return replace(outcome, calls=calls, tokens=usage.tokens, reply_tokens=usage.reply_tokens, seconds=usage.seconds)
+    return replace(
+        outcome,
+        calls=calls,
+        tokens=usage.tokens,
+        reply_tokens=usage.reply_tokens,
+        usage=usage.by_model,
+        seconds=usage.seconds,
+    )
 
 
 def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None = None) -> Flow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Outcome:
     calls: int = 0  # to mutator and target; also those that another method's equal call saved
     tokens: int = 0  # of these calls
     reply_tokens: int = 0  # those of the replies
+    usage: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # model -> tokens of its prompts and replies
     seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
     actions: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()  # the wording after each action

@@ -16,10 +16,16 @@ _RESAMPLES = 2000
 
 def interquartile_mean(values: Sequence[float] | Floats) -> float:
     """Return the mean of the middle half of all runs of all tasks; NaN without any."""
+    flat = np.ravel(np.asarray(values, dtype=np.float64))
+    return float(_middle_means(flat)) if len(flat) else math.nan
+
+
+def _middle_means(rows: Floats) -> Floats:
+    """Return the mean of the middle half of each row [..., n]."""
     from scipy.stats import trim_mean
 
-    flat = np.ravel(np.asarray(values, dtype=np.float64))
-    return float(trim_mean(flat, 0.25)) if len(flat) else math.nan
+    means: Floats = trim_mean(rows, 0.25, axis=-1)
+    return means
 
 
 def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
@@ -29,14 +35,12 @@ def stratified_interval(tasks: Sequence[Sequence[float]]) -> Interval:
     interval covers 85 %. So it is widened as Student's t widens that of a mean. The whole line unless every task has
     two runs and all values are finite.
     """
-    from scipy.stats import trim_mean
-
     arrays = [np.asarray(task, dtype=np.float64) for task in tasks]
     if not arrays or any(len(task) < 2 or not np.isfinite(task).all() for task in arrays):
         return WHOLE_LINE
     rng = np.random.default_rng(0)
     drawn = [rng.choice(task, (_RESAMPLES, len(task))) for task in arrays]
-    means = trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1)
+    means = _middle_means(np.concatenate(drawn, axis=1))
     low, high = np.quantile(means, [0.025, 0.975])
     center = interquartile_mean(np.concatenate(arrays))
     degrees = sum(len(task) - 1 for task in arrays)

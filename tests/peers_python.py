@@ -1,0 +1,41 @@
+"""Interpreters with a library that the environment of the tests lacks, over the packages of that environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python_with(package: str) -> Path:
+    """Return the interpreter of an environment with a package, which is kept in build/; skip the test without one."""
+    folder = ROOT / "build" / "peers" / package
+    python, done = folder / "bin" / "python", folder / "installed"
+    if not done.exists():
+        uv = [str(Path(sys.executable).with_name("uv")), "--quiet"]
+        environ = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), **os.environ}
+        for words in (
+            ["venv", "--clear", "--python", sys.executable, folder],
+            ["pip", "install", "--compile-bytecode", "--python", python, package],
+        ):
+            made = subprocess.run([*uv, *map(str, words)], env=environ, capture_output=True, text=True, check=False)
+            if made.returncode:
+                pytest.skip(f"{package} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
+        packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        (packages / "development.pth").write_text(sysconfig.get_path("purelib"))
+        done.touch()
+    return python
+
+
+def run_tests(python: Path, path: str) -> None:
+    """Run a file of tests with an interpreter."""
+    command = [python, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", path]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
