@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import plain_prompts
 from benchmarks.plain_prompts import SEED, Asker, Spent, messages_of
-from benchmarks.prompt_optimizers import cleaned, grade
+from benchmarks.prompt_optimizers import grade
 from benchmarks.prompt_rows import Played, Row, in_words, report
 from query_mutator.cli.console import exit_code
 from query_mutator.files.replies import RepliesHead, write_replies
@@ -106,11 +106,10 @@ def test_an_empty_reply_is_an_answer_and_a_failed_call_is_none(asker: Asker) -> 
     assert (asker.spent.empty, asker.spent.failed) == (1, 1)
 
 
-def test_the_grader_and_the_cleaning_are_those_of_the_product() -> None:
+def test_the_grader_is_that_of_the_product() -> None:
     assert grade(QUESTION, "It is Lima.") == 1
     assert grade(QUESTION, "Lima or Quito.") == 0
     assert grade(QUESTION, "") == 0
-    assert cleaned("wat is teh capital of Peru plz") == "What is the capital of Peru?"
 
 
 def row(name: str, right: list[float], *, calls: float, validation: float) -> Row:
