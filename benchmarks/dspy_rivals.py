@@ -141,6 +141,7 @@ class Lab:
 class Rival:
     """A method with three settings; `make` returns the program that a setting leads to."""
 
+    title: str
     make: Callable[[Lab, Settings], dspy.Module]
     settings: tuple[Settings, ...]
     is_cleaned: bool = True
@@ -248,18 +249,27 @@ _GEPA = (
     {"reflection_minibatch_size": 10, "candidate_selection_strategy": "current_best"},
 )
 RIVALS: Mapping[str, Rival] = {
-    "BootstrapFewShotWithRandomSearch": Rival(
-        make=random_search, settings=(*_DEMOS, {"max_bootstrapped_demos": 4, "max_labeled_demos": 8})
+    "random-search": Rival(
+        title="BootstrapFewShotWithRandomSearch",
+        make=random_search,
+        settings=(*_DEMOS, {"max_bootstrapped_demos": 4, "max_labeled_demos": 8}),
     ),
-    "KNNFewShot": Rival(make=nearest, settings=({"k": 2}, {"k": 4}, {"k": 8})),
-    "KNNFewShot, without clean": Rival(make=nearest, settings=({"k": 2}, {"k": 4}, {"k": 8}), is_cleaned=False),
-    "MIPROv2": Rival(make=mipro, settings=({"max_bootstrapped_demos": 0, "max_labeled_demos": 0}, *_DEMOS)),
-    "BestOfN": Rival(
+    "knn": Rival(title="KNNFewShot", make=nearest, settings=({"k": 2}, {"k": 4}, {"k": 8})),
+    "knn-without-clean": Rival(
+        title="KNNFewShot, without clean", make=nearest, settings=({"k": 2}, {"k": 4}, {"k": 8}), is_cleaned=False
+    ),
+    "mipro": Rival(
+        title="MIPROv2, our forms among its candidates",
+        make=mipro,
+        settings=({"max_bootstrapped_demos": 0, "max_labeled_demos": 0}, *_DEMOS),
+    ),
+    "best-of-n": Rival(
+        title="BestOfN",
         make=best_of_n,
         settings=({"N": 2, "reward": "logprob"}, {"N": 3, "reward": "logprob"}, {"N": 3, "reward": "ended"}),
     ),
-    "GEPA, reflection by the model itself": Rival(make=gepa, settings=_GEPA),
-    "GEPA, proposals by hand": Rival(make=gepa_by_hand, settings=_GEPA),
+    "gepa-itself": Rival(title="GEPA, the 135M model reflects: no evidence about GEPA", make=gepa, settings=_GEPA),
+    "gepa-by-hand": Rival(title="GEPA, proposals by hand", make=gepa_by_hand, settings=_GEPA),
 }
 
 

@@ -88,7 +88,7 @@ class Bench:
         self.dspy_rivals, self.asker, self.parts = dspy_rivals, asker, parts
         self.calls, self.threads, self.encode = arguments.calls, arguments.slots, encode
 
-    def row(self, name: str, rival: Rival) -> Row:
+    def row(self, rival: Rival) -> Row:
         """Optimize in each setting, choose by the validation questions and score the chosen one."""
         programs, spent, tried = {}, {}, {}
         for setting in rival.settings:
@@ -97,14 +97,14 @@ class Bench:
                 programs[label], spent[label] = self._optimized(rival, setting)
                 tried[label] = self.played(programs[label], rival, self.parts.validation)
             took = f"{time.perf_counter() - started:.0f} s, {spent[label]}"
-            print(f"{name}, {label}: {100 * tried[label].rate:.1f} %, {took}", file=sys.stderr, flush=True)
+            print(f"{rival.title}, {label}: {100 * tried[label].rate:.1f} %, {took}", file=sys.stderr, flush=True)
         best = max(tried, key=lambda label: tried[label].rate)
         with quietly():
             shown = self.played(programs[best], rival, self.parts.shown)
         said = instruction_of(programs[best])
-        print(f"{name}: {best}: {said!r}", file=sys.stderr, flush=True)
+        print(f"{rival.title}: {best}: {said!r}", file=sys.stderr, flush=True)
         return Row(
-            name=name,
+            name=rival.title,
             setting=best,
             validation=tried[best],
             shown=shown,
@@ -195,7 +195,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         stack.callback(client.close)
         asker = asker_of(client, world)
         bench = Bench(asker, parts, arguments, world.system.encoder.encode)
-        rows += [bench.row(name, RIVALS[name]) for name in arguments.only or RIVALS]
+        rows += [bench.row(RIVALS[name]) for name in arguments.only or RIVALS]
     return report(rows, parts.shown)
 
 
