@@ -17,7 +17,7 @@ from dspy.lm15 import Message, Request, Response, TextPart, Usage
 from dspy.teleprompt.gepa.instruction_proposal import InstructionProposer
 from dspy.utils.exceptions import AdapterParseError
 
-from benchmarks.plain_prompts import BY_HAND, SEED, TEMPLATES, Asker, is_failed, messages_of, task_text
+from benchmarks.plain_prompts import BY_HAND, SEED, TEMPLATES, Asker, has_no_reply, messages_of, task_text
 from query_mutator import types
 
 __all__ = ["RIVALS", "Lab", "Rival", "configured", "example_of"]
@@ -36,11 +36,11 @@ class Engine:
         self.asker = asker
 
     def complete(self, request: Request) -> Response:
-        """Return one reply; RuntimeError for a failed call, which DSPy scores as a wrong answer."""
+        """Return one reply; RuntimeError without one, which DSPy scores as a wrong answer."""
         messages = [types.Message(role=one.role, content=one.text or "") for one in request.messages]
         config = request.config
         reply = self.asker.ask(messages, max_tokens=config.max_tokens, temperature=float(config.temperature or 0))
-        if is_failed(reply):
+        if has_no_reply(reply):
             raise RuntimeError(str(reply.error))
         return Response(
             id=None,
@@ -282,7 +282,7 @@ def lm_of(asker: Asker, *, max_tokens: int = MAX_TOKENS, temperature: float = 0.
 def configured(asker: Asker) -> None:
     """Let all programs of DSPy ask through an asker; it has the only cache."""
     for name in ("dspy", "gepa"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # what they score as wrong although it is an error
+        logging.getLogger(name).setLevel(logging.ERROR)
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
     dspy.configure(lm=lm_of(asker), adapter=PlainAdapter())
 

@@ -76,6 +76,7 @@ class Spent:
     calls: int = 0
     tokens: int = 0
     empty: int = 0  # replies without a text
+    too_long: int = 0  # prompts that do not fit the context: of proposals
     failed: int = 0
 
     def __add__(self, other: Spent) -> Spent:
@@ -127,16 +128,18 @@ class Asker:
         return reply
 
 
-def is_failed(reply: Completion) -> bool:
-    """Return whether a call failed; a model that says nothing has answered."""
+def has_no_reply(reply: Completion) -> bool:
+    """Return whether there is no reply; a model that says nothing has replied."""
     return reply.error is not None and reply.error.kind != "empty"
 
 
 def cost_of(reply: Completion) -> Spent:
     """Return what one call costs."""
+    kind = reply.error.kind if reply.error is not None else ""
     return Spent(
         calls=1,
         tokens=reply.prompt_tokens + reply.completion_tokens,
-        empty=int(reply.error is not None and reply.error.kind == "empty"),
-        failed=int(is_failed(reply)),
+        empty=int(kind == "empty"),
+        too_long=int(kind == "prompt_too_long"),
+        failed=int(kind not in ("", "empty", "prompt_too_long")),
     )

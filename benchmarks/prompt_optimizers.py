@@ -129,21 +129,26 @@ class Bench:
             threads=self.threads,
         )
         self.asker.begin()
-        return rival.make(lab, setting), self.asker.spent
+        return rival.make(lab, setting), self._spent()
 
     def played(self, program: Any, rival: Rival, questions: Sequence[Question]) -> Played:
-        """Return a program's outcomes; TooManyFailuresError when a call failed, which has no outcome."""
+        """Return a program's outcomes."""
         self.asker.begin()
         answers = self.dspy_rivals.answers_of(program, self._examples(questions, rival), threads=self.threads)
-        spent = self.asker.spent
-        if spent.failed:
-            raise TooManyFailuresError(f"{spent.failed} calls failed; run the command again to repeat them")
+        spent = self._spent()
         return Played(
             right=[grade(question, answer) for question, answer in zip(questions, answers, strict=True)],
             calls=spent.calls / len(questions),
             tokens=spent.tokens / len(questions),
             empty=spent.empty,
         )
+
+    def _spent(self) -> Spent:
+        """Return what a part took; TooManyFailuresError for failed calls, which DSPy takes for wrong answers."""
+        spent = self.asker.spent
+        if spent.failed:
+            raise TooManyFailuresError(f"{spent.failed} calls failed; run the command again to repeat them")
+        return spent
 
     def _examples(self, questions: Sequence[Question], rival: Rival) -> list[Any]:
         text = cleaned if rival.is_cleaned else str

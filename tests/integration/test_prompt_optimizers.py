@@ -28,7 +28,7 @@ class Live:
 
     def complete(self, request: ChatRequest) -> Completion:
         self.asked.append(request)
-        if request.messages[-1].content in ("empty", "server"):
+        if request.messages[-1].content in ("empty", "server", "prompt_too_long"):
             return Completion.failed(request.messages[-1].content, "no reply")
         return Completion(text=f"reply {len(self.asked)}", model=MODEL, prompt_tokens=5, completion_tokens=2)
 
@@ -101,9 +101,15 @@ def test_random_replies_are_drawn_in_order_in_every_part(asker: Asker, live: Liv
 
 
 def test_an_empty_reply_is_an_answer_and_a_failed_call_is_none(asker: Asker) -> None:
-    assert not plain_prompts.is_failed(asker.ask(messages_of("{question}", [], "empty"), max_tokens=32, temperature=0))
-    assert plain_prompts.is_failed(asker.ask(messages_of("{question}", [], "server"), max_tokens=32, temperature=0))
-    assert (asker.spent.empty, asker.spent.failed) == (1, 1)
+    replies = {
+        kind: asker.ask(messages_of("{question}", [], kind), max_tokens=32, temperature=0)
+        for kind in ("empty", "server", "prompt_too_long")
+    }
+    assert [kind for kind, reply in replies.items() if plain_prompts.has_no_reply(reply)] == [
+        "server",
+        "prompt_too_long",
+    ]
+    assert (asker.spent.empty, asker.spent.failed, asker.spent.too_long) == (1, 1, 1)
 
 
 def test_the_grader_is_that_of_the_product() -> None:
