@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 ARGV = ["--config", str(CONFIG), "--backend", "recorded", "--validation-fold", "0"]
 LEAST = 10  # questions of a rehearsal
+TIMEOUT_S = 600.0  # of a call: a busy machine takes a minute for one with many examples
 CONTEXT = 2048  # tokens of a slot: eight examples, or the prompt of a proposal
 
 
@@ -195,6 +196,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             cache_path=str(arguments.journal / "replies.sqlite"),
             batch_size=arguments.slots,
             num_ctx=CONTEXT,
+            timeout_s=TIMEOUT_S,
         )
         client = build_client([arguments.gguf], calls, backend="llama")
         stack.callback(client.close)
