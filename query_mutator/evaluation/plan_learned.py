@@ -8,32 +8,20 @@ Their figures are out of fold: the model that scores an answer has seen no answe
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from query_mutator.confidence import (
-    ConfidenceModel,
-    LoggedAnswer,
-    Stopping,
-    StoppingRule,
-    greedy_order,
-    places_by_question,
-    rule_for_budget,
-    submissions,
-    training_table,
-)
+from query_mutator.confidence import ConfidenceModel, LoggedAnswer, greedy_order, training_table
 from query_mutator.confidence.table import TrainingTable
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.answer_paths import AnswerPaths
 from query_mutator.evaluation.plan_result import PlanPoint
 from query_mutator.evaluation.plan_trials import Rows, Trials
 from query_mutator.evaluation.plans import PlanResult
 from query_mutator.learners.plan import Plan
-from query_mutator.stats.intervals import wilson_interval
-from query_mutator.types import ASK, DoubleArray
+from query_mutator.types import DoubleArray
 
 __all__ = ["LearnedPlans", "learned_plans"]
 
@@ -73,35 +61,13 @@ def learned_plans(trials: Trials, *, budget: float | None, seed: int = 0) -> Lea
     order = greedy_order(
         table, model.out_of_fold, list(asked), first=first, agreement=model.agreement, most=MOST_ANSWERS
     )
-    paths = _Paths.of(table, scores, model, order)
+    paths = AnswerPaths.of(table, model.out_of_fold, scores, order, agreement=model.agreement)
     if not paths.p:
         raise UsageError("no question was answered in all forms; give the search more --minutes")
     prefix_calls = trials.point(asked[first], rows).calls - 1
-    budgets = [one - prefix_calls - 1 / len(paths.p) for one in dict.fromkeys([*BUDGETS, budget or 0.0])]
-    rules = [rule_for_budget(paths.p, one, max_calls=len(order)) for one in budgets if 1 <= one <= len(order)]
-    rules.append(Stopping.fit(paths.p).rule_for_price(trials.price, max_calls=len(order)))
-    points = [_point(rule, prefix, order, paths, prefix_calls=prefix_calls) for rule in dict.fromkeys(rules)]
+    rules = paths.rules([*BUDGETS, budget or 0.0], price=trials.price, prefix_calls=prefix_calls)
+    points = [paths.point(rule, prefix=prefix, prefix_calls=prefix_calls) for rule in rules]
     return LearnedPlans(points=tuple(points), confidence=model)
-
-
-@dataclass(frozen=True, slots=True)
-class _Paths:
-    """What would be submitted after each of k answers to n questions, in the order of forms."""
-
-    p: list[list[float]]  # [n][k], its P(right)
-    right: DoubleArray  # [n, k]
-    scores: DoubleArray  # [n, k]
-
-    @classmethod
-    def of(cls, table: TrainingTable, scores: DoubleArray, model: ConfidenceModel, order: Sequence[str]) -> _Paths:
-        p, rows = [], []
-        for places in places_by_question(table, order):
-            groups = table.answer_groups[places].tolist()
-            found = submissions(model.out_of_fold[places], groups, agreement=model.agreement)
-            p.append([value for _, value in found])
-            rows.append([places[chosen] for chosen, _ in found])
-        chosen_rows = np.array(rows, dtype=np.int64).reshape(len(rows), len(order))
-        return cls(p, table.right[chosen_rows], scores[chosen_rows])
 
 
 def _graded(trials: Trials, rows: Rows, results: dict[str, list[PlanResult]]) -> tuple[TrainingTable, DoubleArray]:
@@ -128,23 +94,3 @@ def _graded(trials: Trials, rows: Rows, results: dict[str, list[PlanResult]]) ->
                     )
                 )
     return training_table(logged), np.array(scores)
-
-
-def _point(
-    rule: StoppingRule, prefix: Sequence[str], order: Sequence[str], paths: _Paths, *, prefix_calls: float
-) -> PlanPoint:
-    """Return the plan of a stopping rule with its figures."""
-    steps = [*prefix, *(step for form in order[: rule.max_calls] for step in (form, ASK))][:-1]
-    stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
-    sure = 2.0 if stop is None else stop
-    stops = [next((at for at, p in enumerate(path) if p >= sure), len(path) - 1) for path in paths.p]
-    questions = np.arange(len(stops))
-    right = int(paths.right[questions, stops].sum())
-    return PlanPoint(
-        plan=Plan(steps=tuple(steps), answer="learned", stop_fit=stop),
-        success=right / len(stops),
-        success_ci=wilson_interval(right, len(stops)),
-        score=float(paths.scores[questions, stops].mean()),
-        calls=float(np.mean(stops)) + 1 + prefix_calls,
-        questions=len(stops),
-    )
