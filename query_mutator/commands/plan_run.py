@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
-__all__ = ["PlanRun", "plan_run"]
+__all__ = ["OF_ONE_COMMAND", "PlanRun", "plan_run", "planned", "remove_without_result"]
 
 REPLIES = "replies.sqlite"
-_OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
+OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
 
 
 @dataclass(kw_only=True)
@@ -59,11 +59,11 @@ class PlanRun:
     def begin(self, flags: PlanFlags, settings: TaskSettings, split: Split) -> None:
         """Write config.json, and the original question as the first plan."""
         models, task = self.models, self.task
-        kept = {name: value for name, value in asdict(flags).items() if name not in _OF_ONE_COMMAND} | {"algo": ALGO}
+        kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND} | {"algo": ALGO}
         config = describe_run(kept, **described(models, split, flags.plugin))
         self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
         remember_run(asdict(flags), models)
-        self.background = background_of(models, task, split, dataset=flags.dataset)
+        self.background = background_of(task, split, vocabulary=models.vocabulary, dataset=flags.dataset)
         self.checkpoint = Checkpoint(
             learner={},
             actions=(),
@@ -84,21 +84,7 @@ class PlanRun:
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
         """Write the checkpoint of a plan with what it submits by, and the file with all that acting needs."""
         assert self.checkpoint is not None
-        acting = plan_task(plan, self.task)
-        rules = acting.rules
-        self.checkpoint = replace(
-            self.checkpoint,
-            learner=plan_policy(plan, self.task).state_dict(),
-            actions=acting.actions,
-            task=replace(
-                self.checkpoint.task,
-                answer=rules.answer,
-                max_episode_steps=rules.max_episode_steps,
-                max_asks=rules.max_asks,
-            ),
-            confidence=None if confidence is None else confidence.to_arrays(),
-            flags={**self.checkpoint.flags, "plan": str(plan)},
-        )
+        self.checkpoint = planned(self.checkpoint, plan, self.task, confidence)
         self.checkpoint.save(self.run_dir.checkpoint_path(0))
         write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.checkpoint, background=self.background))
 
@@ -120,13 +106,29 @@ class PlanRun:
         note(f"kept in {path}: {plan}; continue with qm plan --resume {path}")
 
 
+def planned(checkpoint: Checkpoint, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> Checkpoint:
+    """Return a checkpoint whose policy follows a plan on a task, and submits by `confidence`."""
+    acting = plan_task(plan, task)
+    rules = acting.rules
+    return replace(
+        checkpoint,
+        learner=plan_policy(plan, task).state_dict(),
+        actions=acting.actions,
+        task=replace(
+            checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
+        ),
+        confidence=None if confidence is None else confidence.to_arrays(),
+        flags={**checkpoint.flags, "plan": str(plan)},
+    )
+
+
 @contextmanager
 def plan_run(flags: PlanFlags, models: OpenModels, task: Task) -> Iterator[PlanRun]:
     """Lock a new run folder, or the resumed one; the new one is removed again unless it has a reply or a plan."""
     new = None if flags.resume else RunDir.create(flags.save_dir, flags.name or ALGO)
     with ExitStack() as stack:
         if new:
-            stack.callback(_remove_without_reply, new.path)  # last of all
+            stack.callback(remove_without_result, new.path)  # last of all
         path = new.path if new else Path(flags.resume or "").resolve()
         stack.enter_context(locked(path))
         run_dir, store = new or RunDir(path), ReplyStore(path / REPLIES)
@@ -149,6 +151,7 @@ def _close(store: ReplyStore, run_dir: RunDir) -> None:
         store.path.unlink(missing_ok=True)
 
 
-def _remove_without_reply(folder: Path) -> None:
+def remove_without_result(folder: Path) -> None:
+    """Remove a run folder that has neither a reply nor a result."""
     if not (folder / SUMMARY).exists() and not (folder / REPLIES).exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from query_mutator.confidence.table import (
 )
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import UsageError
+from query_mutator.stats.calibration import Bin, reliability
 from query_mutator.types import DoubleArray
 
 __all__ = ["ConfidenceModel", "Submission"]
@@ -66,6 +67,7 @@ class ConfidenceModel:
     out_of_fold: DoubleArray = field(default_factory=lambda: np.empty(0), repr=False)  # [n]
     fold_models: tuple[Self, ...] = field(default=(), repr=False)
     fold_of: Mapping[str, int] = field(default_factory=dict, repr=False)  # by the hash of a target
+    reliability: tuple[Bin, ...] = field(default=(), repr=False)  # of `out_of_fold`, ten bins
 
     @classmethod
     def fit(
@@ -101,6 +103,7 @@ class ConfidenceModel:
             encoder_source=table.encoder_source,
             report=_report(table, found, weight),
             out_of_fold=found.p,
+            reliability=tuple(reliability(found.p[used], table.right[used])),
         )
         parts = [replace(model, scorer=one.scorer, calibration=one.calibration, rates=one.rates) for one in found.folds]
         fold_of = {name: place % folds for place, name in enumerate(table.target_hashes)}
@@ -145,6 +148,10 @@ class ConfidenceModel:
         alone = self.p_alone(question, attempts, encoder=encoder)
         other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
         return sorted([*found, *other], key=lambda reason: -abs(reason.log_odds))
+
+    def describe(self) -> dict[str, Any]:
+        """Return how good P(right) was out of fold, as plain types: the report, and ten bins after a fit."""
+        return {**asdict(self.report), "reliability": [asdict(each) for each in self.reliability]}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the model as numpy arrays, one of them JSON in bytes; no pickle."""

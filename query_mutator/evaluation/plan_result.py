@@ -105,5 +105,5 @@ class PlanSearch:
             "calls": self.calls,
             "seconds": round(self.seconds, 3),
             "rewrites": dict(self.rewrites),
-            "p_right": None if self.confidence is None else asdict(self.confidence.report),
+            "p_right": None if self.confidence is None else self.confidence.describe(),
         }

@@ -23,7 +23,6 @@ from query_mutator.errors import CheckpointError
 from query_mutator.forms import Example, Form, FormContext
 from query_mutator.operators import LocalOperator, Operator, PromptOperator
 from query_mutator.session.dataset import example_bank
-from query_mutator.session.models import OpenModels
 from query_mutator.types import FloatArray, Question
 
 __all__ = ["Background", "background_of", "check_encoder", "text_digest", "warn_of_rewrites", "without_gold"]
@@ -55,8 +54,8 @@ class Background:
     dataset: str | None = None  # absolute path of the file of the questions
 
 
-def background_of(models: OpenModels, task: Task, split: Split, *, dataset: str) -> Background:
-    """Return the background of a run: its questions, its models' vocabulary, and digests of operators and encoder."""
+def background_of(task: Task, split: Split, *, vocabulary: frozenset[str], dataset: str) -> Background:
+    """Return the background of a run: its questions, its subject's words, and digests of operators and encoder."""
     seen = (*split.train, *split.validation)
     chosen: Sequence[int] = range(len(task.train_questions))
     if len(chosen) > MAX_NEIGHBORS:
@@ -64,10 +63,10 @@ def background_of(models: OpenModels, task: Task, split: Split, *, dataset: str)
     return Background(
         train=tuple(task.train_questions[index] for index in chosen),
         train_vectors=task.train_vectors[list(chosen)],
-        vocabulary=models.vocabulary,
+        vocabulary=vocabulary,
         operators=_digests([*task.operators, *task.forms]),
-        encoder=models.encoder.fingerprint,
-        probe=models.encoder.encode([PROBE])[0],
+        encoder=task.encoder.fingerprint,
+        probe=task.encoder.encode([PROBE])[0],
         shows_examples=task.bank is not None and example_bank(dataset) is None,
         trained_texts=frozenset(text_digest(question.text) for question in seen),
         trained_targets=frozenset(text_digest(target_key(question)) for question in seen),

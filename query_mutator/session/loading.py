@@ -131,4 +131,5 @@ def with_background(saved: SavedPolicy, models: OpenModels) -> SavedPolicy:
         return saved
     split = training_split(saved)
     task = acting_task(saved, models, train=split.train)
-    return replace(saved, background=background_of(models, task, split, dataset=saved.checkpoint.task.dataset))
+    dataset = saved.checkpoint.task.dataset
+    return replace(saved, background=background_of(task, split, vocabulary=models.vocabulary, dataset=dataset))

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from query_mutator.evaluation.baselines import BEST_SINGLE
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.summary import front
 from query_mutator.evaluation.verdict import IDENTITY, PLAN, POLICY, warning_of
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.pairs import pair_rows
+from query_mutator.stats.intervals import wilson_interval
 
 __all__ = ["results_of"]
 
+_CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
+_OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
 _RATES = ("success", "success_ci", "score", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
 
 
@@ -33,7 +37,8 @@ def results_of(
         }
     if "plan" in summary:
         plan, search = summary["plan"], summary["search"]
-        return {"answer": _plan_answer(plan, search), "front": _plan_front(search)}
+        shown = _log_front(search) if "by_calls" in search else _plan_front(search)
+        return {"answer": _plan_answer(plan, search), "front": shown, **_reliability(search.get("p_right") or {})}
     return {"answer": {"methods": [], "verdict": None, "warnings": [], "n": 0}}
 
 
@@ -71,18 +76,19 @@ def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
 
 
 def _plan_answer(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of a search for a plan, which read training questions only."""
-    rows = [{**_plan_row(search["original"]), "method": IDENTITY}] if "original" in search else []
+    """Return the answer of a search for a plan, which read training questions only, or of what a log taught."""
     best = plan if plan["steps"] else search["best"]
-    rows += [{**_plan_row(best), "method": PLAN}] if best["steps"] or not rows else []
+    found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
+    rows = [{**_plan_row(point), "method": name} for name, point in found.items() if point]
+    if len(rows) > 1 and not best["steps"]:
+        rows.pop()
+    is_log = "by_calls" in search
     return {
         "methods": rows,
         "verdict": search.get("verdict"),
-        "warnings": [
-            "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
-        ],
+        "warnings": [_OUT_OF_FOLD if is_log else _CHOSEN_ON],
         "n": plan["questions"],
-        "questions": "training question",
+        "questions": "logged question" if is_log else "training question",
         "step": None,
         "only_plan": True,
     }
@@ -104,6 +110,28 @@ def _plan_front(search: Mapping[str, Any]) -> dict[str, Any]:
         for name, point in plans.items()
     ]
     return {"points": points}
+
+
+def _log_front(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return submissions by P(right) and by plain votes, as far as the table of a log goes."""
+    n, rows = search["best"]["questions"], search["by_calls"]
+    by_p = {f"by P(right), {row['calls']:g}": (row["learned_calls"], row["learned"]) for row in rows}
+    votes = {f"vote of {row['calls']:g}": (row["calls"], row["vote"]) for row in rows if row["calls"] >= 2}
+    found = {
+        name: {"calls_per_question": calls, "success": rate, "scored": n}
+        for name, (calls, rate) in (by_p | votes).items()
+    }
+    points = front(found)
+    return {"points": [{**point, "success_ci": wilson_interval(round(point["success"] * n), n)} for point in points]}
+
+
+def _reliability(quality: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the section on how good P(right) is, if a run has its bins."""
+    bins = [
+        {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
+        for each in quality.get("reliability", ())
+    ]
+    return {"p_right": {**quality, "reliability": bins}} if bins else {}
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:

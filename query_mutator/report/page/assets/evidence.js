@@ -19,6 +19,28 @@ function drawFront(run) {
   });
 }
 
+function drawReliability(run) {
+  const data = section(run, "p_right");
+  if (!data?.reliability?.length) return null;
+  const bins = data.reliability;
+  const range = extent(bins.flatMap((bin) => [bin.mean_p, bin.rate, ...bin.rate_ci]), { zero: true });
+  const share = (value) => fixed(100 * value, 0);
+  return chart({
+    id: `reliability:${run.index}`, title: "How good P(right) is",
+    note: `${plural(data.answers ?? 0, "answer")} out of fold, in bins of equal size by P(right). On the dashed line P(right) says what happens. AUROC ${fixed(data.auroc, 3)}, Brier score ${fixed(data.brier, 3)}, calibration error ${fixed(data.calibration_error, 3)}.`,
+    header: ["mean P(right), %", "right, %", "95 % interval", "answers"],
+    rows: () => bins.map((bin) => [{ text: percent(bin.mean_p), value: bin.mean_p }, { text: percent(bin.rate), value: bin.rate },
+      interval(bin.rate_ci, percent), { text: fixed(bin.n, 0), value: bin.n }]),
+    draw: (width) => curves({
+      width, height: Math.min(360, Math.max(240, width * 0.6)),
+      x: { range, show: share, label: "mean P(right), %" }, y: { range, show: share, label: "right, %" },
+      series: [
+        { name: "as P(right) says", color: "var(--dim)", dash: true, thin: true, points: range.map((value) => [value, value]) },
+        { name: "right", color: "var(--accent)", dots: true, points: bins.map((bin) => [bin.mean_p, bin.rate]), band: bins.map((bin) => [bin.mean_p, ...bin.rate_ci]) }],
+    }),
+  });
+}
+
 function drawPaired(run) {
   const rows = section(run, "paired")?.rows ?? [];
   if (!rows.length) return null;
@@ -64,7 +86,7 @@ function drawTags(run) {
   });
 }
 
-perRun("source", ["front", "paired", "tags"], (run) => {
-  const parts = [drawFront(run), drawPaired(run), drawTags(run)].filter(Boolean);
+perRun("source", ["front", "p_right", "paired", "tags"], (run) => {
+  const parts = [drawFront(run), drawReliability(run), drawPaired(run), drawTags(run)].filter(Boolean);
   return parts.length ? parts : null;
 }, { empty: "No held-out questions were evaluated yet." });

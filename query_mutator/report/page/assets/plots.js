@@ -21,12 +21,15 @@ function scatter({ points: dots, x, y, width }) {
   return { svg: node, marks, by: "xy" };
 }
 
+const MOST_LABEL_CHARS = 36; // the whole name is in the values under the pointer
+
 // Each label goes right of, left of, above or below its dot: the first place that is free of dots and labels.
 function placeLabels(marks, box) {
   const taken = marks.map(({ x, y }) => [x - 8, y - 8, x + 8, y + 8]);
   const meets = (a) => a[0] < box.left || a[2] > box.right + 8 || taken.some((b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3]);
   return marks.map(({ x, y, dot }) => {
-    const size = dot.name.length * 7.2;
+    const label = dot.name.length > MOST_LABEL_CHARS ? `${dot.name.slice(0, MOST_LABEL_CHARS - 1)}…` : dot.name;
+    const size = label.length * 7.2;
     const places = [
       { x: x + 11, y: y + 4, anchor: "start", box: [x + 10, y - 8, x + 11 + size, y + 8] },
       { x: x - 11, y: y + 4, anchor: "end", box: [x - 11 - size, y - 8, x - 10, y + 8] },
@@ -37,11 +40,11 @@ function placeLabels(marks, box) {
     ];
     const place = places.find((each) => !meets(each.box)) ?? places[0];
     taken.push(place.box);
-    return { ...place, label: dot.name };
+    return { ...place, label };
   });
 }
 
-// series: { name, color, points: [x, y][], thin, band: [x, low, high][] }; lines: { name, color, y } across the chart
+// series: { name, color, points: [x, y][], thin, dash, dots, band: [x, low, high][] }; lines: { name, color, y } across the chart
 function curves({ series, lines = [], x, y, width, height = 260 }) {
   const room = lines.length ? Math.max(...lines.map(({ name }) => name.length)) * 6.6 + 14 : 22;
   const { node, at, box } = axes({ width, height, x, y, left: 52, right: room });
@@ -55,10 +58,10 @@ function curves({ series, lines = [], x, y, width, height = 260 }) {
   }
   const labels = spread(lines.map(({ name, y: value }) => ({ name, y: at.y(value) + 4 })), 13, box.top + 6, box.bottom);
   for (const { name, y: place } of labels) node.append(svg("text", { class: "label", x: box.right + 7, y: place }, name));
-  for (const { color, points: pairs, thin, dash } of series) {
+  for (const { color, points: pairs, thin, dash, dots } of series) {
     node.append(svg("path", { class: ["curve", thin && "thin", dash && "dash"].filter(Boolean).join(" "), d: path(pixels(pairs, 1)), style: { stroke: color } }));
     const known = pairs.filter((pair) => isNumber(pair[1]));
-    if (known.length < 2) for (const [px, py] of known) node.append(svg("circle", { class: "dot", cx: at.x(px), cy: at.y(py), r: 3.5, style: { "--color": color } }));
+    if (dots || known.length < 2) for (const [px, py] of known) node.append(svg("circle", { class: "dot", cx: at.x(px), cy: at.y(py), r: 3.5, style: { "--color": color } }));
   }
   return { svg: node, marks: curveMarks(series, at, x, y), by: "x" };
 }
