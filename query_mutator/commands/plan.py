@@ -11,6 +11,7 @@ from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note, progress
 from query_mutator.commands.plan_budget import calls_in, measured_budget
 from query_mutator.commands.plan_flags import PlanFlags
+from query_mutator.commands.plan_logs import plan_from_logs
 from query_mutator.commands.plan_run import plan_run
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import embed_questions
@@ -32,6 +33,9 @@ __all__ = ["PlanFlags", "plan"]
 
 def plan(flags: PlanFlags) -> None:
     """Search, save the found plan in a run folder, and print it with the best plans at other budgets."""
+    if flags.from_logs is not None:
+        plan_from_logs(flags)
+        return
     started = time.perf_counter()
     split = split_dataset(_task_settings(flags))
     train = split.train

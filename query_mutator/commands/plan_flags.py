@@ -51,8 +51,8 @@ class PlanFlags(
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "minutes", "max_calls", "answer", "budget", "dataset", "operators", "ollama_url", "gguf", "target_model",
-        "mutator_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
+        "minutes", "max_calls", "answer", "budget", "from_logs", "dataset", "operators", "ollama_url", "gguf",
+        "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
@@ -62,12 +62,16 @@ class PlanFlags(
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
     (learned), asking in form after form until one is likely enough."""
+    from_logs: str | None = None
+    """Learn from graded replies in this file, without a call; see docs/how-to/learn-from-logs.md."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_calls is not None:
             check_calls(self.max_calls)
         check_name(self.name or ALGO)
+        if self.from_logs is not None and self.resume is not None:
+            raise ValueError("--from-logs makes no call, so there is nothing to --resume; leave one of them out")
 
     @staticmethod
     def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from query_mutator.evaluation.summary import Results
 from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
 from query_mutator.session.background import text_digest
-from query_mutator.session.dataset import guard_requests, read_dataset
+from query_mutator.session.dataset import NO_DATASET, guard_requests, read_dataset
 from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
@@ -145,6 +145,11 @@ class _Asked:
 def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     """Return the held-out questions of the training set, or those of --dataset whose text training did not have."""
     task = saved.checkpoint.task
+    if task.dataset == NO_DATASET:
+        raise UsageError(
+            f"{saved.checkpoint.path}: learned from a log without --dataset, so no question is known to be held out; "
+            "learn again with the --dataset whose held-out questions are to be asked"
+        )
     try:
         split = training_split(saved, named=flags.dataset)
     except (DatasetError, UnnamedError) as error:

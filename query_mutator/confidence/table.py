@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -49,6 +49,12 @@ class TrainingTable:
     def fold_of(self, folds: int) -> IntArray:
         """Return the fold [n] of each answer; a target is in one fold."""
         return self.targets % folds
+
+    def part(self, rows: IntArray) -> TrainingTable:
+        """Return the answers of some rows, in their order."""
+        names = ("columns", "right", "questions", "answer_groups", "targets")
+        forms = tuple(self.forms[at] for at in rows.tolist())
+        return replace(self, forms=forms, **{name: getattr(self, name)[rows] for name in names})
 
 
 def training_table(rows: Sequence[LoggedAnswer], *, encoder: Encoder | None = None) -> TrainingTable:

@@ -149,6 +149,10 @@ def newest_checkpoint(run: Path, read: Callable[[Path], T]) -> T:
     Raises a CheckpointError where there is none.
     """
     candidates = checkpoints_in(run)
+    if not candidates and (run / SUMMARY).exists():
+        raise CheckpointError(
+            f"{run} has no policy: a log taught it P(right) and an order of prompts that are no forms"
+        )
     if not candidates and ((run / "checkpoints").is_dir() or (run / "config.json").exists()):
         raise CheckpointError(f"{run} was stopped before its first checkpoint, there is nothing to resume; start again")
     if not candidates:

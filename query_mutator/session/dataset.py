@@ -25,7 +25,9 @@ from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["example_bank", "guard_requests", "read_dataset", "split_dataset"]
+__all__ = ["NO_DATASET", "example_bank", "guard_requests", "read_dataset", "split_dataset"]
+
+NO_DATASET = "none"  # of a plan that was learned from a log
 
 
 def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:

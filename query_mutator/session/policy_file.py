@@ -86,6 +86,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: equal policies are equal files
 #: Flags that acting never reads, and that name files of the machine that trained.
 _LOCAL_FLAGS = (
     "dataset",
+    "from_logs",
     "save_dir",
     "name",
     "config",

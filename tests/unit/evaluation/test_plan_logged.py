@@ -1,0 +1,91 @@
+"""What a log of graded sums teaches: an order of prompts, when to stop, and figures that are out of fold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from query_mutator.confidence import Attempt, LoggedAnswer
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
+from query_mutator.learners.plan import Plan
+from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
+
+
+def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> LoggedPlans:
+    return logged_plans(answers, budget=budget, price=price, candidates=("linear",))
+
+
+@pytest.fixture(scope="module")
+def sums() -> list[LoggedAnswer]:
+    return graded_sums(200, prompts=3)
+
+
+def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums: list[LoggedAnswer]) -> None:
+    found = learned(sums)
+    rows = {row.calls: row for row in found.by_calls}
+    assert list(rows) == [1, 1.5, 2, 3]  # as far as there are prompts
+    assert rows[1].learned == rows[1].vote == rows[1].single
+    assert rows[2].lead > 0.1
+    assert rows[2].lead_ci[0] > 0
+    assert rows[1.5].vote == pytest.approx((rows[1].vote + rows[2].vote) / 2)
+    assert 1.4 < rows[1.5].learned_calls < 1.6
+    assert sorted(found.order) == sorted(PROMPTS)
+    assert found.chosen.plan.answer == "learned"
+    assert found.chosen.calls <= 2
+    assert found.questions == found.chosen.questions == 200
+    assert "Use the plan" in found.verdict
+
+
+def test_chance_is_not_taken_for_a_better_plan() -> None:
+    rng = np.random.default_rng(0)
+    answers = [
+        LoggedAnswer(question=f"What about {at}?", attempt=Attempt(text="Yes.", form=form), right=rng.random() < 0.5)
+        for at in range(200)
+        for form in PROMPTS
+    ]
+    found = learned(answers, budget=None, price=0.005)
+    assert not found.chosen.plan.asks_early
+    assert "no plan of several prompts pays for its calls" in found.verdict
+    assert abs(found.confidence.report.auroc - 0.5) < 0.1
+
+
+def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> None:
+    by_prompt = sorted(sums, key=lambda answer: (answer.attempt.form, answer.attempt.text))
+    one, other = (learned(rows).by_calls for rows in (sums, by_prompt))
+    for before, after in zip(one, other, strict=True):
+        assert (before.vote, before.single) == pytest.approx((after.vote, after.single), abs=0.03)
+        assert before.learned == pytest.approx(after.learned, abs=0.05)
+
+
+def test_a_question_that_was_asked_again_is_another_question_for_a_plan(sums: list[LoggedAnswer]) -> None:
+    found = learned([*sums, *sums[:90]])
+    assert found.questions == 230
+
+
+def test_prompts_of_other_questions_are_compared_by_rate_alone(sums: list[LoggedAnswer]) -> None:
+    apart = [row for at, row in enumerate(sums) if PROMPTS.index(row.attempt.form) == at // 3 % 3]
+    found = learned(apart)
+    assert found.by_calls == ()
+    best = max(found.rates, key=lambda name: found.rates[name])
+    assert found.order == (best,)
+    assert found.chosen.plan == Plan(steps=(best,))
+    assert "too few have two answers" in found.verdict
+
+
+def test_a_prompt_with_few_answers_is_not_compared(sums: list[LoggedAnswer]) -> None:
+    rare = [replace(row, attempt=replace(row.attempt, form="rare")) for row in sums[:60:3]]
+    found = learned([*sums, *rare])
+    assert found.not_compared == {"rare": 20}
+    assert "rare" not in found.rates
+
+
+def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
+    with pytest.raises(
+        UsageError, match="147 graded answers to 49 questions are too few to learn from; log answers to 50"
+    ):
+        learned(sums[:147])
+    with pytest.raises(UsageError, match="150 right and 0 wrong answers are too few"):
+        learned([replace(row, right=True) for row in sums[:150]])
