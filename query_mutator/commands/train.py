@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from query_mutator.cli.settings import spelled
+from query_mutator.commands.main import main as qm
 from query_mutator.training.config import TrainConfig
 
 __all__ = ["TrainConfig", "train"]
@@ -15,8 +16,6 @@ FROM_LOGS = "--from-logs"
 def train(argv: Sequence[str]) -> int:
     """Train with the flags of `argv`, or learn from logs as `qm plan` does; return the exit code."""
     if any(spelled(word) == FROM_LOGS for word in argv):
-        from query_mutator.commands.main import main as qm
-
         return qm(["plan", *argv])
     from train_query_mutator import main  # at the top it would cost `qm train sft` half a second
 

@@ -318,3 +318,22 @@ def test_each_text_is_sent_once() -> None:
 
 def test_data_of_sections_is_valid_json() -> None:
     assert plain({"a\ud800": [float("nan"), ("x\udfff", 1)]}) == {"a\ufffd": [None, ["x\ufffd", 1]]}
+
+
+def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() -> None:
+    point = {"plan": "ask", "steps": ["a"], "success": 0.5, "success_ci": [0.4, 0.6], "score": 0.5, "calls": 1.0,
+             "questions": 20}  # fmt: skip
+    search = {
+        "best": point,
+        "front": {},
+        "p_right": {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]},
+    }
+    found = results_of(None, {"plan": point, "search": search}, Evaluation(TextTable(0, str)))["p_right"]
+    assert found["brier"] == 0.2
+    low, high = found["reliability"][0]["rate_ci"]
+    assert low < 0.5 < high
+    for earlier in ({"brier": 0.2}, None):
+        sections = results_of(
+            None, {"plan": point, "search": search | {"p_right": earlier}}, Evaluation(TextTable(0, str))
+        )
+        assert "p_right" not in sections

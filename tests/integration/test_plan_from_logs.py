@@ -1,0 +1,243 @@
+"""`qm plan --from-logs`: a log becomes a policy that is evaluated and used, with no text of the log in it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator import Rewriter
+from query_mutator.commands import plan_logs
+from query_mutator.confidence import Attempt, ConfidenceModel
+from query_mutator.data import split_questions
+from query_mutator.data.bundled import FOLDER
+from query_mutator.data.loaders import load_questions
+from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.env.task import CallSettings
+from query_mutator.evaluation.plan_logged import logged_plans
+from query_mutator.files.json_lines import JsonLines
+from query_mutator.files.replies import RepliesHead, write_replies
+from query_mutator.llm.recorded import reply_key
+from query_mutator.runs.shadow import HEADER
+from query_mutator.types import ChatRequest, Completion, Question
+from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of
+from tests.integration.proxied import SORT, chat
+from tests.integration.training_runs import the_run
+from tests.page_messages import section_of
+from tests.qm_command import qm, serving
+
+GENERAL = FOLDER / "general.jsonl"
+MODEL = "small"
+FORMS = ("question_answer", "few_words")
+UNSURE = "I cannot tell you."
+CALLS = CallSettings(target_model=MODEL, mutator_model=MODEL, target_max_tokens=MAX_TOKENS)
+
+
+def is_right(question: Question, form: str) -> bool:
+    """Return whether a form's answer is right: each form has half of the questions."""
+    return bool(zlib.crc32(question.text.encode()) % 2) == (form == FORMS[0])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit the simplest model of P(right) alone."""
+    monkeypatch.setattr(plan_logs, "logged_plans", functools.partial(logged_plans, candidates=("linear",)))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("logs") / "questions.jsonl"
+    path.write_text("".join(GENERAL.read_text().splitlines(keepends=True)[:110]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recording(dataset: Path) -> Path:
+    """Return recorded replies of a model that answers each question in one of two forms."""
+    path = dataset.with_name("own.jsonl.xz")
+    task = task_of(str(dataset), CALLS, encoder="hash", forms_asked=",".join(FORMS))
+    by_text = {question.text: question for question in task.questions}
+
+    def reply(request: ChatRequest) -> Completion:
+        said = request.messages[-1].content
+        question = by_text[max((text for text in by_text if text in said), key=len)]
+        form = FORMS[0] if said.startswith("Question: ") else FORMS[1] if said != question.text else ""
+        right = form and question.accept and is_right(question, form)
+        return Completion(text=question.accept[0] if right else UNSURE, model=MODEL, completion_tokens=3)
+
+    head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-25")
+    texts = {index: question.text for index, question in enumerate(task.questions)}
+    write_replies(path, head, {reply_key(one): [reply(one)] for one in requests_of(task, [texts, texts])})
+    return path
+
+
+def rows_of(dataset: Path, *, forms: tuple[str, ...] = FORMS) -> list[dict[str, Any]]:
+    """Return the log of all questions of a dataset, held-out ones too."""
+    return [
+        {"question": one.text, "form": name, "reply": one.accept[0] if is_right(one, form) else UNSURE}
+        for one in load_questions(dataset)
+        for form, name in zip(FORMS, forms, strict=True)
+    ]
+
+
+def sums(*, marks: bool = False) -> list[dict[str, Any]]:
+    """Return a log of its own, with words that occur nowhere else."""
+    word = "zanzibarium" if marks else "pens"
+    rows = []
+    for at in range(60):
+        question = f"Ann has {at} {word} and buys {at + 2}. How many does she have?"
+        for form in FORMS:
+            right = bool(at % 2) == (form == FORMS[0])
+            text = f"She has {2 * at + 2} {word}." if right else f"It is {at} or more, quibblewort"
+            more = {"target": f"xylograph {at}", "context": "snollygoster"} if marks else {}
+            rows.append({"question": question, "form": form, "reply": text, "gold": 2 * at + 2, **more})
+    return rows
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def flags_for(tmp_path: Path) -> list[str]:
+    return ["--encoder", "hash", "--save-dir", str(tmp_path / "runs"), "--target-max-tokens", str(MAX_TOKENS)]
+
+
+def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
+    dataset: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, split = written(tmp_path / "log.jsonl", rows_of(dataset)), split_questions(load_questions(dataset))
+    flags = [*flags_for(tmp_path), "--recording", recording, "--dataset", dataset, "--reward", "committed=1"]
+    assert qm("plan", "--from-logs", log, *flags, "--budget", "2", "--json", tmp_path / "plan.json") == 0
+    said = capsys.readouterr()
+    train = len({question.text for question in split.train})
+    assert f"{2 * train} graded by gold; left out: " in said.err
+    assert "about held-out questions of --dataset" in said.err
+    report, run = json.loads((tmp_path / "plan.json").read_text()), the_run(tmp_path)
+    assert report["plan"]["success"] > 0.9
+    assert report["p_right"]["auroc"] > 0.95
+    assert [row["calls"] for row in report["by_calls"]] == [1, 1.5, 2]
+    assert said.out.splitlines()[-1] == report["verdict"]
+
+    assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
+    methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
+    assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2
+    assert 1 < methods["policy"]["calls_per_question"] <= 2
+    question = split.train[0]
+    assert qm("rewrite", "--checkpoint", run, question.text) == 0
+    assert "P(right)" in capsys.readouterr().out
+    with Rewriter.load(run) as rewriter:
+        assert rewriter.rewrite(question.text).answer == question.accept[0]
+
+    answer = section_of(run / "report.html", "answer")
+    assert answer["questions"] == "logged question"
+    assert [row["method"] for row in answer["methods"]] == ["best_single", "best_plan"]
+    names = {point["method"] for point in section_of(run / "report.html", "front")["points"]}
+    assert names == {"by P(right), 1", "by P(right), 1.5", "by P(right), 2", "vote of 2"}
+    quality = section_of(run / "report.html", "p_right")
+    assert len(quality["reliability"]) == 10
+    assert sum(each["n"] for each in quality["reliability"]) == 2 * train
+
+
+def test_no_text_of_the_log_is_in_what_is_saved_and_served(
+    quick: None, tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = written(tmp_path / "private.jsonl", sums(marks=True))
+    answers = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
+    assert qm("train", "--from-logs", log, *flags_for(tmp_path), *answers) == 0
+    run = the_run(tmp_path)
+    with zipfile.ZipFile(run / "policy.qm") as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != "report.html"]
+    contents |= {path.name: path.read_bytes() for path in files}
+    with np.load(run / "p_right.npz") as arrays:
+        contents |= {name: arrays[name].tobytes() for name in arrays.files}
+    for name, content in contents.items():
+        for word in (b"zanzibarium", b"quibblewort", b"xylograph", b"snollygoster", b"Ann"):
+            assert word not in content, (name, word)
+    assert b"private.jsonl" not in contents["policy.json"]
+    assert b"question_answer" in contents["policy.json"]
+    capsys.readouterr()
+    assert qm("eval", "--checkpoint", run) == 2
+    assert "learned from a log without --dataset" in capsys.readouterr().err
+    with serving(run, tmp_path, "--mode", "full", "--ollama-url", tiny_server.url) as (_, url):
+        reply = chat(url, SORT)
+    assert reply.headers["x-qm-decision"] == "rewritten"
+    assert reply.headers["x-qm-form"] in FORMS
+
+
+def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**row, "form": f"my {row['form']}"} for row in sums()]
+    assert qm("plan", "--from-logs", written(tmp_path / "log.jsonl", rows), *flags_for(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "no policy is saved: my question_answer, my few_words are not known as forms; add them with --plugin" in said
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not (run / "policy.qm").exists()
+    with np.load(run / "p_right.npz") as arrays:
+        model = ConfidenceModel.from_arrays(arrays)
+    attempts = [Attempt(text="It is 40 or more, perhaps", form="my few_words"), Attempt(text="She has 82 pens.")]
+    assert model.submit("Ann has 40 pens and buys 42. How many does she have?", attempts).index == 1
+    assert qm("rewrite", run, "How many?") == 2
+    assert "a log taught it P(right)" in capsys.readouterr().err
+    assert qm("runs", tmp_path / "runs") == 0
+
+
+def test_a_shadow_file_is_a_log_and_ungraded_pairs_are_left_out(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = JsonLines(tmp_path / "shadow.jsonl")
+    log.append(HEADER)
+    for at in range(80):
+        ways = {name: way(f"{text} {at}") for name, text in (("original", "No idea about"), ("rewritten", "Surely"))}
+        choice = ("rewritten", "rewritten", "original", "tie")[at % 4]
+        judge = {"model": "umpire", "choice": choice} if at < 72 else None
+        question = {"question": f"What is {at}?", "rewrite": f"What is {at}?", "form": FORMS[0], "operators": []}
+        log.append({**question, **ways, "sent": "original", "judge": judge})
+    log.close()
+    assert qm("plan", "--from-logs", tmp_path, *flags_for(tmp_path), "--target-model", "small") == 0
+    said = capsys.readouterr()
+    assert "108 graded by the judge's preference; left out: 52 without a label, gold or a judge's choice" in said.err
+    assert f"Ask {FORMS[0]} alone: 66.7 %" in said.out
+
+
+def way(text: str) -> dict[str, Any]:
+    return {"answer": text, "refused": False, "not_sure": False, "fit": 0.5, "chars": len(text), "tokens": 3,
+            "calls": 1, "seconds": 0.1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        (sums()[:20], (), "20 graded answers to 10 questions are too few to learn from"),
+        ([*sums(), {"question": "What?", "reply": "x"}], (), "log.jsonl:121: neither `gold` nor `label`"),
+        ([{"question": "What?"}], (), "log.jsonl:1: `reply` must be a text"),
+        ([], (), "0 graded answers to 0 questions are too few"),
+        (sums(), ("--resume", "."), "leave one of them out"),
+        (sums(), ("--forms", "steps"), "0 graded answers to 0 questions are too few"),
+        (sums(), ("--reward", "judge=1"), "--reward judge needs --judge-model"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_one_line(
+    rows: list[dict[str, Any]], more: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = written(tmp_path / "log.jsonl", rows)
+    assert qm("plan", "--from-logs", log, *flags_for(tmp_path), *more) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert said in lines[-1]
+    assert "Traceback" not in "".join(lines)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_what_is_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = written(tmp_path / "log.jsonl", sums())
+    assert qm("plan", "--from-logs", log, *flags_for(tmp_path), "--dry-run") == 0
+    assert capsys.readouterr().out.splitlines() == ["question_answer  60 answers", "few_words        60 answers"]
+    assert not (tmp_path / "runs").exists()
