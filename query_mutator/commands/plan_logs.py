@@ -1,7 +1,7 @@
 """`qm plan --from-logs`: learn P(right), the order of prompts and when to stop from graded replies, without a call.
 
-The run folder has `p_right.npz`, and where all prompts of the plan are forms, a checkpoint and `policy.qm`. No text of
-the log is in them, but the names of prompts.
+The run folder has `confidence.npz`, and where all prompts of the plan are forms, a checkpoint and `policy.qm`. No text
+of the log is in them, but the names of prompts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from query_mutator.data.logs import log_path, read_logged_replies
 from query_mutator.encoder import Encoder, english_words
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, build_task
+from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.logged_answers import GradedLog, grade_log
 from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
@@ -49,7 +50,7 @@ from query_mutator.types import Question
 
 __all__ = ["plan_from_logs"]
 
-CONFIDENCE = "p_right.npz"
+CONFIDENCE = "confidence.npz"
 _UNASKED = "unasked"  # the name of the models of a task that is not played
 #: In the place of training questions, one of which acting needs: those of a log stay where they are.
 _STAND_IN = Question(id="stand-in", text=PROBE)
@@ -139,6 +140,7 @@ class _LogRun:
 
     def _policy(self, found: LoggedPlans, split: Split, encoder: Encoder) -> SavedPolicy:
         flags, plan = self._flags, found.chosen.plan
+        embed_questions(encoder, split.train)
         settings = group_of(TaskSettings, self._settings, forms=",".join(plan.operators))
         system = _system(flags)
         remember(asdict(flags), asdict(findable(system)), plugins=self._plugins.values())

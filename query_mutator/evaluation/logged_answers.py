@@ -44,7 +44,8 @@ class GradedLog:
 
     def in_words(self) -> str:
         """Return what was read, in one line."""
-        parts = [f"{len(self.answers):,} answers to {self.questions:,} questions in {len(self.forms)} prompts"]
+        prompts = f"{len(self.forms)} prompt{'s' * (len(self.forms) != 1)}"
+        parts = [f"{len(self.answers):,} answers to {self.questions:,} questions in {prompts}"]
         parts += [f"{count:,} graded by {how}" for how, count in self.graded_by.items()]
         parts += [f"left out: {count:,} {why}" for why, count in self.left_out.items()]
         return "; ".join(parts)

@@ -30,7 +30,7 @@ from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.table import TrainingTable
 from query_mutator.data.split import FOLDS
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.answer_paths import AnswerPaths
 from query_mutator.evaluation.plan_learned import BUDGETS, MOST_ANSWERS
 from query_mutator.evaluation.plan_result import PlanPoint
@@ -121,14 +121,14 @@ def logged_plans(
     candidates: Sequence[Candidate] = SCORERS,
     seed: int = 0,
 ) -> LoggedPlans:
-    """Return what graded answers teach; UsageError for too few of them.
+    """Return what graded answers teach; TooFewAnswersError for too few of them.
 
     `budget` bounds the mean calls per question of the plan to choose; without it that of the most right answers minus
     `price` for each call is chosen.
     """
     count = len({answer.question for answer in answers})
     if count < LEAST_QUESTIONS:
-        raise UsageError(
+        raise TooFewAnswersError(
             f"{len(answers)} graded answers to {count} questions are too few to learn from; log answers to "
             f"{LEAST_QUESTIONS} questions or more"
         )

@@ -156,7 +156,7 @@ def test_no_text_of_the_log_is_in_what_is_saved_and_served(
         contents = {name: archive.read(name) for name in archive.namelist()}
     files = [path for path in run.rglob("*") if path.is_file() and path.name != "report.html"]
     contents |= {path.name: path.read_bytes() for path in files}
-    with np.load(run / "p_right.npz") as arrays:
+    with np.load(run / "confidence.npz") as arrays:
         contents |= {name: arrays[name].tobytes() for name in arrays.files}
     for name, content in contents.items():
         for word in (b"zanzibarium", b"quibblewort", b"xylograph", b"snollygoster", b"Ann"):
@@ -168,6 +168,7 @@ def test_no_text_of_the_log_is_in_what_is_saved_and_served(
     assert "learned from a log without --dataset" in capsys.readouterr().err
     with serving(run, tmp_path, "--mode", "full", "--ollama-url", tiny_server.url) as (_, url):
         reply = chat(url, SORT)
+    assert reply.ok, reply.text
     assert reply.headers["x-qm-decision"] == "rewritten"
     assert reply.headers["x-qm-form"] in FORMS
 
@@ -181,7 +182,7 @@ def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
     assert "no policy is saved: my question_answer, my few_words are not known as forms; add them with --plugin" in said
     (run,) = (tmp_path / "runs").iterdir()
     assert not (run / "policy.qm").exists()
-    with np.load(run / "p_right.npz") as arrays:
+    with np.load(run / "confidence.npz") as arrays:
         model = ConfidenceModel.from_arrays(arrays)
     attempts = [Attempt(text="It is 40 or more, perhaps", form="my few_words"), Attempt(text="She has 82 pens.")]
     assert model.submit("Ann has 40 pens and buys 42. How many does she have?", attempts).index == 1
