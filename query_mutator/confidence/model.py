@@ -21,7 +21,7 @@ from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.attempts import Attempt, LoggedAnswer
 from query_mutator.confidence.crossfit import CrossFit, Platt, cross_fit, fit_agreement, fit_scorer
 from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
-from query_mutator.confidence.features import FEATURES
+from query_mutator.confidence.features import FEATURES, LOGPROB
 from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
 from query_mutator.confidence.stored import FitReport, Stored, read_stored, write_stored
 from query_mutator.confidence.submission import combined, submitted
@@ -108,6 +108,11 @@ class ConfidenceModel:
         parts = [replace(model, scorer=one.scorer, calibration=one.calibration, rates=one.rates) for one in found.folds]
         fold_of = {name: place % folds for place, name in enumerate(table.target_hashes)}
         return replace(model, fold_models=tuple(parts), fold_of=fold_of)
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Return whether an answer that it was fitted to had a log probability."""
+        return not math.isnan(self.reference[FEATURES.index(LOGPROB)])
 
     def for_target(self, target: str) -> Self:
         """Return the model that has seen no answer about a target: this one, or that of the target's fold."""

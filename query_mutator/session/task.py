@@ -70,7 +70,7 @@ def make_task(
         calls=group_of(
             CallSettings,
             settings,
-            logprobs=logprobs or settings.answer == "learned",
+            logprobs=logprobs or (settings.answer == "learned" and (confidence is None or confidence.reads_logprobs)),
             by_rules=models.by_rules,
             **names,
         ),
