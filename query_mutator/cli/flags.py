@@ -366,7 +366,7 @@ def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everyth
     for owner in cls.__mro__ if everything else ():
         title = owner.__name__.removesuffix("Flags").removesuffix("Config") or owner.__name__
         groups[f"{title} options"] = [flags[name] for name in flags if name not in first and _owner(cls, name) is owner]
-    docs = _docs(cls)
+    docs = docs_of(cls)
     stored = shared_fields(cls) if hasattr(cls, "STORED") else ()
     for title, shown in groups.items():
         if not shown:
@@ -409,7 +409,7 @@ def _metavar(hint: Any) -> str:
     return str(hint.__name__).upper()
 
 
-def _docs(cls: type[Any]) -> Mapping[str, str]:
+def docs_of(cls: type[Any]) -> Mapping[str, str]:
     """Return the docstrings under the fields of a dataclass, by field."""
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__[:-1]):

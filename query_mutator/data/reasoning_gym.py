@@ -33,7 +33,7 @@ UNSTABLE = frozenset(
     {"isomorphic_strings", "knight_swap", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
 _PROBED = 8  # entries of a task whose scorer is tried
-_GUESSES = ("I don't know.", "0")  # each is wrong for at least some entries
+GUESSES = ("I don't know.", "0")  # each is wrong for at least some entries
 _ALMOST = math.nextafter(1, 0)
 _RUNNING = frozenset({"eval", "exec", "parse_expr", "sympify", "Fraction"})  # `Fraction("1e999999999")` does not end
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
@@ -157,7 +157,7 @@ def _check_scorer(name: str, entries: list[Entry]) -> None:
     """Raise for a scorer that gives full marks to most answers of other entries, or to one guess for most entries."""
     pairs = itertools.pairwise(entries)
     trials = [[(one, other.answer) for one, other in pairs if other.answer and other.answer != one.answer]]
-    trials += [[(one, guess) for one in entries if one.answer != guess] for guess in _GUESSES]
+    trials += [[(one, guess) for one in entries if one.answer != guess] for guess in GUESSES]
     if any(2 * sum(entry.score(answer) >= 1 for entry, answer in trial) > len(trial) for trial in trials):
         raise DatasetError(f"{name}: its scorer gives full marks to wrong answers; choose another task")
 

@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.data import pynames
+from query_mutator.data.taskset import NotScored, score_of
+from query_mutator.data.verified import scored_by
 from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.rewards.verifier import verified
-from query_mutator.types import NUMERIC, PLAIN_TEXT, REASONING_GYM, ChatRequest, Completion, Question
+from query_mutator.types import NUMERIC, PLAIN_TEXT, REASONING_GYM, VERIFIERS, ChatRequest, Completion, Question
 
 Vector = NDArray[np.float32]  # [D], unit length
 
@@ -62,12 +64,12 @@ def cosine(one: Vector, two: Vector) -> float:
 def right(evidence: Evidence) -> float:
     """Return 1 when the answer names an accepted object first, or gives the accepted number, or an accepted text.
 
-    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name. Entries of
-    reasoning-gym are right with full marks of `verifier`.
+    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name. Answers to
+    entries of reasoning-gym and to tasks of a taskset are right with full marks of `verifier`.
     """
     accept, tags = evidence.question.accept, evidence.question.tags
-    if REASONING_GYM in tags:
-        return float(verified(evidence.question, evidence.answer) >= 1)
+    if scored_by(evidence.question):
+        return float(_verified(evidence) >= 1)
     if not accept or is_refusal(evidence.answer):
         return 0.0
     if NUMERIC in tags:
@@ -109,10 +111,18 @@ def _ends_at_gold(evidence: Evidence) -> float:
 
 @PARTS.register("verifier")
 def verifier(evidence: Evidence) -> float:
-    """Return the score of the question's task of reasoning-gym; Unscored for any other question."""
-    if REASONING_GYM not in evidence.question.tags:
-        raise Unscored(f"question {evidence.question.id} is not of --dataset {REASONING_GYM}:NAME, whose tasks verify")
-    return verified(evidence.question, evidence.answer)
+    """Return the score of the question's task of reasoning-gym or of a taskset; Unscored for any other question."""
+    return _verified(evidence)
+
+
+def _verified(evidence: Evidence) -> float:
+    question, scorer = evidence.question, scored_by(evidence.question)
+    if scorer is None:
+        raise Unscored(f"question {question.id} is not of --dataset {REASONING_GYM}:NAME or {VERIFIERS}:PACKAGE")
+    try:
+        return verified(question, evidence.answer) if scorer == REASONING_GYM else score_of(question, evidence.answer)
+    except NotScored as error:
+        raise Unscored(str(error)) from error
 
 
 @PARTS.register("similarity")

@@ -16,11 +16,11 @@ from query_mutator.data import (
     guard_questions,
     hub,
     load_question_set,
-    reasoning_gym,
     split_questions,
     validation_split,
 )
 from query_mutator.data.bundled import GENERAL_2, OPENED_BY
+from query_mutator.data.verified import VERIFIED_SETS
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
@@ -33,11 +33,12 @@ NO_DATASET = "none"  # of a plan that was learned from a log
 def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
     """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file.
 
-    Bundled sets and tasks of reasoning-gym come with the bundled requests that should be refused.
+    Bundled sets, tasks of reasoning-gym and tasksets come with the bundled requests that should be refused.
     """
     dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
-    if dataset.startswith(reasoning_gym.PREFIX):
-        bundled[dataset] = partial(reasoning_gym.verified_questions, dataset)
+    for start, read in VERIFIED_SETS.items():
+        if dataset.startswith(start):
+            bundled[dataset] = partial(read, dataset)
     if dataset in bundled and not os.path.exists(dataset):
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
@@ -48,8 +49,8 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)
         raise DatasetError(
-            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, reasoning-gym:NAME, or a "
-            f"bundled set: {sets}"
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, reasoning-gym:NAME, "
+            f"verifiers:PACKAGE, or a bundled set: {sets}"
         )
     found = load_question_set(
         paths, name=dataset, question_column=settings.question_column, answer_column=settings.answer_column

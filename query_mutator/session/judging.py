@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from query_mutator.cli.console import note
 from query_mutator.data.bundled import GRADED_BY
-from query_mutator.data.reasoning_gym import PREFIX
+from query_mutator.data.verified import is_verified
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.stack import ClientStack
@@ -27,7 +27,7 @@ JUDGE_FORMS: Mapping[JudgeForm, str] = {
 
 def default_reward(dataset: str) -> str:
     """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
-    return "verifier" if dataset.startswith(PREFIX) else GRADED_BY.get(dataset, "")
+    return "verifier" if is_verified(dataset) else GRADED_BY.get(dataset, "")
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:

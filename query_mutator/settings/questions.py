@@ -29,8 +29,8 @@ class Questions(Columns):
 
     dataset: str = "python_docs"
     """Questions: python_docs, reference_tables or general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
-    the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT], or reasoning-gym:TASK,TASK(size=50); see
-    docs/how-to/use-your-own-data.md."""
+    the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT], reasoning-gym:TASK,TASK(size=50), or
+    verifiers:PACKAGE(size=50); see docs/how-to/use-your-own-data.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

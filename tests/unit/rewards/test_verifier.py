@@ -184,5 +184,5 @@ def test_what_a_scorer_prints_stays_out_of_the_output(capsys: pytest.CaptureFixt
 
 
 def test_a_question_of_another_set_is_unscored() -> None:
-    with pytest.raises(Unscored, match="not of --dataset reasoning-gym:NAME"):
+    with pytest.raises(Unscored, match="not of --dataset reasoning-gym:NAME or verifiers:PACKAGE"):
         PARTS.get("verifier")(evidence(Question(id="q", text="2 + 2?", accept=("4",)), "4"))
