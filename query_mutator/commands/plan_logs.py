@@ -29,7 +29,7 @@ from query_mutator.evaluation.logged_answers import GradedLog, grade_log
 from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir
+from query_mutator.files.run_dir import CONFIDENCE, RunDir
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
@@ -50,7 +50,6 @@ from query_mutator.types import Question
 
 __all__ = ["plan_from_logs"]
 
-CONFIDENCE = "confidence.npz"
 _UNASKED = "unasked"  # the name of the models of a task that is not played
 #: In the place of training questions, one of which acting needs: those of a log stay where they are.
 _STAND_IN = Question(id="stand-in", text=PROBE)

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 LATEST = "latest"
 SUMMARY = "summary.json"
+CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no policy
 T = TypeVar("T")
 
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
@@ -149,7 +150,7 @@ def newest_checkpoint(run: Path, read: Callable[[Path], T]) -> T:
     Raises a CheckpointError where there is none.
     """
     candidates = checkpoints_in(run)
-    if not candidates and (run / SUMMARY).exists():
+    if not candidates and (run / CONFIDENCE).exists():
         raise CheckpointError(
             f"{run} has no policy: a log taught it P(right) and an order of prompts that are no forms"
         )

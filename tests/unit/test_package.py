@@ -14,7 +14,21 @@ from query_mutator.llm.gguf_file import PACKAGED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "reasoning-gym", "toolkits", "dev"}
+EXTRAS = {
+    "sft",
+    "ray",
+    "track",
+    "serve",
+    "parquet",
+    "llama",
+    "optuna",
+    "reasoning-gym",
+    "toolkits",
+    "dev",
+    "inspect",
+    "openenv",
+    "verifiers",
+}
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:

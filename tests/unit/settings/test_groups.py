@@ -94,6 +94,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
     "EvalFlags": {"dataset", "judge_model", "local_server_url", "seed", "target_model"},
     "PlanFlags": {"answer"},
+    "RescoreFlags": {"dataset"},
     "PolicyFlags": {"device", "encoder"},
     "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow
