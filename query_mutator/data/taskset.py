@@ -90,13 +90,15 @@ def score_of(question: Question, reply: str) -> float:
 
 def _mean(id_: str, rewards: Any) -> float:
     """Return the mean of the rewards by their weights; NotScored for one that is no score."""
-    if not rewards or any(reward is None for reward in rewards):
+    if any(reward is None for reward in rewards):
         raise NotScored(f"{id_}: its rewards gave no score")
     most = sum(max(0.0, reward.weight) for reward in rewards)
     total = sum(reward.value for reward in rewards)
+    if not most:
+        raise NotScored(f"{id_}: no reward has a weight above 0")
     if not math.isfinite(total) or total > most + _ROUNDING or any(reward.score > 1 + _ROUNDING for reward in rewards):
         raise NotScored(f"{id_}: a reward exceeds 1; a score must be from 0 to 1")
-    return min(1.0, max(0.0, total / most)) if most else 0.0
+    return min(1.0, max(0.0, total / most))
 
 
 # --- opening a taskset -----------------------------------------------------------------------------------------------
