@@ -128,7 +128,9 @@ def _gold(value: Any, where: str) -> tuple[tuple[str, ...], bool]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and (
+        isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    )
 
 
 def _truth(value: Any, name: str, where: str) -> bool | None:
