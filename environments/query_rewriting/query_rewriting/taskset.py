@@ -1,4 +1,4 @@
-"""The questions as tasks: what the policy is told, and how the submitted answer is scored."""
+"""The questions as tasks: what the policy gets, and how the submitted answer is scored."""
 
 from __future__ import annotations
 
