@@ -48,6 +48,7 @@ from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.types import AS_IS, Question
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "run_llm.json"
+ONE_CALL = "--ask policy --max-asks 1 --max-episode-steps 3 --answer best --algo bandit"
 CLEAN = "clean"
 YARDSTICK = ("question_answer", "short_answer", "statement", "expert")  # forms in which the ideal texts are recorded
 #: Mixtures of reasoning-gym, chosen by the tasks' descriptions before a reply to them was seen. Their replies come from
@@ -65,7 +66,7 @@ KINDS = ("plain", "misspelt", "slang", "wordy", "second-language", "two-part")
 
 def score(world: World, fold: str, arguments: argparse.Namespace) -> tuple[Found, list[Question], dict[str, Any]]:
     """Return the outcomes of all methods on the questions of a fold or on the held-out ones, and what was chosen."""
-    argv = ["--validation-fold", fold, *flags_of(arguments)]
+    argv = ["--validation-fold", fold, *flags_of(arguments), *ONE_CALL.split(), *arguments.flags.split()]
     settings = task_settings(config := config_of(argv))
     task, split = world.task_of(settings), split_dataset(settings)
     questions = list(split.test if fold == "none" else split.validation)

@@ -38,6 +38,7 @@ from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
+from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.found_plan import search_plan
@@ -213,8 +214,11 @@ def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
     task, spent, teacher = world.task_of(task_settings(config)), 0, None
     if config.answer == "learned":
         spent = config.answer_calls
-        confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
-        task = replace(task, confidence=confidence)
+        try:
+            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            task = replace(task, confidence=confidence)
+        except TooFewAnswersError:  # as a run does
+            task = task.with_rules(answer="vote")
     if config.teacher == SEARCH:
         found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
         spent, teacher = spent + found.search["calls"], found.teacher

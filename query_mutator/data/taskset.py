@@ -92,8 +92,8 @@ def _mean(id_: str, rewards: Any) -> float:
     """Return the mean of the rewards by their weights; NotScored for one that is no score."""
     if any(reward is None for reward in rewards):
         raise NotScored(f"{id_}: its rewards gave no score")
-    most = sum(max(0.0, reward.weight) for reward in rewards)
-    total = sum(reward.value for reward in rewards)
+    most = float(sum(max(0.0, reward.weight) for reward in rewards))
+    total = float(sum(reward.value for reward in rewards))
     if not most:
         raise NotScored(f"{id_}: no reward has a weight above 0")
     if not math.isfinite(total) or total > most + _ROUNDING or any(reward.score > 1 + _ROUNDING for reward in rewards):

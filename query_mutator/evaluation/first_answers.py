@@ -34,10 +34,11 @@ def learn_confidence(
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(task.questions)).tolist()
     count = int(np.clip(max_calls // max(1, len(order)), *ANSWERS))
+    size = max(1, min(QUESTIONS_OF_A_PLAN, max_calls // count))
     asked: list[int] = []
     try:
-        for start in range(0, len(order), QUESTIONS_OF_A_PLAN):
-            rows = order[start : start + QUESTIONS_OF_A_PLAN]
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
             plan = random_plan(scores.task, rng, answers=count)
             if asked and scores.calls + scores.max_calls(plan, rows) > max_calls:
                 break
