@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -125,6 +126,28 @@ def test_an_answer_without_a_verdict_stays_unscored(trained: Trained, capsys: py
     assert all(row["success"] is row["score"] is None and not row["parts"] for row in unscored)
     assert read_checked_json(out / "rescore.json")["judge"]["model"] == "muttering"
     assert qm("compare", run, out) == 0
+
+
+def test_the_scores_of_the_same_reward_are_those_of_the_run(trained: Trained) -> None:
+    run = trained("--plan-calls", "0")
+    for encoder in ((), ("--encoder", "hash")):  # parts that compare embeddings are known, or computed
+        assert qm("rescore", run, *encoder, "--force") == 0
+        for name in ("transcripts", "evaluation"):
+            assert rows(run.with_name(f"{run.name}-rescored"), name) == rows(run, name)
+
+
+@pytest.mark.parametrize("name", ["transcripts", "evaluation"])
+def test_a_row_with_another_entry_is_one_line(trained: Trained, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run = trained("--plan-calls", "0")
+    found = rows(run, name)
+    for key, value in itertools.product(("error", "submitted", "calls", "cut", "answer"), (True, "\ud800", 10**30, {})):
+        changed = [{**found[0], key: value}, {other: found[1][other] for other in found[1] if other != key}]
+        with closing(JsonLines(run / f"{name}.jsonl", cut_at=0)) as file:
+            file.append(*changed, *found[2:])
+        capsys.readouterr()
+        code = qm("rescore", run, "--reward", "similarity=1,contains=1", "--max-failure-rate", "1", "--force")
+        assert code in (0, 2)
+        assert code == 0 or len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_steps_whose_call_failed_in_the_run_are_counted(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from query_mutator.env.scoring import reward_flow
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.rewards import COSINES, Evidence, WeightedReward
 from query_mutator.session.failure_rate import FailureWindow
-from query_mutator.types import AS_IS, ErrorInfo, FloatArray, Question, Reward
+from query_mutator.types import AS_IS, ErrorInfo, FloatArray, Question, Reward, wire_text
 
 __all__ = ["Answered", "Gold", "Ratings", "Row", "Scoring", "check_ratings", "rate", "unscored"]
 
@@ -79,7 +79,7 @@ class Gold:
             if "accepted" not in row:
                 fault = unscored(f"the dataset has no question {question.id!r} with this text")
         known = {name: parts[name] for name in self.keeps.intersection(parts or ()) if parts}
-        return Answered(question, text, form or AS_IS, answer, fault, known)
+        return Answered(question, wire_text(text), form or AS_IS, wire_text(answer), fault, known)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from query_mutator.cli.console import table
 from query_mutator.evaluation.rescoring.answers import Row
-from query_mutator.types import SUCCESS_PARTS, success_in
+from query_mutator.types import SUCCESS_PARTS, success_in, wire_text
 
 __all__ = ["STEPS", "changes", "changes_text"]
 
@@ -28,7 +28,7 @@ def changes(steps: Iterable[Pair], outcomes: Iterable[Pair]) -> dict[str, Any]:
     groups: dict[str, list[Pair]] = {STEPS: list(steps)}
     held_out = [pair for pair in outcomes if pair[0].get("set", "test") == "test"]
     for pair in held_out:
-        groups.setdefault(pair[0]["method"], []).append(pair)
+        groups.setdefault(wire_text(pair[0]["method"]), []).append(pair)
     parts = {STEPS: _parts(groups[STEPS]), HELD_OUT: _parts(held_out)}
     return {
         "groups": {name: _figures(pairs) for name, pairs in groups.items() if pairs},
@@ -46,14 +46,14 @@ def _figures(pairs: Sequence[Pair]) -> dict[str, Any]:
         "unscored": dict(Counter(str(error["kind"]) for error in errors)),
         "reasons": {str(error["kind"]): error["message"] for error in errors},
         "success": _change([(_success(old), _success(new)) for old, new in _answers(pairs)]),
-        "score": _change([(old["score"], new["score"]) for old, new in both]),
+        "score": _change([(old.get("score"), new["score"]) for old, new in both]),
     }
 
 
 def _parts(pairs: Sequence[Pair]) -> dict[str, Any]:
     answers = _answers(pairs)
     names = dict.fromkeys(name for pair in answers for parts in pair for name in parts)
-    return {name: _change([(old.get(name), new.get(name)) for old, new in answers]) for name in names}
+    return {wire_text(name): _change([(old.get(name), new.get(name)) for old, new in answers]) for name in names}
 
 
 def _answers(pairs: Sequence[Pair]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
@@ -63,7 +63,7 @@ def _answers(pairs: Sequence[Pair]) -> list[tuple[Mapping[str, float], Mapping[s
 
 
 def _is_scored(row: Row) -> bool:
-    return row["error"] is None and row.get("valid", True)
+    return row.get("error") is None and row.get("valid", True)
 
 
 def _parts_of(row: Row) -> Mapping[str, float]:
@@ -71,7 +71,7 @@ def _parts_of(row: Row) -> Mapping[str, float]:
     parts = row.get("parts") or {}
     if isinstance(parts, Mapping):
         return parts
-    submitted: Mapping[str, float] = parts[row["submitted"] or 0]
+    submitted: Mapping[str, float] = parts[row.get("submitted") or 0]
     return submitted
 
 

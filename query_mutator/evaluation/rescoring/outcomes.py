@@ -23,7 +23,7 @@ class OpenOutcome:
 
 def open_outcomes(rows: Sequence[Row], gold: Gold) -> list[OpenOutcome]:
     """Return the rows of an evaluation with their answers."""
-    return [OpenOutcome(row=row, answers=[] if row["error"] else _answers(row, gold)) for row in rows]
+    return [OpenOutcome(row=row, answers=[] if row.get("error") else _answers(row, gold)) for row in rows]
 
 
 def _answers(row: Row, gold: Gold) -> list[Answered]:
@@ -40,14 +40,14 @@ def outcome_rows(outcomes: Sequence[OpenOutcome], ratings: Ratings) -> Iterator[
 
 def _scores(outcome: OpenOutcome, found: Sequence[Reward | ErrorInfo]) -> dict[str, Any]:
     """Return the entries of a row that depend on the reward."""
-    if outcome.row["error"]:
+    if outcome.row.get("error"):
         return {}
     rewards = [one for one in found if isinstance(one, Reward)]
     fault = next((one for one in found if isinstance(one, ErrorInfo)), None)
     if fault is not None:
         nothing = dict.fromkeys(("success", "score", "refused"))
         return {**nothing, "parts": [], "scores": [], "error": asdict(fault)}
-    submitted = rewards[outcome.row["submitted"] or 0]
+    submitted = rewards[outcome.row.get("submitted") or 0]
     return {
         "parts": [dict(one.parts) for one in rewards],
         "scores": [round(one.score, DIGITS) for one in rewards],

@@ -128,7 +128,7 @@ def _row(step: OpenStep, ratings: Ratings, scores: Scores, prices: Sequence[floa
     if row["valid"] and fault is None:
         assert not isinstance(score, ErrorInfo)
         assert not isinstance(before, ErrorInfo)
-        new["reward"] = score - before - _price(step, prices) * (row["calls"] or 0)
+        new["reward"] = score - before - _price(step, prices) * (row.get("calls") or 0)
     elif row["valid"] and fault is not None:
         new |= {"valid": False, "error": asdict(fault)}
     return {**row, **new}
@@ -146,6 +146,6 @@ def _price(step: OpenStep, prices: Sequence[float]) -> float:
     """Return the price of a call in the step's episode: of several the one that the recorded reward shows."""
     if len(prices) == 1:
         return prices[0]
-    row, opening = step.row, step.row["baseline_score"] if step.opening else 0.0
+    row, opening = step.row, step.row.get("baseline_score") if step.opening else 0.0
     gain = row["score"] - (step.before.row["score"] if step.before else opening or 0.0)
-    return min(prices, key=lambda price: abs(gain - price * (row["calls"] or 0) - row["reward"]))
+    return min(prices, key=lambda price: abs(gain - price * (row.get("calls") or 0) - row["reward"]))

@@ -48,6 +48,7 @@ _STEP: Mapping[str, Test] = {
     "valid": _is(bool),
     **dict.fromkeys(("guard", "form", "first_answer"), _or_none(_text)),
     "first_parts": _or_none(_parts),
+    "cut": _or_none(_is(dict)),
     "submitted": _or_none(_whole),
     "error": _error,
 }
@@ -77,12 +78,12 @@ def check_outcomes(rows: Sequence[Row], path: Path) -> None:
     """Raise a UsageError for a row that is not one of evaluation.jsonl."""
     for row in rows:
         _check(row, _OUTCOME, path)
-        answers, is_scored = len(row["answers"]), row["error"] is None
+        answers, is_scored = len(row["answers"]), row.get("error") is None
         lengths = [row["asked"], *(row[name] for name in ("forms", "parts", "scores", "fits") if row.get(name))]
         if any(len(each) != answers for each in lengths) or len(row["steps"]) != len(row["rewrites"]):
             raise _wrong(path, "steps and rewrites, or answers and their scores", "lists of different lengths")
-        if is_scored and not (row["success"] is not None and 0 <= (row["submitted"] or 0) < answers):
-            raise _wrong(path, "submitted", row["submitted"])
+        if is_scored and not (row.get("success") is not None and 0 <= (row.get("submitted") or 0) < answers):
+            raise _wrong(path, "submitted", row.get("submitted"))
 
 
 def check_metrics(rows: Sequence[Row], path: Path) -> None:
