@@ -329,7 +329,9 @@ class Trainer:
         parts, config = self.parts, self.config
         if config.budget is None:
             return parts.task
-        questions = fixed_sample(parts.split.validation or parts.split.train, config.eval_questions)
+        most = parts.training_calls.calls // (4 * parts.task.rules.max_calls)  # a quarter of the training's calls
+        count = max(1, min(config.eval_questions, most))
+        questions = fixed_sample(parts.split.validation or parts.split.train, count)
         with server_worked_before():
             price, calls = price_for_budget(
                 parts.evaluator, parts.task.on(questions), parts.learner.frozen, config.budget

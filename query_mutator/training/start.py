@@ -1,6 +1,6 @@
 """Bound what a run does before its first step by its own length and by the speed of its calls.
 
-    --answer learned         P(right) learned within half as many calls as training makes
+    --answer learned         P(right) learned within a quarter of the calls that training makes
     --teacher auto           a search within half as many calls as training makes, and 15 minutes; or no teacher
     periodic evaluations     within as many calls, unless a flag says which
 
@@ -66,7 +66,7 @@ def bounded(size: Estimate, *, call_time: CallTime | None) -> tuple[TrainConfig,
         config, line = _with_evaluations(config, size)
         lines += line
     if call_time is not None and config.answer == "learned" and "answer_calls" not in config.given:
-        config = replace(config, answer_calls=min(config.answer_calls, int(SHARE * size.calls)))
+        config = replace(config, answer_calls=min(config.answer_calls, int(SHARE / 2 * size.calls)))
     if config.teacher == AUTO_TEACHER:
         config, line = _with_teacher(config, size.calls, call_time)
         lines += line
