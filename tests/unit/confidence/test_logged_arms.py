@@ -69,7 +69,8 @@ def test_malformed_rows_end_in_one_line(tmp_path: Path, changes: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"{}")[:-9], gzip.compress(b"[1]\n"), gzip.compress(b"\xff\n"), None]
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{}", mtime=0)[:-9], gzip.compress(b"[1]\n"), gzip.compress(b"\xff\n"), None],
 )
 def test_unreadable_files_end_in_one_line(tmp_path: Path, content: bytes | None, capsys: Any) -> None:
     (tmp_path / "prompts.json").write_text("{}", encoding="utf-8")
