@@ -68,9 +68,13 @@ def test_malformed_rows_end_in_one_line(tmp_path: Path, changes: dict[str, Any],
     assert message in error
 
 
+def packed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)  # or the name of a test depends on the second of its collection
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no gzip", gzip.compress(b"{}", mtime=0)[:-9], gzip.compress(b"[1]\n"), gzip.compress(b"\xff\n"), None],
+    [b"", b"no gzip", packed(b"{}")[:-9], packed(b"[1]\n"), packed(b"\xff\n"), None],
 )
 def test_unreadable_files_end_in_one_line(tmp_path: Path, content: bytes | None, capsys: Any) -> None:
     (tmp_path / "prompts.json").write_text("{}", encoding="utf-8")
