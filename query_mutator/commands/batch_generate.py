@@ -20,12 +20,12 @@ from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.cli.common import show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output
-from query_mutator.commands.data_flags import PlanFlags, TokenizerFlags
+from query_mutator.commands.data_flags import BatchPlanFlags, TokenizerFlags
 from query_mutator.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFlags(PlanFlags, TokenizerFlags):
+class GenerateFlags(BatchPlanFlags, TokenizerFlags):
     """Write the tokens of a plan's batches; rerun the command to resume an interrupted run."""
 
     dataset: Annotated[str, arg(aliases=["-d"])]

@@ -22,7 +22,7 @@ from query_mutator.bounds import CountOrNone, Few, FewOrNone
 from query_mutator.cli.common import show
 from query_mutator.cli.outputs import Output
 from query_mutator.commands.batchplan_build import plan_report, plan_text
-from query_mutator.commands.data_flags import PlanFlags
+from query_mutator.commands.data_flags import BatchPlanFlags
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_folder
 
@@ -39,7 +39,7 @@ def _are_shards(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoFlags(PlanFlags):
+class InfoFlags(BatchPlanFlags):
     """Show a plan's inputs and how full its batches are."""
 
     show_batches: Annotated[CountOrNone, arg(aliases=["-n"])] = 0
@@ -57,7 +57,7 @@ class InfoFlags(PlanFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyFlags(PlanFlags):
+class VerifyFlags(BatchPlanFlags):
     """Rebuild a plan from its lengths and settings and compare; exit code 1 if it differs."""
 
     lengths: Annotated[str, arg(aliases=["-l"])]
@@ -67,7 +67,7 @@ class VerifyFlags(PlanFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardFlags(PlanFlags):
+class ShardFlags(BatchPlanFlags):
     """Write the part of a plan that each rank runs, as DIR/rank_0, DIR/rank_1 and so on."""
 
     world_size: Annotated[Few, arg(aliases=["-w"])]

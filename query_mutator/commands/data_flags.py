@@ -11,7 +11,7 @@ from query_mutator.batching import LengthCache
 from query_mutator.bounds import Count
 from query_mutator.cli.common import JsonFlags, parse_edges
 
-__all__ = ["CacheFlags", "EdgeFlags", "PlanFlags", "TokenizerFlags"]
+__all__ = ["BatchPlanFlags", "CacheFlags", "EdgeFlags", "TokenizerFlags"]
 
 OVERFLOW_MAX = 2048
 
@@ -29,7 +29,7 @@ class CacheFlags(JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags(JsonFlags):
+class BatchPlanFlags(JsonFlags):
     """Base of the commands that read a batch plan."""
 
     plan: Annotated[str, arg(aliases=["-p"])]
