@@ -25,6 +25,7 @@ from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
 from tests.integration.training_runs import rows, the_run, train
+from tests.page_messages import section_of
 from tests.qm_command import qm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +185,7 @@ def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
     assert "(learned answer, stop at P(right)" in capsys.readouterr().out
     found = json.loads((run / "summary.json").read_text())
     assert found["search"]["p_right"]["auroc"] > 0.9
+    assert len(section_of(run / "report.html", "p_right")["reliability"]) == 10
     assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
     methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
     assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2
