@@ -133,7 +133,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     config, chosen = suited(config, embedded=models.embedded)
     note(*chosen)
     projection = checkpoint.projection if checkpoint else None
-    task = make_task(models, config, split.train, projection=projection, learns=True)
+    task = make_task(models, config, split.train, projection=projection, learns=config.answer == "learned")
     config, lines = bounded_start(config, models, task, split)
     note(*lines)
     learner = make_learner(config, task, checkpoint)

@@ -127,7 +127,7 @@ class World:
 
     def _task_of(self, settings: TaskSettings) -> Task:
         """Return the task on the questions that a run with these settings trains on."""
-        return make_task(self.system, settings, split_dataset(settings).train, learns=True)
+        return make_task(self.system, settings, split_dataset(settings).train, learns=settings.answer == "learned")
 
     def validate(self, settings: TaskSettings, make: MakePlayer, **rules: Any) -> list[Outcome]:
         """Return the outcomes of choosers on the validation questions; `rules` are fields of the task."""

@@ -33,9 +33,10 @@ def python_with(package: str) -> Path:
     return python
 
 
-def run_tests(python: Path, path: str) -> None:
-    """Run a file of tests with an interpreter."""
-    command = [python, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", path]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+def run_tests(python: Path, tests: str) -> None:
+    """Run a file of tests with an interpreter, whose commands are found first."""
+    command = [python, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", tests]
+    path = os.pathsep.join([str(python.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -50,7 +50,7 @@ def plan(flags: PlanFlags) -> None:
         flags, lines = suited(flags, embedded=models.embedded, values=SUITED_PLAN)
         settings = _task_settings(flags)
         embed_questions(models.encoder, train)
-        task = make_task(models, settings, train, logprobs=flags.answer == "learned")
+        task = make_task(models, settings, train, learns=flags.answer == "learned")
         run = stack.enter_context(plan_run(flags, models, task))  # a folder that cannot be written costs no calls
         note(models.choice.reason, *lines)
         calls = measured_budget(flags, models, task)

@@ -15,7 +15,7 @@ from query_mutator.evaluation.plans import Caller, PlanScores
 from query_mutator.learners.plan import Plan
 from query_mutator.types import ASK
 
-__all__ = ["graded_answers", "learn_confidence"]
+__all__ = ["graded_answers", "learn_confidence", "logged"]
 
 ANSWERS = (2, 6)  # to a question, at least and at most
 CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite first

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from query_mutator.confidence import ConfidenceModel, LoggedAnswer, greedy_order, training_table
+from query_mutator.confidence import ConfidenceModel, greedy_order, training_table
 from query_mutator.confidence.table import TrainingTable
-from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.answer_paths import AnswerPaths
+from query_mutator.evaluation.first_answers import logged
 from query_mutator.evaluation.plan_result import PlanPoint
 from query_mutator.evaluation.plan_trials import Rows, Trials
 from query_mutator.evaluation.plans import PlanResult
@@ -74,7 +74,7 @@ def _graded(trials: Trials, rows: Rows, results: dict[str, list[PlanResult]]) ->
     """Return the graded answers in all forms, and their scores [n]."""
     task = trials.scores.task
     seen: set[str] = set()
-    logged, scores = [], []
+    graded, scores = [], []
     for place, row in enumerate(rows):
         question = task.questions[row]
         if question.text in seen:  # answers to two questions of one text would count as answers to one
@@ -84,13 +84,5 @@ def _graded(trials: Trials, rows: Rows, results: dict[str, list[PlanResult]]) ->
             attempt = answers[place].attempt
             if attempt is not None:
                 scores.append(attempt.reward.score)
-                logged.append(
-                    LoggedAnswer(
-                        question=question.text,
-                        attempt=task.reply_of(row, attempt),
-                        right=attempt.reward.success >= 0.5,
-                        target=target_key(question),
-                        gold=question.accept[0] if question.accept else question.reference,
-                    )
-                )
-    return training_table(logged), np.array(scores)
+                graded.append(logged(task, row, attempt))
+    return training_table(graded), np.array(scores)

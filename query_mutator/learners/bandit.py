@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
-from query_mutator.learners.learner import Acted, tensors
+from query_mutator.learners.learner import Acted, counts_of, restore_counts, tensors
 from query_mutator.learners.returns import ReturnSums, with_intercept
 from query_mutator.settings.learner import BanditConfig
 from query_mutator.types import DoubleArray, FloatArray
@@ -141,12 +141,7 @@ class Bandit:
             "policy": tensors(self.frozen.state),
             "optimizer": self._sums.state_dict(),
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
-            "updates_done": self.updates_done,
-            "counts": {
-                "env_steps": self.env_steps,
-                "gradient_steps": self.gradient_steps,
-                "samples_learned": self.samples_learned,
-            },
+            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -157,9 +152,7 @@ class Bandit:
             raise ValueError("the checkpoint's bandit has other observations or actions")
         restore_streams(self._rngs, state["rng"]["actions"])
         self._sums.load_state_dict(state["optimizer"])
-        self.updates_done = int(state["updates_done"])
-        for name, count in state["counts"].items():
-            setattr(self, name, int(count))
+        restore_counts(self, state)
         self.sync_weights()
 
 

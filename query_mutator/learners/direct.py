@@ -1,4 +1,4 @@
-"""Fitted Q iteration with boosted trees, for calls that are expensive: every step ever taken is learned from again.
+"""Fitted Q iteration with boosted trees, for calls that are expensive: every step is learned from again and again.
 
     n steps, D obs, A actions, K models
 
@@ -23,7 +23,7 @@ from query_mutator.confidence.scorers import TreeScorer
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.steps import Steps
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted, tensors
+from query_mutator.learners.learner import Acted, counts_of, restore_counts, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 
@@ -32,7 +32,8 @@ __all__ = ["DirectMethod", "FrozenValues"]
 ITERATIONS = 5  # fits to values of the one before
 GROWTH = 1.2  # of the steps, after which the models are fitted again
 FEWEST = 64  # steps to fit to
-MOST_ROWS = 20_000  # of a fit, drawn from all steps
+MOST_ROWS = 20_000  # of a fit, drawn from the steps that are kept
+MOST_KEPT = 100_000  # the latest steps
 PRICES = (0.0025, 0.25)  # between which half of the steps get one
 _MASKED = -1e6
 _COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
@@ -90,7 +91,7 @@ class DirectMethod:
         self._steps: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
         self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
-        self._fitted_to = 0  # steps
+        self._fitted_to = 0  # environment steps at the last fit
 
     @property
     def pending_updates(self) -> int:
@@ -136,15 +137,15 @@ class DirectMethod:
         self.updates_done += 1
         self._merge()
         count = len(self._steps["actions"][0]) if self._steps["actions"] else 0
-        if count < max(FEWEST, GROWTH * self._fitted_to):
+        if count < FEWEST or self.env_steps < GROWTH * self._fitted_to:
             return {}
-        self._fitted_to = count
+        self._fitted_to = self.env_steps
         values = self._fit({name: parts[0] for name, parts in self._steps.items()})
         return {"rl/avg_value": float(values.mean())}
 
     def _merge(self) -> None:
         for name, parts in self._steps.items():
-            self._steps[name] = [np.concatenate(parts)] if parts else []
+            self._steps[name] = [np.concatenate(parts)[-MOST_KEPT:]] if parts else []
 
     def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
         """Fit the models; return the values [n] that they were fitted to."""
@@ -196,12 +197,7 @@ class DirectMethod:
             "policy": tensors(self.frozen.state),
             "optimizer": {"steps": tensors(steps), "episodes": self._episodes.tolist(), "fitted_to": self._fitted_to},
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
-            "updates_done": self.updates_done,
-            "counts": {
-                "env_steps": self.env_steps,
-                "gradient_steps": self.gradient_steps,
-                "samples_learned": self.samples_learned,
-            },
+            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,9 +210,7 @@ class DirectMethod:
         self.frozen, self._fitted_to = policy, int(saved["fitted_to"])
         self._steps = {name: [np.array(saved["steps"][name])] if saved["steps"] else [] for name in _COLUMNS}
         self._episodes = np.array(saved["episodes"], dtype=np.int64)
-        self.updates_done = int(state["updates_done"])
-        for name, count in state["counts"].items():
-            setattr(self, name, int(count))
+        restore_counts(self, state)
 
 
 def with_actions(obs: FloatArray | DoubleArray, num_actions: int) -> DoubleArray:

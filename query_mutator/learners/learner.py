@@ -23,7 +23,7 @@ from query_mutator.types import FloatArray
 
 __all__ = [
     "Acted", "BaseLearner", "InferencePolicy", "Learner", "LearnerSettings", "LearnerSpec", "OnPolicyLearner",
-    "RolloutLearner", "RolloutPolicy", "Weights", "tensors",
+    "RolloutLearner", "RolloutPolicy", "Weights", "counts_of", "restore_counts", "tensors",
 ]  # fmt: skip
 
 Weights = dict[str, NDArray[Any]]
@@ -144,6 +144,23 @@ def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
+COUNTS = ("env_steps", "gradient_steps", "samples_learned")
+
+
+def counts_of(learner: Any) -> dict[str, Any]:
+    """Return the counts that a checkpoint holds of a learner."""
+    counts = {name: getattr(learner, name) for name in COUNTS if hasattr(learner, name)}
+    return {"updates_done": learner.updates_done, "counts": counts}
+
+
+def restore_counts(learner: Any, state: Mapping[str, Any]) -> None:
+    """Restore `counts_of`."""
+    learner.updates_done = int(state["updates_done"])
+    for name in COUNTS:
+        if name in state["counts"]:
+            setattr(learner, name, int(state["counts"][name]))
+
+
 class Acted(NamedTuple):
     """Actions for n observations, with their values where the policy estimates them."""
 
@@ -231,8 +248,7 @@ class BaseLearner(LearnerSpec):
             "policy": tensors(self.weights),
             "optimizer": {},
             "rng": {"actions": [rng.bit_generator.state for rng in self.rngs]},
-            "updates_done": self.updates_done,
-            "counts": {"gradient_steps": self.gradient_steps, "samples_learned": self.samples_learned},
+            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -243,8 +259,7 @@ class BaseLearner(LearnerSpec):
             raise ValueError("the checkpoint's learner has other weights; use the operators it was trained with")
         if len(state["rng"]["actions"]) != len(self.rngs):
             raise ValueError(f"the checkpoint has {len(state['rng']['actions'])} environments; use as many processes")
-        self.weights, self.updates_done = restored, int(state["updates_done"])
+        self.weights = restored
         for rng, stream in zip(self.rngs, state["rng"]["actions"], strict=True):
             rng.bit_generator.state = stream
-        for name, count in state["counts"].items():
-            setattr(self, name, int(count))
+        restore_counts(self, state)

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINES = 100_000  # of a streamed reply: a line is a token
 _TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than {_MAX_LINES:,} lines")
+REFUSALS = (400, 422, 501)  # of a field that a server does not support
 _TOP_LOGPROBS = 20  # the most that OpenAI and Ollama give
 _NO_LOGPROBS = "the reply has no log probabilities; use a server that gives them (Ollama 0.12.11, vLLM, llama-server)"
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
@@ -332,7 +333,7 @@ def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
 
 
 def _refuses_logprobs(reply: Json | ErrorInfo) -> bool:
-    return isinstance(reply, ErrorInfo) and "logprob" in reply.message.lower() and reply.status in (400, 422, 501)
+    return isinstance(reply, ErrorInfo) and "logprob" in reply.message.lower() and reply.status in REFUSALS
 
 
 def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:

@@ -65,10 +65,7 @@ class Checkpoint:
 
     def save(self, path: Path) -> Path:
         """Write the checkpoint atomically; DiskError when it cannot be written."""
-        from ppo.checkpoint import save_checkpoint
-
-        with disk_errors(path):
-            return save_checkpoint(path, self._state())
+        return save_state(path, self._state())
 
     def _state(self) -> dict[str, Any]:
         import torch
@@ -96,7 +93,7 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
         """Return the checkpoint in a `.pt` file; CheckpointError for one that cannot be used."""
-        state = _load(path)
+        state = load_state(path)
         try:
             return cls(
                 learner=_learner(state),
@@ -109,7 +106,7 @@ class Checkpoint:
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
                 bandit=state.get("bandit"),
-                confidence=_arrays(state.get("confidence")),
+                confidence=None if state.get("confidence") is None else arrays_of(state["confidence"]),
                 callbacks=state.get("callbacks", {}),
                 plugins=as_type(state.get("plugins", {}), Mapping[str, str], "plugins"),
                 path=path,
@@ -152,8 +149,9 @@ class Checkpoint:
         return " ".join(f"--{name} {value}" for name, value in settings.items() if value)
 
 
-def _arrays(tensors: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if tensors is None else {name: tensor.numpy() for name, tensor in tensors.items()}
+def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors as arrays."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _with_rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
@@ -191,11 +189,20 @@ def _of_its_name(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _load(path: Path) -> dict[str, Any]:
+def save_state(path: Path, state: Mapping[str, Any]) -> Path:
+    """Write tensors and plain types to a .pt file, atomically; DiskError when it cannot be written."""
+    from ppo.checkpoint import save_checkpoint
+
+    with disk_errors(path):
+        return save_checkpoint(path, state)
+
+
+def load_state(path: Path, *, entry: str = "policy") -> dict[str, Any]:
+    """Return what `save_state` wrote; CheckpointError for a damaged file, and for one without `entry`."""
     from ppo.checkpoint import load_checkpoint
 
     try:
-        return load_checkpoint(path)
+        return load_checkpoint(path, entry=entry)
     except ValueError as error:
         reason = str(error)
     except Exception as error:  # damaged bytes fail in many ways

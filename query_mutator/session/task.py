@@ -45,15 +45,14 @@ def make_task(
     reward: WeightedReward | None = None,
     bank: Sequence[Question] | None = None,
     confidence: ConfidenceModel | None = None,
-    logprobs: bool = False,
     learns: bool = False,
 ) -> Task:
     """Return the task on training `questions` against open models, whose mutator knows all operators.
 
     `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
     `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
-    is what --answer learned submits by. With `logprobs` answers come with their log probability also for other rules.
-    UsageError for --answer learned without it, unless the caller `learns` it.
+    is what --answer learned submits by. A caller that `learns` it gets answers with their log probability; for others
+    --answer learned without it is a UsageError.
     """
     if settings.answer == "learned" and confidence is None and not learns:
         raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
@@ -70,7 +69,7 @@ def make_task(
         calls=group_of(
             CallSettings,
             settings,
-            logprobs=logprobs or (settings.answer == "learned" and (confidence is None or confidence.reads_logprobs)),
+            logprobs=learns or (confidence is not None and confidence.reads_logprobs),
             by_rules=models.by_rules,
             **names,
         ),

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,10 +87,12 @@ def proxy(
     judge: str | None = None,
     max_tokens: int = 0,
     chosen: Sequence[Form] = (),
+    logprobs: bool = False,
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address; every question is kept in a file `shadow`."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
+    rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     urls = (upstream_url, *others)

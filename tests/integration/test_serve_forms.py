@@ -14,6 +14,7 @@ import requests
 
 from query_mutator import forms
 from query_mutator.apply.proxy.answers import Mode
+from query_mutator.apply.proxy.replies import answer_of
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
@@ -168,3 +169,27 @@ def wait_for(file: Path) -> None:
     while len(list(read_json_lines(file))) < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_log_probabilities_are_asked_for_until_an_upstream_refuses_them(
+    upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
+) -> None:
+    chosen = {**plan("question_answer"), "mode": "full"}
+    with proxy(upstream, hash_encoder, logprobs=True, **chosen) as url:
+        for _ in range(2):
+            assert chat(url, SORT).status_code == 200
+    asked = [body.get("logprobs") for body in seen if body["model"] == MODEL]
+    assert asked == [True, None, None]
+
+
+def test_a_policy_reads_the_log_probability_of_a_reply_and_the_client_does_not_get_it() -> None:
+    rows = [{"token": "a", "logprob": -0.2}, {"token": "b", "logprob": -0.4}]
+    ollamas = {"model": "m", "message": {"content": "Paris"}, "logprobs": rows, "done": True, "done_reason": "length"}
+    openais = {
+        "model": "m",
+        "choices": [{"message": {"content": "Paris"}, "logprobs": {"content": rows}, "finish_reason": "stop"}],
+    }
+    for api, reply, cut in (("ollama_chat", ollamas, True), ("openai_chat", openais, False)):
+        read = answer_of(api, reply)  # type: ignore[arg-type]
+        assert (read.text, read.logprob, read.hit_limit, bool(read.model)) == ("Paris", pytest.approx(-0.3), cut, True)
+        assert "logprob" not in str(reply)

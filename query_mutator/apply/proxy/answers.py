@@ -35,10 +35,11 @@ from query_mutator.apply.proxy.replies import (
 from query_mutator.apply.proxy.requests import LOGPROBS, ChatCall
 from query_mutator.apply.proxy.shadow import Sent, Shadow
 from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, Response, end_to_end, read_object
+from query_mutator.apply.proxy.upstream import Header, Response, UpstreamError, end_to_end, read_object
 from query_mutator.apply.proxy.upstreams import Upstreams
 from query_mutator.forms import Framed
 from query_mutator.llm.early_stop import first_sentence
+from query_mutator.llm.http_server import REFUSALS
 from query_mutator.rewards import OPENING_CHARS, is_not_sure, is_refusal
 from query_mutator.types import AS_IS, Completion, Json
 
@@ -133,6 +134,7 @@ class PolicyAnswerer:
     ) -> None:
         self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
         self._shadow = shadow
+        self._asks_logprobs = episodes.reads_logprobs  # until an upstream refuses them
 
     async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
         """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
@@ -230,10 +232,7 @@ class PolicyAnswerer:
         async def ask(framed: Framed) -> Completion:
             key = request.call.key(framed)
             if key not in answers:
-                async with AsyncExitStack() as stack:
-                    body = request.call.asking(framed, stream=False)
-                    body |= LOGPROBS if self._episodes.reads_logprobs else {}
-                    replies[key] = await read_object(await self._open(stack, request, body))
+                replies[key] = await self._reply(request, framed)
                 answers[key] = answer_of(request.call.api, replies[key])
             return answers[key]
 
@@ -270,6 +269,22 @@ class PolicyAnswerer:
         request.calls += 1
         self._status.count("qm_calls_total", purpose="answer")
         return await stack.enter_async_context(self._upstream.post(request.path, body, request.headers))
+
+    async def _reply(self, request: _Request, framed: Framed) -> Json:
+        """Return the upstream's whole reply to a form of the question, with log probabilities if it gives them."""
+        body = request.call.asking(framed, stream=False)
+        if self._asks_logprobs:
+            try:
+                return await self._read(request, {**body, **LOGPROBS})
+            except UpstreamError as error:
+                if error.status not in REFUSALS or b"logprob" not in error.body.lower():
+                    raise
+                self._asks_logprobs = False
+        return await self._read(request, body)
+
+    async def _read(self, request: _Request, body: Json) -> Json:
+        async with AsyncExitStack() as stack:
+            return await read_object(await self._open(stack, request, body))
 
     async def _ask(self, request: _Request, body: Json) -> Reply:
         """Return the upstream's answer as it arrives."""

@@ -23,6 +23,7 @@ from query_mutator.learners.iqn.loss import quantile_huber_loss
 from query_mutator.learners.iqn.network import QuantileNetwork
 from query_mutator.learners.iqn.nstep import NStep
 from query_mutator.learners.iqn.replay import Replay, Sample
+from query_mutator.learners.learner import counts_of, restore_counts
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.types import FloatArray
 
@@ -186,12 +187,7 @@ class IQN:
             "target": self.target.state_dict(),
             "replay": self.replay.state_dict(),
             "pending": self.nstep.state_dict(),
-            "updates_done": self.updates_done,
-            "counts": {
-                "env_steps": self.env_steps,
-                "gradient_steps": self.gradient_steps,
-                "samples_learned": self.samples_learned,
-            },
+            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -207,9 +203,7 @@ class IQN:
         self.replay.rng.bit_generator.state = state["rng"]["replay"]
         self.nstep.load_state_dict(state["pending"])
         self.quantile_rng.set_state(state["rng"]["quantiles"])
-        self.updates_done = int(state["updates_done"])
-        for name, count in state["counts"].items():
-            setattr(self, name, int(count))
+        restore_counts(self, state)
         self.sync_weights()
 
     # --- one gradient step -------------------------------------------------------------------------------------------

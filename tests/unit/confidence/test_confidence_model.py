@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.features import CLOSENESS, FEATURES
 from query_mutator.encoder.hashing import HashEncoder
 from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.session.confidence_file import load_or_learn
 from query_mutator.stats.calibration import auroc, expected_calibration_error
 from tests.unit.confidence.arithmetic_world import graded_sums
 
@@ -204,3 +206,34 @@ def test_a_deep_chain_of_nodes_is_refused(trees: ConfidenceModel) -> None:
 def test_too_little_to_learn_from_is_an_error(rows: list[LoggedAnswer], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ConfidenceModel.fit(rows)
+
+
+def test_a_target_is_judged_by_the_model_of_its_fold(model: ConfidenceModel, rows: list[LoggedAnswer]) -> None:
+    row = rows[7]
+    own = model.for_target(row.group)
+    [p] = own.p_alone(row.question, [row.attempt])
+    assert p == pytest.approx(model.out_of_fold[7])
+    assert p != model.p_alone(row.question, [row.attempt])[0]
+    assert model.for_target("a target that is not there") is model
+    assert {*model.fold_of.values()} == {*range(len(model.fold_models))}
+
+
+def test_folds_are_read_again_from_the_file_of_a_run(
+    model: ConfidenceModel, rows: list[LoggedAnswer], tmp_path: Path
+) -> None:
+    path = tmp_path / "p_right.pt"
+    assert load_or_learn(path, lambda: model) is model
+    again = load_or_learn(path, lambda: pytest.fail("it was learned before"))
+    for row in (rows[3], rows[90]):
+        kept, read = (one.for_target(row.group).p_alone(row.question, [row.attempt]) for one in (model, again))
+        assert kept == pytest.approx(read, abs=1e-12)
+    content = path.read_bytes()
+    for damaged in (b"", b"PK", content[:-200], content[:-200] + bytes([content[-200] ^ 1]) + content[-199:]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"p_right\.pt"):
+            load_or_learn(path, lambda: model)
+
+
+def test_an_answer_is_read_next_to_the_wording_that_was_asked(trees: ConfidenceModel) -> None:
+    cleaned = replace(GOOD, asked=QUESTION)
+    assert trees.p_alone("hw many pens lol", [cleaned]) == trees.p_alone(QUESTION, [GOOD])

@@ -142,3 +142,43 @@ def test_examples_are_the_nearest_of_the_bank_and_never_of_the_same_target(hash_
     first = np.argsort(-(vectors[0] @ shown.vectors.T), kind="stable")
     nearest = next(shown.questions[at] for at in first if target_key(shown.questions[at]) != target_key(questions[0]))
     assert chosen[0][-1].question == nearest.text
+
+
+def test_choosing_a_form_asks_where_forms_ask(tiny_task: MakeTask, tiny_client: Client) -> None:
+    client = Seen(tiny_client)
+    task = tiny_task(forms=forms.select(CHOSEN), ask="form", max_asks=3, max_episode_steps=6)
+    env = QueryMutationEnv(task, client=client)
+    env.reset(seed=0, options={"question": 0})
+    *_, info = env.step(NEUTRAL)
+    assert (info["asks"], client.asked) == (0, [])
+    *_, info = env.step(FRAME)
+    assert (info["asks"], info["step_calls"], client.asked) == (1, 1, ["Question: sort my list\nAnswer:"])
+    assert env.action_masks()[[FRAME, STEPS, ASK]].tolist() == [False, True, False]  # another form asks again
+    env.step(SPELLING)
+    assert env.action_masks()[STEPS]  # also before an answer to the new wording
+    assert task.rules.max_calls == 7
+
+
+@pytest.mark.parametrize(("answers", "submitted"), [("abb", 1), ("aba", 0), ("abc", 0)])
+def test_a_vote_submits_the_most_frequent_answer(
+    answers: str, submitted: int, tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    class Voters(ClientWrapper):
+        """Gives one answer after the other."""
+
+        def complete(self, request: ChatRequest) -> Completion:
+            reply = {"a": "Paris", "b": "Rome", "c": "Oslo"}[answers[self.count]]
+            self.count += 1
+            return Completion(text=reply, model="m")
+
+        count = 0
+
+    task = tiny_task(forms=forms.select(CHOSEN), ask="form", answer="vote", max_episode_steps=6)
+    env = QueryMutationEnv(task, client=Voters(tiny_client))
+    env.reset(seed=0, options={"question": 0})
+    for action in (ASK, FRAME, STEPS):
+        env.step(action)
+    known = list(env.episode.known.values())
+    assert env.engine is not None
+    assert known.index(env.engine.submitted) == submitted  # type: ignore[arg-type]
+    assert env.engine.why() == "the most frequent of 3 answers"

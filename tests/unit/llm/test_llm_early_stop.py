@@ -150,3 +150,9 @@ def test_a_missing_model_has_the_same_error_streamed_or_not(backend: ModelServer
 
 def test_repr_prints_the_nesting(server: EmbeddedServer) -> None:
     assert repr(EarlyStop(OllamaBackend(server.url), is_refusal=is_refusal)) == f"EarlyStop(Ollama('{server.url}'))"
+
+
+def test_a_reply_whose_log_probability_is_asked_for_is_read_whole(backend: ModelServer) -> None:
+    early = EarlyStop(backend, is_refusal=is_refusal)
+    assert early.complete(ask(0, logprobs=True)).text == LABELLED[0][0].strip()
+    assert early.cut_replies == 0
