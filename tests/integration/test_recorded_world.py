@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.files.replies import RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
 from query_mutator.operators import local_rewrite
+from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.suited import SUITED, suited
 from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
@@ -218,7 +220,9 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     said = capsys.readouterr().err
     assert "P(right): learned from" in said
     assert "answers to learn" not in said  # the model of the run's folder
-    assert "--budget 2: at" in said
+    price = re.search(r"--budget 2: at ([0-9.e-]+) a call", said)
+    assert price is not None
+    assert read_checkpoint(run).task.call_price == (float(price[1]),)
     assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
     methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
     assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from query_mutator import forms
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.data.bundled import general, general_bank
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
@@ -17,8 +19,9 @@ from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client, ClientWrapper
-from query_mutator.types import ChatRequest, Completion, StepRecord
+from query_mutator.types import ChatRequest, Completion, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
+from tests.unit.confidence.arithmetic_world import graded_sums
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, FRAME, STEPS, ASK, UNDO, SUBMIT = range(8)
@@ -182,3 +185,29 @@ def test_a_vote_submits_the_most_frequent_answer(
     assert env.engine is not None
     assert known.index(env.engine.submitted) == submitted  # type: ignore[arg-type]
     assert env.engine.why() == "the most frequent of 3 answers"
+
+
+class Adder(ClientWrapper):
+    """Answers a sum: wrong arithmetic, but right after "Question:"."""
+
+    def complete(self, request: ChatRequest) -> Completion:
+        prompt = request.messages[-1].content
+        one, two = [int(word) for word in prompt.split() if word.isdigit()][::2]
+        told = one + two + (not prompt.startswith("Question:"))
+        return Completion(text=f"She has {one} + {two} = {told} pens. So Ann has {told} pens.")
+
+
+def test_the_reward_is_what_an_answer_adds_to_p_right(tiny_task: MakeTask, tiny_client: Client) -> None:
+    model = ConfidenceModel.fit(graded_sums(300))
+    questions = [Question(id=row.question, text=row.question, accept=(row.gold,)) for row in graded_sums(4, seed=1)]
+    rules = {"ask": "form", "answer": "learned", "max_asks": 4, "max_episode_steps": 6, "call_price": (0.05,)}
+    task = replace(tiny_task(questions, forms=forms.select(CHOSEN), **rules), confidence=model)
+    env = QueryMutationEnv(task, client=Adder(tiny_client))
+    env.reset(seed=0, options={"question": 1})
+    p_right, rewards = [0.0], []
+    for action in (ASK, FRAME, SUBMIT):
+        _, reward, *_ = env.step(action)
+        p_right.append(max(env.episode.p_right))
+        rewards.append(float(reward))
+    assert p_right[1] < 0.3 < 0.6 < p_right[2]
+    assert rewards == pytest.approx((np.diff(p_right) - [0.05, 0.05, 0.0]).tolist())
