@@ -6,10 +6,11 @@
 
 Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned` and one `qm train`; the price
 at which the policy acts is chosen on validation questions, for nine tenths of the further calls of each budget: new
-wordings take more. A rival has the calls that were really made on these questions, rounded up: a vote or the likeliest
-by log probability among the forms that are right most often on the training questions, after cleaning, or the best
-plan. Intervals resample seeds and targets. P(right) is scored on the answers in all forms: within each family and form,
-against a fit on question and form alone.
+wordings take more. A rival has the calls that were really made on these questions, rounded up: the best plan, or
+among the forms that are right most often on the training questions, after cleaning, a vote, the likeliest by log
+probability, or with --gguf the one that the model calls true; or these of random replies in the best form. Intervals
+resample seeds and targets. P(right) is scored on the answers in all forms: within each family and form, against a fit
+on question and form alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,14 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks.answer_rivals import Replies, most_true, random_replies, votes_of
 from benchmarks.general import CLEAN, config_of, flags_of, plan_jobs
 from benchmarks.learning import World, task_settings, train_seed
 from benchmarks.second_author import LOG, log_reading
 from benchmarks.seeds_report import percent
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
-from query_mutator.confidence import Attempt, ConfidenceModel, plain_vote, rule_vote
+from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data.bundled import general_second_author
 from query_mutator.data.split import target_key
 from query_mutator.encoder.documents import cache_dir
@@ -49,8 +52,10 @@ from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plans import PlanScores
 from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.llm.stack import build_client
 from query_mutator.rewards.committed import FAMILY
 from query_mutator.session.dataset import split_dataset
+from query_mutator.settings.calls import Calls
 from query_mutator.settings.models import ModelSettings
 from query_mutator.stats.calibration import auroc, expected_calibration_error
 from query_mutator.stats.resampling import crossed_intervals
@@ -59,16 +64,10 @@ from query_mutator.types import DoubleArray, Question
 
 BUDGETS = (1.5, 2.0, 3.0, 6.0)
 MAX_CALLS = 60_000
+SAMPLED = ("statement", "short_answer", "question_answer")  # forms of which random replies are recorded
+MOST_ASKED = 3  # answers to a question of which the model is asked whether they are true
+SLOTS = 8  # of those calls
 MARGIN = 0.9  # of the calls beyond the first, for which the price of a policy is chosen
-
-
-def likeliest(question: str, attempts: Sequence[Attempt]) -> int:
-    """Return the attempt whose tokens are the most probable."""
-    return max(range(len(attempts)), key=lambda at: attempts[at].logprob or -math.inf)
-
-
-VOTES = {"vote": plain_vote, "rule vote": rule_vote, "likeliest": likeliest}
-MOST_VOTES = 8
 
 
 def best_at(search: PlanSearch, budget: float, *, learned: bool) -> PlanPoint:
@@ -134,6 +133,13 @@ class Answers:
         """Return what P(right) is read from."""
         return self.task.reply_of(at, self.by_form[form][at])
 
+    def replies(self, order: Sequence[str]) -> Replies:
+        """Return the replies in forms, in an order."""
+        places = range(len(self.questions))
+        right = self.right()[[self.forms.index(form) for form in order]].T
+        attempts = [[self.attempt(form, at) for form in order] for at in places]
+        return Replies(questions=self.questions, attempts=attempts, right=right)
+
     def inputs(self) -> DoubleArray:
         """Return question and form without the answer [forms * n, D + forms]."""
         vectors = np.tile(self.task.question_vectors, (len(self.forms), 1))
@@ -143,20 +149,6 @@ class Answers:
         """Return family and form of each [forms * n]."""
         families = [next((t for t in q.tags if t.startswith(FAMILY)), "") for q in self.questions]
         return [(form, family) for form in self.forms for family in families]
-
-
-def votes_of(answers: Answers, order: Sequence[str]) -> dict[str, DoubleArray]:
-    """Return whether the answer of each vote among the first forms of an order is right [n]."""
-    found = {}
-    for name, rule in VOTES.items():
-        for calls in range(1, MOST_VOTES + 1):
-            asked = order[:calls]
-            right = []
-            for at, question in enumerate(answers.questions):
-                chosen = rule(question.text, [answers.attempt(form, at) for form in asked])
-                right.append(float(answers.by_form[asked[chosen]][at].reward.success >= 0.5))
-            found[f"{name} {calls}"] = np.array(right)
-    return found
 
 
 def judged(model: ConfidenceModel, answers: Answers, blind: LogisticRegression) -> dict[str, Any]:
@@ -196,6 +188,35 @@ def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> flo
     return expected_calibration_error(np.array(p), np.array(right))
 
 
+def rivals_of(
+    world: World, answers: Answers, order: Sequence[str], *, gguf: str | None
+) -> dict[tuple[str, int], DoubleArray]:
+    """Return whether the answers of the rivals that are no plan are right [n], by name and calls."""
+    client, replies = world.system.calls.client, answers.replies(order)
+    found = votes_of(replies)
+    sampled = next(form for form in order if form in SAMPLED)
+    found |= votes_of(random_replies(client, answers.task, sampled), of=" of random replies:")
+    if gguf is not None:
+        with closing(build_client([gguf], Calls(batch_size=SLOTS), backend="llama")) as live:
+            found |= most_true(
+                live.client, answers.task.calls.target_model, answers.replies(order[:MOST_ASKED]), slots=SLOTS
+            )
+    return found
+
+
+def against_strongest(ours: DoubleArray, rivals: Mapping[str, DoubleArray], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of a method [seeds, n] and of the rival that is right most often."""
+    strongest = max(rivals, key=lambda name: rivals[name].mean())
+    theirs = rivals[strongest]
+    of_ours, of_rival, of_lead = crossed_intervals(np.stack([ours, theirs, ours - theirs], axis=2), keys).tolist()
+    return {
+        "success": float(ours.mean()), "ci": of_ours, "seeds": ours.mean(axis=1).tolist(),
+        "rival": strongest, "rival_success": float(theirs.mean()), "rival_ci": of_rival,
+        "lead": float((ours - theirs).mean()), "lead_ci": of_lead,
+        "rivals": {name: float(right.mean()) for name, right in rivals.items()},
+    }  # fmt: skip
+
+
 def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     """Search once for each seed, play all plans, and return the report."""
     settings = task_settings(config_of(argv := flags_of(arguments)))
@@ -208,7 +229,7 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     rates = dict(zip(training.forms, training.right().mean(axis=1), strict=True))
     blind = LogisticRegression(max_iter=1000).fit(training.inputs(), training.right().ravel())
     order = sorted(rates, key=lambda form: -rates[form])
-    votes = votes_of(held_out, order)
+    rivals = rivals_of(world, held_out, order, gguf=arguments.gguf)
     found, searches = Found(), []
     for seed in arguments.seeds:
         started = time.perf_counter()
@@ -222,29 +243,14 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
         rows = [found[f"{name}@{seed}"].values() for seed in arguments.seeds]
         return np.array([[float(getattr(one, measure)) for one in row] for row in rows])
 
-    keys = [target_key(question) for question in questions]
     rows = {}
     for kind, budget in itertools.product(("policy", "plan"), BUDGETS):
         name = f"{kind} {budget:g}"
-        right, calls = column(name, "is_right"), float(column(name, "calls").mean())
+        ours, calls = column(name, "is_right"), float(column(name, "calls").mean())
         most = math.ceil(round(calls, 6))
-        rivals = {name: np.tile(column, (len(right), 1)) for name, column in votes.items() if int(name[-1]) <= most}
-        rivals |= {f"best plan {k}": column(f"best plan {k}", "is_right") for k in range(1, most + 1)}
-        strongest = max(rivals, key=lambda name: rivals[name].mean())
-        values = np.stack([right, rivals[strongest], right - rivals[strongest]], axis=2)
-        of_ours, of_rival, of_lead = crossed_intervals(values, keys).tolist()
-        rows[name] = {
-            "success": float(right.mean()),
-            "ci": of_ours,
-            "calls": calls,
-            "seeds": right.mean(axis=1).tolist(),
-            "rival": strongest,
-            "rival_success": float(rivals[strongest].mean()),
-            "rival_ci": of_rival,
-            "lead": float(right.mean() - rivals[strongest].mean()),
-            "lead_ci": of_lead,
-            "rivals": {name: float(column.mean()) for name, column in rivals.items()},
-        }
+        within = {rival: np.tile(right, (len(ours), 1)) for (rival, k), right in rivals.items() if k <= most}
+        within |= {f"best plan {k}": column(f"best plan {k}", "is_right") for k in range(1, most + 1)}
+        rows[name] = {"calls": calls} | against_strongest(ours, within, [target_key(one) for one in questions])
     first, model = searches[0], searches[0].confidence
     assert model is not None
     errors = {f"{b:g}": submitted_error(model, best_at(first, b, learned=True).plan, held_out) for b in BUDGETS}
@@ -286,6 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="of each search")
     parser.add_argument("--validation", action="store_true", help="score validation questions, on which to choose")
     parser.add_argument("--second-author", action="store_true", help="score the second author's questions")
+    parser.add_argument("--gguf", help="the recorded model's file, or smollm2: P(True) is a rival too")
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--json", type=Path)
     parser.set_defaults(mixture=None)

@@ -30,6 +30,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # of the optimizers: a bar for each 
 
 import numpy as np
 
+from benchmarks.answer_rivals import grade
 from benchmarks.general import CLEAN, CONFIG, config_of
 from benchmarks.learning import World, task_settings
 from benchmarks.plain_prompts import Asker, Spent
@@ -45,8 +46,6 @@ from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.llm.retry import Retry
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.rewards.committed import committed
-from query_mutator.rewards.parts import Evidence
 from query_mutator.session.dataset import split_dataset
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.models import ModelSettings
@@ -59,17 +58,6 @@ ARGV = ["--config", str(CONFIG), "--backend", "recorded", "--validation-fold", "
 LEAST = 10  # questions of a rehearsal
 TIMEOUT_S = 600.0  # of a call: a busy machine takes a minute for one with many examples
 CONTEXT = 2048  # tokens of a slot: eight examples, or the prompt of a proposal
-
-
-def grade(question: Question, answer: str) -> float:
-    """Return what the grader of `general` gives an answer."""
-    none = np.zeros(1, np.float32)  # embeddings, which it does not read
-    evidence = Evidence(
-        question=question, rewrite="", answer=answer, question_vector=none, rewrite_vector=none, answer_vector=none
-    )
-    found = committed(evidence)
-    assert isinstance(found, float)
-    return found
 
 
 def cleaned(text: str) -> str:
