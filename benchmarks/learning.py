@@ -148,8 +148,12 @@ def train(
     teacher: Plan | None = None,
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
+    on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
 ) -> Trained:
-    """Train as `train_query_mutator.Trainer` does, until the end of the rollout in which `max_calls` are made."""
+    """Train as `train_query_mutator.Trainer` does, until the end of the rollout in which `max_calls` are made.
+
+    `on_rollout` is called after each with the policy, its task and the calls so far.
+    """
     records: list[StepRecord] = []
     envs = [
         make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
@@ -174,6 +178,7 @@ def train(
         loop.update()
         bandit.flush()
         calls = calls_of(records, envs, task)
+        on_rollout(learner.frozen, task, calls)
     loop.close()
     batch.close()
     return Trained(learner.frozen, task, calls, records, bandit.fit())
@@ -209,8 +214,14 @@ def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
     return summary(outcomes, trained.search_calls + trained.calls)
 
 
-def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
-    """Return a trained policy; `--teacher search` searches for its plan first."""
+def train_seed(
+    world: World,
+    config: TrainConfig,
+    *,
+    max_calls: int,
+    on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
+) -> Trained:
+    """Return a trained policy; `--teacher search` searches first. `on_rollout` is told all calls so far."""
     task, spent, teacher = world.task_of(task_settings(config)), 0, None
     if config.answer == "learned":
         spent = config.answer_calls
@@ -222,7 +233,14 @@ def train_seed(world: World, config: TrainConfig, *, max_calls: int) -> Trained:
     if config.teacher == SEARCH:
         found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
         spent, teacher = spent + found.search["calls"], found.teacher
-    trained = train(world.system, task, config, teacher=teacher, max_calls=max_calls - spent)
+    trained = train(
+        world.system,
+        task,
+        config,
+        teacher=teacher,
+        max_calls=max_calls - spent,
+        on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
+    )
     return trained._replace(search_calls=spent)
 
 
