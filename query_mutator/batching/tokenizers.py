@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError, reason_of
+from query_mutator.llm.gguf_weights import source_of
 
 BYTES = "bytes"
 
@@ -34,8 +35,9 @@ def load_tokenizer(spec: str) -> Any:
         return ByteTokenizer()
     from transformers import AutoTokenizer
 
+    source, of_gguf = source_of(spec)
     try:
-        return AutoTokenizer.from_pretrained(spec, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, **of_gguf, trust_remote_code=False)
     except Exception as error:  # each reader of tokenizer files fails in its own way
         what = (
             "the folder has no loadable tokenizer" if Path(spec).is_dir() else "not a folder, not loadable from the hub"

@@ -26,7 +26,7 @@ from typing import Any
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
-from query_mutator.operators import GUARDS, OperatorContext
+from query_mutator.operators import WRITE
 from query_mutator.types import ASK, SUBMIT, UNDO, AnswerRule
 
 __all__ = [
@@ -91,25 +91,13 @@ def rule_of(task: Task) -> AnswerRule:
     return "best" if task.calls.by_rules else "vote"
 
 
-class PlainQuestion:
-    """The operator of a model trained to rewrite: its prompt is the question alone."""
-
-    name = "rewriter"
-    summary = "Rewrite the question."
-    guards = tuple(guard for guard in GUARDS if guard != "question")  # it may have learned to write key words
-
-    def render(self, question: str, *, context: OperatorContext) -> str:
-        """Return the question."""
-        return question
-
-
 def rewriting(model: str, task: Task) -> list[Method]:
     """Return the two methods of a model that rewrites in one call."""
 
     def by_model(method: Method) -> Method:
         def rules(task: Task) -> Task:
             calls = replace(task.calls, mutator_model=model, by_rules=False)
-            others = (PlainQuestion(), *task.operators[1:])  # in the place of the first action
+            others = (WRITE, *task.operators[1:])  # in the place of the first action
             forms = task.forms if task.operators else task.forms[1:]
             return replace(method.rules(task), operators=others, forms=forms, calls=calls)
 

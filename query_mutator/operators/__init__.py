@@ -25,8 +25,8 @@ from query_mutator.operators.local import CLEANING_OPERATORS, LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
-    "GUARDS", "OPERATORS", "ROUND_TRIP", "LocalOperator", "Operator", "OperatorContext", "PromptOperator", "get",
-    "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
+    "GUARDS", "OPERATORS", "ROUND_TRIP", "WRITE", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
+    "get", "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
 #: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.
@@ -44,9 +44,16 @@ _ORDER = (
     "grammar",
     "expand",
 )
-#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; cleaning is for language
-#: models, and the embedded rewriter has its own rules for what they do.
-_NOT_DEFAULT = ("phrase", *(operator.name for operator in CLEANING_OPERATORS))
+#: For a mutator that was trained to rewrite: its prompt is the question alone. It may have learned to write key words.
+WRITE = PromptOperator(
+    name="write",
+    summary="Have a model write the question anew that was trained to.",
+    template="{question}",
+    guards=tuple(guard for guard in GUARDS if guard != "question"),
+)
+#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; `write` is for one mutator;
+#: cleaning is for language models, and the embedded rewriter has its own rules for what they do.
+_NOT_DEFAULT = ("phrase", WRITE.name, *(operator.name for operator in CLEANING_OPERATORS))
 
 NONE = "none"
 
@@ -68,6 +75,7 @@ for _local in LOCAL_OPERATORS:
 OPERATORS.add("phrase", _load("phrase"))
 for _local in CLEANING_OPERATORS:
     OPERATORS.add(_local.name, _local)
+OPERATORS.add(WRITE.name, WRITE)
 
 #: Not an action of the policy: asks which question an answer answers, for `--answer round_trip`.
 ROUND_TRIP = _load("round_trip")

@@ -39,7 +39,7 @@ class SftFlags(JsonFlags, TrackFlags, Lock):
     )  # fmt: skip
 
     model: str
-    """Folder or hub id of a model for AutoModelForCausalLM."""
+    """Folder or hub id of a model for AutoModelForCausalLM, a GGUF file of a llama model, or smollm2."""
     data: Annotated[str | None, arg(name="dataset", aliases=["--data"])] = None
     """JSONL file to learn from; not with --online."""
     eval_data: Annotated[str | None, arg(name="eval-dataset", aliases=["--eval-data"])] = None

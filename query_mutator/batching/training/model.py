@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +14,15 @@ from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.errors import CheckpointError, UsageError, reason_of
 from query_mutator.files import disk_errors, write_json
 from query_mutator.files.run_dir import checkpoints_in, newest_checkpoint
+from query_mutator.llm.gguf_weights import source_of, write_gguf
 from query_mutator.types import PROMPT_FILE
 
 if TYPE_CHECKING:
     from query_mutator.batching.training.config import SftFlags
 
 __all__ = [
-    "check_fit", "load_model", "load_trainable", "read_checkpoint", "save_model", "trainable_state", "write_checkpoint",
+    "check_fit", "load_model", "load_trainable", "read_checkpoint", "read_model", "save_model", "trainable_state",
+    "write_checkpoint",
 ]  # fmt: skip
 
 FORMAT = "sft 2"
@@ -26,25 +30,35 @@ FORMAT = "sft 2"
 
 def load_model(flags: SftFlags, device: torch.device) -> Any:
     """Return the model of --model in float32 on `device`, with layers frozen and adapters added as the flags say."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            flags.model, dtype=torch.float32, attn_implementation=flags.attention, trust_remote_code=False
-        )
-    except Exception as error:  # files that are not a model fail in many ways
-        what = "no model can be read from it" if Path(flags.model).is_dir() else "not a folder, and not on the hub"
-        reason = reason_of(error)
-        raise UsageError(f"--model {flags.model!r}: {what} ({reason}); give a folder or a hub id") from None
+    model = read_model(flags.model, attention=flags.attention)
     _freeze(model, flags.freeze_layers)
     if flags.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if flags.use_lora:
         model = _with_adapters(model, flags)
     return model.to(device)
+
+
+def read_model(spec: str, *, attention: str = "sdpa") -> Any:
+    """Return a model in float32; UsageError for what is none."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    source, of_gguf = source_of(spec)
+    model: Any
+    try:
+        with redirect_stderr(StringIO()):  # a bar that nothing else disables
+            model = AutoModelForCausalLM.from_pretrained(
+                source, **of_gguf, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+            )
+    except Exception as error:  # files that are not a model fail in many ways
+        what = "no model can be read from it" if Path(spec).exists() else "not a folder, and not on the hub"
+        reason = reason_of(error)
+        raise UsageError(f"--model {spec!r}: {what} ({reason}); give a folder, a GGUF file or a hub id") from None
+    if of_gguf:  # the weights are float32 now, and are saved as such
+        model.hf_quantizer.remove_quantization_config(model)
+    return model
 
 
 def _freeze(model: Any, count: int) -> None:
@@ -84,14 +98,24 @@ def check_fit(model: Any, *, largest_id: int, longest_row: int) -> None:
         raise UsageError(f"rows of {longest_row} tokens do not fit the model's {limit} positions; lower --max-length")
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, *, about: Mapping[str, Any]) -> None:
-    """Save model (adapters merged), tokenizer, and the prompt it was trained with, so that `hf:FOLDER` serves it."""
+def save_model(
+    model: Any, tokenizer: Any, folder: Path, *, about: Mapping[str, Any], base: Path | None = None
+) -> Path | None:
+    """Save model (adapters merged), tokenizer, and the prompt it was trained with, so that `hf:FOLDER` serves it.
+
+    Of a model that came from the GGUF file `base` there is another, for `--gguf`; return its path.
+    """
     with disk_errors(folder):
         whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
         whole.save_pretrained(folder)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
         write_json(folder / PROMPT_FILE, {"asks": "question", **about})
+        if base is None:
+            return None
+        out = folder / f"{folder.resolve().parent.name}.gguf"
+        write_gguf(whole.state_dict(), base, out)
+        return out
 
 
 # --- checkpoints: OUTPUT/checkpoints/step_N.pt -----------------------------------------------------------------------

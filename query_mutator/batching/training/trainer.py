@@ -24,6 +24,7 @@ from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.files.tracking import tracked
+from query_mutator.llm.gguf_weights import base_of
 
 __all__ = ["SftTrainer", "train"]
 
@@ -173,7 +174,7 @@ class SftTrainer:
     def finish(self) -> dict[str, Any]:
         """Save the finished model and return the report."""
         folder = self.output / MODEL_FOLDER
-        report = {
+        report: dict[str, Any] = {
             "output": str(self.output),
             "model": str(folder),
             "steps": self.steps_done,
@@ -185,7 +186,9 @@ class SftTrainer:
         }
         if self.ranks.is_main:
             about = {"prompt": self.prompt, "steps": self.steps_done}
-            model.save_model(self.model, self.tokenizer, folder, about=about)
+            base = base_of(self.flags.model)
+            gguf = model.save_model(self.model, self.tokenizer, folder, about=about, base=base)
+            report["gguf"] = None if gguf is None else str(gguf)
             write_checked_json(self.output / "summary.json", report)
         return report
 
