@@ -10,27 +10,42 @@ table alone: one call of the writer and one of the target, next to rivals with o
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 
-from benchmarks.answer_rivals import grade
-from benchmarks.general import CLEAN, CONFIG, config_of, ideal_texts
-from benchmarks.learning import World, task_settings
+from benchmarks.answer_rivals import grade, votes_of
+from benchmarks.general import CLEAN, CONFIG, config_of, ideal_texts, plan_jobs
+from benchmarks.learned_answer import Answers, best_at
+from benchmarks.learning import World, make_evaluator, task_settings
+from benchmarks.seeds_report import percent
 from query_mutator import operators
 from query_mutator.bounds import group_of
+from query_mutator.cli.console import exit_code, table
+from query_mutator.commands.main import main as qm
+from query_mutator.data import split_questions
 from query_mutator.data.bundled import general
-from query_mutator.data.split import split_questions
+from query_mutator.data.split import target_key
 from query_mutator.encoder.documents import cache_dir
-from query_mutator.files import atomic_write, encode
+from query_mutator.env.task import Task
+from query_mutator.evaluation.methods import Found
+from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.files import atomic_write, encode, write_json
+from query_mutator.learners.plan import Plan
 from query_mutator.operators import OperatorContext
+from query_mutator.session.dataset import split_dataset
+from query_mutator.session.models import open_models
+from query_mutator.session.task import make_task
 from query_mutator.settings.models import ModelSettings
-from query_mutator.types import Question
+from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.types import DoubleArray, Question
 
 FORM = "statement"  # the best one on the training questions
 KEPT = 3  # of so many questions that need no other wording one is a pair
@@ -98,14 +113,14 @@ def made(run: Path, kind: str, argv: Sequence[str]) -> Path:
 
 
 def written(file: Path, questions: Sequence[Question], folder: Path) -> Found:
-    """Return the outcomes of a writer's wordings, and of the same after `clean`, from the live models."""
+    """Return the outcomes of a writer's wordings, from the live models."""
     flags = ["--gguf", "smollm2", str(file), "--operators", f"write,{CLEAN}", "--forms", FORM, "--ask", "policy"]
     config = config_of(["--config", str(CONFIG), *flags])
     cache = {"cache": "all", "cache_path": str(folder / f"{file.stem}.sqlite")}
     with open_models(group_of(ModelSettings, config, **cache)) as models:
         settings = task_settings(config)
         task = make_task(models, settings, split_dataset(settings).train, learns=True).on(questions)
-        plans = {"write": Plan(steps=("write", FORM)), "write, as it stands": Plan(steps=("write",))}
+        plans = {f"write > {FORM}": Plan(steps=("write", FORM))}
         found = Found()
         make_evaluator(models.calls.client).run_all(plan_jobs(plans, task), found, title=file.stem)
     return found
@@ -140,7 +155,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, evaluate and return the rows: right [seeds, n], calls."""
     writers = trained(arguments.out, arguments.seeds)
     config = config_of(ARGV)
-    world, split = World(group_of(ModelSettings, config), cache_dir() / "general"), split_dataset(task_settings(config))
+    world = World(group_of(ModelSettings, config), cache_dir() / "general")
+    split = split_dataset(task_settings(config))
     questions = split.validation if arguments.validation else split.test
     with world.system:
         task = world.task_of(task_settings(config)).with_rules(ask="policy", max_asks=None)
@@ -170,7 +186,8 @@ def in_words(found: Mapping[str, Any]) -> str:
     """Return the table."""
     rows = [
         (name, f"{row['calls']:.2f}", percent(row["success"], row["ci"]),
-         f"{100 * min(row['seeds']):.1f}" if len(row["seeds"]) > 1 else "", percent(row["lead"], row["lead_ci"], sign="+"))
+         f"{100 * min(row['seeds']):.1f}" if len(row["seeds"]) > 1 else "",
+         percent(row["lead"], row["lead_ci"], sign="+"))
         for name, row in found.items()
     ]  # fmt: skip
     return table(

@@ -6,7 +6,7 @@ import importlib.util
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,6 +14,7 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Weight, group_of
 from query_mutator.cli.common import JsonFlags, rows_of, show
+from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import write_checked_json
@@ -80,30 +81,40 @@ def _trained(flags: GrpoFlags, output: Path, stack: ExitStack) -> dict[str, Any]
     from query_mutator.batching.tokenizers import load_tokenizer
     from query_mutator.batching.training.model import read_model, save_model
     from query_mutator.llm.gguf_weights import base_of
+    from query_mutator.llm.hf import training_prompt
     from query_mutator.training.grpo import LOGGED, GroupRewards
     from query_mutator.training.grpo import train_grpo as train
 
-    settings = group_of(TaskSettings, flags, operators="none", forms=flags.form if flags.form != AS_IS else "none")
+    settings = group_of(
+        TaskSettings,
+        flags,
+        operators="none",
+        forms="none" if flags.form == AS_IS else flags.form,
+        call_price=(flags.call_price,),
+    )
     split = split_dataset(settings)
     model, tokenizer = read_model(flags.model), load_tokenizer(flags.model)
     models = stack.enter_context(open_models(group_of(ModelSettings, flags)))
     task = make_task(models, settings, split.train)
     rewards = GroupRewards(models, task, flags.form, flags.call_price, flags.group_size)
     output.mkdir(parents=True, exist_ok=True)
-    write_checked_json(output / "config.json", {"flags": flags, "grpo": 1})
+    write_checked_json(output / "config.json", {"flags": asdict(flags), "grpo": 1})
     metrics = stack.enter_context(closing(MetricsWriter(output)))
     began = time.perf_counter()
+
+    bar = progress("training", flags.max_steps, unit="step")
+    stack.callback(bar.close)
 
     def log(step: int, values: Mapping[str, float]) -> None:
         known = {key: values[name] for name, key in LOGGED.items() if name in values}
         if known:
+            bar.update()
             metrics.write(known, step=step, wall_s=time.perf_counter() - began)
 
-    trained, report = train(model, tokenizer, rewards, group_of(GrpoSettings, flags), work=output / "trl", on_log=log)
-    folder = output / "model"
-    gguf = save_model(
-        trained, tokenizer, folder, about={"prompt": None, "steps": flags.max_steps}, base=base_of(flags.model)
-    )
+    grpo, prompt = group_of(GrpoSettings, flags), (training_prompt(flags.model) or {}).get("prompt")
+    trained, report = train(model, tokenizer, rewards, grpo, prompt=prompt, work=output / "trl", on_log=log)
+    folder, about = output / "model", {"prompt": prompt, "steps": flags.max_steps}
+    gguf = save_model(trained, tokenizer, folder, about=about, base=base_of(flags.model))
     report |= {"model": str(folder), "gguf": None if gguf is None else str(gguf)}
     write_checked_json(output / "summary.json", report)
     return report

@@ -26,7 +26,7 @@ from query_mutator.files import file_sha256
 from query_mutator.llm.client import Backend, BackendWrapper
 from query_mutator.types import PROMPT_FILE, ChatRequest, Completion
 
-__all__ = ["PREFIX", "HfModel", "LocalModels", "is_local", "local_models", "model_folder"]
+__all__ = ["PREFIX", "HfModel", "LocalModels", "is_local", "local_models", "model_folder", "training_prompt"]
 
 PREFIX = "hf:"
 MAX_BATCH = 16
@@ -80,7 +80,7 @@ class HfModel:
         folder = model_folder(name)
         self._tokenizer, self._model = _load(folder, device)
         _check_template(self._tokenizer, name)
-        self._template = _training_template(folder)
+        self._template = training_prompt(folder)
         self.digest = _digest(folder)
         self._prefix_ids = _prefix_ids(self._tokenizer)
         self._pending: deque[_Pending] = deque()
@@ -288,7 +288,7 @@ def _check_template(tokenizer: Any, name: str) -> None:
         raise UsageError(f"{name}: its chat template does not end within {TEMPLATE_S:g} s; give another model")
 
 
-def _training_template(folder: str) -> dict[str, Any] | None:
+def training_prompt(folder: str) -> dict[str, Any] | None:
     """Return the prompt template in query_mutator.json, None without one."""
     path = Path(folder) / PROMPT_FILE
     if not path.is_file():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import run_flow
@@ -89,16 +90,18 @@ def train_grpo(
     rewards: GroupRewards,
     settings: GrpoSettings,
     *,
+    prompt: str | None,
     work: Path,
     on_log: Callable[[int, Mapping[str, float]], None],
 ) -> tuple[Any, dict[str, Any]]:
     """Return the trained model with its adapters, and the report; TRL uses the folder `work`.
 
-    `on_log` gets a step and its figures under TRL's names.
+    `prompt` has {instruction} for the question; None is the tokenizer's chat template. `on_log` gets a step and its
+    figures under TRL's names.
     """
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     class Logged(TrainerCallback):
@@ -106,7 +109,7 @@ def train_grpo(
             on_log(state.global_step, logs or {})
 
     def reward(completions: list[Any], index: list[int], **_: Any) -> list[float]:
-        return rewards.of(index, [turns[-1]["content"] for turns in completions])
+        return rewards.of(index, [one if isinstance(one, str) else one[-1]["content"] for one in completions])
 
     arguments = GRPOConfig(
         output_dir=str(work),
@@ -119,14 +122,20 @@ def train_grpo(
         temperature=settings.write_temperature,
         seed=settings.seed,
         bf16=settings.bf16,
+        use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",
         report_to=[],
+        disable_tqdm=True,
     )
+    texts = [question.text for question in rewards.task.questions]
     rows = [
-        {"prompt": [{"role": "user", "content": question.text}], "index": index}
-        for index, question in enumerate(rewards.task.questions)
+        {
+            "prompt": prompt.replace("{instruction}", text) if prompt else [{"role": "user", "content": text}],
+            "index": at,
+        }
+        for at, text in enumerate(texts)
     ]
     adapters = LoraConfig(
         r=settings.lora_rank, lora_alpha=2 * settings.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -140,6 +149,7 @@ def train_grpo(
         peft_config=adapters,
         callbacks=[Logged()],
     )
+    trainer.remove_callback(PrinterCallback)  # it prints what `on_log` gets
     started = time.perf_counter()
     trainer.train()
     return trainer.model, {

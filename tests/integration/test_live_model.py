@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,11 @@ import pytest
 
 from benchmarks.asked_again import asked_again
 from query_mutator import Rewriter
-from query_mutator.bounds import group_of
-from query_mutator.commands.plan_flags import PlanFlags
-from query_mutator.commands.plan_run import plan_run
 from query_mutator.data.bundled import FOLDER
 from query_mutator.encoder.weights import DEFAULT_ENCODER
-from query_mutator.learners.plan import Plan
-from query_mutator.session.dataset import split_dataset
-from query_mutator.session.models import open_models
-from query_mutator.session.policy_file import POLICY_FILE
-from query_mutator.session.task import make_task
-from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Message
 from tests.integration.killing import kill_when, start, train, transcript, weights
+from tests.integration.live_plans import plan_file
 from tests.qm_command import qm, serving
 
 pytestmark = pytest.mark.slow
@@ -38,11 +28,6 @@ QUESTION = "hello there, plz tell me waht is the capital of France"
 CLEANED = "What is the capital of France?"
 FRAMED = f'The answer to the question "{CLEANED}" is'
 TOKENS = 16
-TRAINING = [
-    {"id": "a", "query": "What is the capital of Italy?", "accept": ["Rome"], "tags": ["family:capital"]},
-    {"id": "b", "query": "What is the capital of Spain?", "accept": ["Madrid"], "tags": ["family:capital"]},
-    {"id": "c", "query": "What is the capital of Peru?", "accept": ["Lima"], "tags": ["family:capital"]},
-]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,31 +40,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file of a plan that cleans the question and frames it, made without a search."""
+    """Return the file of a plan that cleans the question and frames it."""
     folder = tmp_path_factory.mktemp("plan")
-    (folder / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in TRAINING))
-    flags = PlanFlags(
-        gguf=(MODEL,),
-        encoder="hash",
-        dataset=str(folder / "questions.jsonl"),
-        reward="committed=1",
-        operators="clean",
-        forms=FORM,
-        max_asks=1,
-        target_max_tokens=TOKENS,
-        batch_size=1,
-        cache="off",
-        save_dir=str(folder),
-    )
-    settings = group_of(TaskSettings, flags, ask="policy", answer="last", validation_fold="none")
-    split = split_dataset(settings)
-    with ExitStack() as stack:
-        models = stack.enter_context(open_models(flags))
-        task = make_task(models, settings, split.train)
-        run = stack.enter_context(plan_run(flags, models, task))
-        run.begin(flags, settings, split)
-        run.save(Plan(steps=("clean", FORM)))
-        return Path(shutil.copy(run.run_dir.path / POLICY_FILE, folder / "plan.qm"))
+    return plan_file(folder, ("clean", FORM), gguf=(MODEL,), operators="clean", forms=FORM, target_max_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
