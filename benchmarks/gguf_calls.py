@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from query_mutator.llm.gguf_file import model_name
+from query_mutator.files.gguf_file import model_name
 from query_mutator.llm.llama import DEFAULT_CONTEXT, LlamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest

@@ -21,6 +21,7 @@ from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import MetricsWriter
 from query_mutator.llm.flags import ServerAddressFlags
+from query_mutator.llm.hf import training_prompt
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task
@@ -29,6 +30,7 @@ from query_mutator.settings.grpo import GrpoSettings
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import Lock
 from query_mutator.settings.questions import Questions, Reward
+from query_mutator.training.group_rewards import GroupRewards
 from query_mutator.types import AS_IS
 
 __all__ = ["GrpoFlags", "train_grpo"]
@@ -78,43 +80,29 @@ def train_grpo(flags: GrpoFlags) -> None:
 
 def _trained(flags: GrpoFlags, output: Path, stack: ExitStack) -> dict[str, Any]:
     """Train with the models open and return the report."""
-    from query_mutator.batching.tokenizers import load_tokenizer
-    from query_mutator.batching.training.model import read_model, save_model
-    from query_mutator.llm.gguf_weights import base_of
-    from query_mutator.llm.hf import training_prompt
-    from query_mutator.training.grpo import LOGGED, GroupRewards
-    from query_mutator.training.grpo import train_grpo as train
+    from query_mutator.batching.training.grpo import train
 
-    settings = group_of(
-        TaskSettings,
-        flags,
-        operators="none",
-        forms="none" if flags.form == AS_IS else flags.form,
-        call_price=(flags.call_price,),
-    )
-    split = split_dataset(settings)
-    model, tokenizer = read_model(flags.model), load_tokenizer(flags.model)
+    forms = "none" if flags.form == AS_IS else flags.form
+    settings = group_of(TaskSettings, flags, operators="none", forms=forms, call_price=(flags.call_price,))
     models = stack.enter_context(open_models(group_of(ModelSettings, flags)))
-    task = make_task(models, settings, split.train)
+    task = make_task(models, settings, split_dataset(settings).train)
     rewards = GroupRewards(models, task, flags.form, flags.call_price, flags.group_size)
     output.mkdir(parents=True, exist_ok=True)
     write_checked_json(output / "config.json", {"flags": asdict(flags), "grpo": 1})
     metrics = stack.enter_context(closing(MetricsWriter(output)))
+    bar = stack.enter_context(closing(progress("training", flags.max_steps, unit="step")))
     began = time.perf_counter()
 
-    bar = progress("training", flags.max_steps, unit="step")
-    stack.callback(bar.close)
-
     def log(step: int, values: Mapping[str, float]) -> None:
-        known = {key: values[name] for name, key in LOGGED.items() if name in values}
-        if known:
-            bar.update()
-            metrics.write(known, step=step, wall_s=time.perf_counter() - began)
+        bar.update()
+        metrics.write(values, step=step, wall_s=time.perf_counter() - began)
 
-    grpo, prompt = group_of(GrpoSettings, flags), (training_prompt(flags.model) or {}).get("prompt")
-    trained, report = train(model, tokenizer, rewards, grpo, prompt=prompt, work=output / "trl", on_log=log)
-    folder, about = output / "model", {"prompt": prompt, "steps": flags.max_steps}
-    gguf = save_model(trained, tokenizer, folder, about=about, base=base_of(flags.model))
-    report |= {"model": str(folder), "gguf": None if gguf is None else str(gguf)}
+    questions, prompt = (
+        [question.text for question in task.questions],
+        (training_prompt(flags.model) or {}).get("prompt"),
+    )
+    grpo = group_of(GrpoSettings, flags)
+    report = train(flags.model, questions, rewards.of, grpo, output, prompt=prompt, on_log=log)
+    report |= {"rejected_rewrites": rewards.rejected, "failed_calls": rewards.failed}
     write_checked_json(output / "summary.json", report)
     return report

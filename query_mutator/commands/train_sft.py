@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note
@@ -14,7 +15,6 @@ __all__ = ["SftFlags", "train_sft"]
 
 def train_sft(flags: SftFlags) -> None:
     """Train, and print where the model is."""
-    from query_mutator.batching.distributed.config import DistributedConfig
     from query_mutator.batching.training.trainer import train
 
     is_main = DistributedConfig.from_env().is_main

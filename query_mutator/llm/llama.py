@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from query_mutator.errors import QueryMutatorError, UsageError
+from query_mutator.files.gguf_file import check_file, digest_of, gguf_path, model_name
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
-from query_mutator.llm.gguf_file import check_file, digest_of, gguf_path, model_name
 from query_mutator.llm.http_server import TEMPLATE_TOKENS
 from query_mutator.llm.llama_process import LlamaProcess, require_xllamacpp
 from query_mutator.llm.openai import OpenAIBackend

@@ -20,8 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from query_mutator.errors import BackendError, UsageError
+from query_mutator.files.gguf_file import size_bytes
 from query_mutator.llm import llama_child
-from query_mutator.llm.gguf_file import size_bytes
 
 __all__ = ["LlamaProcess", "require_xllamacpp"]
 

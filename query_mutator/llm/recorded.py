@@ -18,9 +18,9 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, file_sha256
+from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.replies import RepliesHead, read_replies
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
-from query_mutator.llm.gguf_file import PACKAGED
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion
 

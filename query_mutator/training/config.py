@@ -11,12 +11,12 @@ from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
 from query_mutator.env.rules import ASKING
+from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
 from query_mutator.files.tracking import TrackFlags, check_trackers
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import EMBEDDED
 from query_mutator.llm.flags import ServerAddressFlags
-from query_mutator.llm.gguf_file import gguf_address
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation

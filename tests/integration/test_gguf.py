@@ -19,9 +19,9 @@ import requests
 
 from query_mutator import Rewriter
 from query_mutator.errors import UsageError
+from query_mutator.files.gguf_file import digest_of
 from query_mutator.llm import llama_process
 from query_mutator.llm.backends import resolve_backend
-from query_mutator.llm.gguf_file import digest_of
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client

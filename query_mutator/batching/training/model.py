@@ -13,8 +13,8 @@ import torch
 from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.errors import CheckpointError, UsageError, reason_of
 from query_mutator.files import disk_errors, write_json
+from query_mutator.files.gguf_weights import source_of, write_gguf
 from query_mutator.files.run_dir import checkpoints_in, newest_checkpoint
-from query_mutator.llm.gguf_weights import source_of, write_gguf
 from query_mutator.types import PROMPT_FILE
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from query_mutator.batching.training.stepper import Stepper, StepResult, cosine_
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import disk_errors, write_checked_json
+from query_mutator.files.gguf_weights import base_of
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.files.tracking import tracked
-from query_mutator.llm.gguf_weights import base_of
 
 __all__ = ["SftTrainer", "train"]
 

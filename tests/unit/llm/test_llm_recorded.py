@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from query_mutator.errors import UsageError
+from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, write_replies
 from query_mutator.llm.backends import open_servers, resolve_backend
-from query_mutator.llm.gguf_file import gguf_path
 from query_mutator.llm.recorded import RecordedBackend, reply_key
 from query_mutator.llm.stack import build_client
 from query_mutator.session.models import open_models

@@ -12,7 +12,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.training.grpo import GroupRewards
+from query_mutator.training.group_rewards import GroupRewards
 from query_mutator.types import ChatRequest, Completion
 from tests.qm_command import qm
 

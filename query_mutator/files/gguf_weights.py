@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.llm.gguf_file import PACKAGED, check_file, gguf_path
+from query_mutator.files.gguf_file import PACKAGED, check_file, gguf_path
 
 __all__ = ["base_of", "source_of", "write_gguf"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from query_mutator.batching.training.model import read_model
 from query_mutator.errors import UsageError
-from query_mutator.llm.gguf_weights import _interleaved, base_of, source_of
+from query_mutator.files.gguf_weights import _interleaved, base_of, source_of
 
 
 def test_halves_of_each_head_alternate() -> None:
