@@ -71,8 +71,6 @@ def train_grpo(flags: GrpoFlags) -> None:
     output = Path(flags.output)
     with ExitStack() as stack:
         stack.enter_context(locked(output, break_lock=flags.break_lock))
-        if (output / "config.json").exists():
-            raise UsageError(f"{output} holds a run; choose another --out")
         report = _trained(flags, output, stack)
     rows = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in report.items()}
     show(flags, report, rows_of(rows))
@@ -82,14 +80,16 @@ def _trained(flags: GrpoFlags, output: Path, stack: ExitStack) -> dict[str, Any]
     """Train with the models open and return the report."""
     from query_mutator.batching.training.grpo import train
 
-    forms = "none" if flags.form == AS_IS else flags.form
-    settings = group_of(TaskSettings, flags, operators="none", forms=forms, call_price=(flags.call_price,))
+    choices = (
+        {"operators": "tidy", "forms": "none"} if flags.form == AS_IS else {"operators": "none", "forms": flags.form}
+    )
+    settings = group_of(TaskSettings, flags, **choices, call_price=(flags.call_price,))  # nobody chooses among them
     models = stack.enter_context(open_models(group_of(ModelSettings, flags)))
     task = make_task(models, settings, split_dataset(settings).train)
     rewards = GroupRewards(models, task, flags.form, flags.call_price, flags.group_size)
     output.mkdir(parents=True, exist_ok=True)
     write_checked_json(output / "config.json", {"flags": asdict(flags), "grpo": 1})
-    metrics = stack.enter_context(closing(MetricsWriter(output)))
+    metrics = stack.enter_context(closing(MetricsWriter(output, cut_at=0)))
     bar = stack.enter_context(closing(progress("training", flags.max_steps, unit="step")))
     began = time.perf_counter()
 
