@@ -44,7 +44,7 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     judge_model: str | None = None
     """Model of the reward part judge; by default as in training."""
     rewriter: str | None = None
-    """A model that rewrites in one call, as hf:FOLDER of `qm train sft`: one more method in the table."""
+    """A model that rewrites in one call: hf:FOLDER of `qm train sft`, or a model of the servers; two more methods."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
     inspect: Annotated[str | None, Output(_has_logs, is_folder=True, resumes=True)] = None
@@ -63,5 +63,3 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
             )
         if self.inspect and len(self.target_model) > 1:
             raise ValueError("--inspect takes the logs of one model; evaluate several models apart, into one folder")
-        if self.rewriter is not None and not self.rewriter.startswith("hf:"):
-            raise ValueError(f"--rewriter {self.rewriter} must be hf:FOLDER, a model of `qm train sft`")

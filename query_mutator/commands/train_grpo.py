@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from tyro.conf import arg
 
-from query_mutator.bounds import Weight, group_of
+from query_mutator.bounds import group_of
 from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import Output, holding
@@ -50,7 +50,7 @@ class GrpoFlags(GrpoSettings, ServerAddressFlags, ModelSettings, Questions, Rewa
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "model", "output", "max_steps", "group_size", "learning_rate", "kl_coef", "form", "call_price", "dataset",
+        "model", "output", "max_steps", "group_size", "learning_rate", "kl_coef", "form", "write_price", "dataset",
         "backend", "ollama_url", "gguf", "target_model", "target_max_tokens", "batch_size", "seed", "json",
     )  # fmt: skip
 
@@ -60,8 +60,6 @@ class GrpoFlags(GrpoSettings, ServerAddressFlags, ModelSettings, Questions, Rewa
     """Folder for metrics and the finished model."""
     form: str = AS_IS
     """Form in which the target is asked."""
-    call_price: Weight = 0.0
-    """Price of a call, in units of the score."""
 
 
 def train_grpo(flags: GrpoFlags) -> None:
@@ -83,10 +81,10 @@ def _trained(flags: GrpoFlags, output: Path, stack: ExitStack) -> dict[str, Any]
     choices = (
         {"operators": "tidy", "forms": "none"} if flags.form == AS_IS else {"operators": "none", "forms": flags.form}
     )
-    settings = group_of(TaskSettings, flags, **choices, call_price=(flags.call_price,))  # nobody chooses among them
+    settings = group_of(TaskSettings, flags, **choices)  # nobody chooses among them
     models = stack.enter_context(open_models(group_of(ModelSettings, flags)))
     task = make_task(models, settings, split_dataset(settings).train)
-    rewards = GroupRewards(models, task, flags.form, flags.call_price, flags.group_size)
+    rewards = GroupRewards(models, task, flags.form, flags.write_price, flags.group_size)
     output.mkdir(parents=True, exist_ok=True)
     write_checked_json(output / "config.json", {"flags": asdict(flags), "grpo": 1})
     metrics = stack.enter_context(closing(MetricsWriter(output, cut_at=0)))
@@ -102,7 +100,7 @@ def _trained(flags: GrpoFlags, output: Path, stack: ExitStack) -> dict[str, Any]
         (training_prompt(flags.model) or {}).get("prompt"),
     )
     grpo = group_of(GrpoSettings, flags)
-    report = train(flags.model, questions, rewards.of, grpo, output, prompt=prompt, on_log=log)
+    report = train(flags.model, questions, rewards.of, grpo, output, prompt=prompt, seed=flags.seed, on_log=log)
     report |= {"rejected_rewrites": rewards.rejected, "failed_calls": rewards.failed}
     write_checked_json(output / "summary.json", report)
     return report

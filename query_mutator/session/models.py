@@ -151,7 +151,7 @@ class OpenModels:
 def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: bool = False) -> OpenModels:
     """Start and connect what `settings` name; UsageError or BackendError for a model that no server has.
 
-    `rewriter` is a model in this process that is used in addition to the mutator. `light` encodes without torch where
+    `rewriter` is a model that is used in addition to the mutator. `light` encodes without torch where
     that gives the same rows. The files of ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
         target, mutator = _names(settings, choice)
         if isinstance(settings, ResolvedModels):
             check_files(calls.servers, settings.file_digests)
-        calls.require_models([name for name in (target, mutator) if not is_local(name)])
+        calls.require_models([name for name in (target, mutator, rewriter) if name is not None and not is_local(name)])
         if not starts_server:
             encoder = encoder_of(settings, calls.embed, light=light)
             stack.callback(encoder.close)

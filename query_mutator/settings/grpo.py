@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from query_mutator.bounds import Few, Group, Parallel, Rate, Seed, Steps, Tokens, Weight
+from query_mutator.bounds import Few, Group, Parallel, Rate, Steps, Tokens, Weight
 
 __all__ = ["GrpoSettings"]
 
@@ -20,7 +20,7 @@ class GrpoSettings(Group):
     """Steps of the optimizer, each on one group."""
     group_size: Parallel = 8
     """Rewrites of a question that are compared."""
-    learning_rate: Annotated[Rate, arg(name="lr", aliases=["--learning-rate"])] = 1e-4
+    learning_rate: Annotated[Rate, arg(aliases=["--lr"])] = 1e-4
     """Learning rate of the adapters at the start; it falls to 0."""
     kl_coef: Weight = 0.04
     """Price of the KL divergence from the model that it starts from."""
@@ -30,7 +30,7 @@ class GrpoSettings(Group):
     """Most tokens of a rewrite."""
     write_temperature: Rate = 1.0
     """Sampling temperature of the rewrites in a group."""
-    seed: Seed = 1
-    """Seed of questions, rewrites and adapters."""
+    write_price: Weight = 0.0
+    """Price of the two calls for a rewrite and its answer, in units of the score."""
     bf16: bool = False
     """Compute in bfloat16, where the processor has it."""

@@ -31,7 +31,7 @@ class GroupRewards:
     models: OpenModels
     task: Task
     form: str
-    call_price: float
+    price: float  # of both calls
     group_size: int
     rejected: int = 0
     failed: int = 0
@@ -44,7 +44,7 @@ class GroupRewards:
         known = ~np.isnan(scores)
         self.failed += int((~known).sum())
         means = np.where(known, scores, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-        return [float(score) - 2 * self.call_price for score in np.where(known, scores, means[:, None]).ravel()]
+        return [float(score) - self.price for score in np.where(known, scores, means[:, None]).ravel()]
 
     def _score(self, index: int, text: str) -> float:
         """Return the score of the answer to a rewrite, NaN when a call failed for good."""

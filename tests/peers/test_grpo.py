@@ -59,5 +59,5 @@ def test_a_model_is_trained_by_the_answers_that_its_rewrites_get(
     assert [row["step"] for row in logged] == [*range(1, STEPS + 1)]
     assert all(0 <= row["grpo/reward"] <= 1 for row in logged)
     (trained,) = local_models(f"hf:{run}")
-    assert trained.complete(ChatRequest.user("how do i sort", model=trained.name, max_tokens=4)).error is None
+    assert trained.complete(ChatRequest.user("how do i sort", model=trained.name, max_tokens=4)).completion_tokens
     trained.close()

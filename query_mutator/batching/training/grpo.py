@@ -55,6 +55,7 @@ def train(
     output: Path,
     *,
     prompt: str | None,
+    seed: int,
     on_log: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
     """Train a model, save it into `output` and return the report; `on_log` gets each step and its figures.
@@ -70,7 +71,7 @@ def train(
     trainer = GRPOTrainer(
         model=read_model(spec),
         reward_funcs=reward,
-        args=_arguments(settings, output),
+        args=_arguments(settings, output, seed),
         train_dataset=_rows(questions, prompt),
         processing_class=tokenizer,
         peft_config=LoraConfig(
@@ -101,7 +102,7 @@ def _rows(questions: Sequence[str], prompt: str | None) -> Any:
     return Dataset.from_list(rows)
 
 
-def _arguments(settings: GrpoSettings, output: Path) -> Any:
+def _arguments(settings: GrpoSettings, output: Path, seed: int) -> Any:
     return GRPOConfig(
         output_dir=str(output / "trl"),
         max_steps=settings.max_steps,
@@ -111,7 +112,7 @@ def _arguments(settings: GrpoSettings, output: Path) -> Any:
         beta=settings.kl_coef,
         max_completion_length=settings.write_tokens,
         temperature=settings.write_temperature,
-        seed=settings.seed,
+        seed=seed,
         bf16=settings.bf16,
         use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,

@@ -37,13 +37,13 @@ def rewards(tiny_task: Callable[..., Task], tiny_client: Client, hash_encoder: E
         retry_policy=RetryPolicy(max_retries=0),
         settings=SimpleNamespace(batch_size=2),
     )
-    return GroupRewards(models, tiny_task(), "as_is", call_price=PRICE, group_size=3)
+    return GroupRewards(models, tiny_task(), "as_is", price=PRICE, group_size=3)
 
 
 def test_a_rewrite_is_worth_the_score_of_its_answer_minus_two_calls(rewards: GroupRewards) -> None:
     one, same, other = rewards.of([0, 0, 0], [GOOD, f'"{GOOD}"', BAD])
-    assert one == same > other >= -2 * PRICE
-    assert one == pytest.approx(rewards._score(0, GOOD) - 2 * PRICE)
+    assert one == same > other >= -PRICE
+    assert one == pytest.approx(rewards._score(0, GOOD) - PRICE)
     assert rewards.failed == 0
 
 
@@ -57,7 +57,7 @@ def test_a_failed_call_gets_the_mean_of_its_group(rewards: GroupRewards, tiny_cl
     rewards.models.calls.client = Failing(tiny_client)  # type: ignore[misc]
     found = rewards.of([0, 0, 0, 1, 1, 1], [GOOD, BAD, "sort my list", BAD, BAD, BAD])
     assert found[1] == pytest.approx((found[0] + found[2]) / 2)
-    assert found[3:] == pytest.approx([-2 * PRICE] * 3)  # all alike: nothing is learned
+    assert found[3:] == pytest.approx([-PRICE] * 3)  # all alike: nothing is learned
     assert rewards.failed == 4
 
 
