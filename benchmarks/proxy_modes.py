@@ -4,10 +4,12 @@
     python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
     python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
     python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm embedded`
+    python -m benchmarks.proxy_modes RUN --gguf smollm2 --modes full --held-out --questions 100 --clients 1
 
-RUN is a run on the embedded default. Every question, and every request that should be refused, goes through the proxy
-over HTTP as a stream, to the plain model name (identity) and to the virtual one in each mode that the policy allows.
-Intervals resample what questions are about; seconds depend on the machine's load.
+RUN is a run on the embedded default, or on recorded replies of a language model with --gguf. Every question, and
+every request that should be refused, goes through the proxy over HTTP as a stream, to the plain model name (identity)
+and to the virtual one in each mode that the policy allows. Intervals resample what questions are about; seconds
+depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.evaluation.verdict import POLICY
 from query_mutator.rewards import is_refusal
+from query_mutator.rewards.committed import FAMILY, committed
 from query_mutator.rewards.parts import Evidence, right
 from query_mutator.session.loading import training_split
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.types import Question
 
-CLIENTS = 4
 IDENTITY = "identity"
 _NO_VECTOR = np.zeros(1, dtype=np.float32)  # the part `right` reads none
 Asked = tuple[list[Outcome], list[Outcome]]  # of questions, and of requests that should be refused
@@ -53,18 +55,24 @@ def main() -> None:
     parser.add_argument("--modes", default="blind,gate,full")
     parser.add_argument("--min-meaning", default="0")
     parser.add_argument("--ollama-url", nargs="*", default=[])
-    parser.add_argument("--questions", type=int, default=None, help="at most so many")
+    parser.add_argument("--gguf", nargs="*", default=[])
+    parser.add_argument("--questions", type=int, default=None, help="a random sample of so many")
+    parser.add_argument("--clients", type=int, default=4, help="questions at once")
     arguments = parser.parse_args()
-    flags = ServeFlags(checkpoint=arguments.run, ollama_url=tuple(arguments.ollama_url))
+    flags = ServeFlags(
+        checkpoint=arguments.run, ollama_url=tuple(arguments.ollama_url), gguf=tuple(arguments.gguf), cache="off"
+    )
     with open_policy(flags) as policy, Rewriter(policy.saved, policy.models, task=policy.task) as rewriter:
-        questions = questions_of(policy.saved, held_out=arguments.held_out)[: arguments.questions]
+        questions = questions_of(policy.saved, held_out=arguments.held_out)
+        order = np.random.default_rng(0).permutation(len(questions))[: arguments.questions]
+        questions = [questions[at] for at in order]
         guard = guard_questions()
-        found = {IDENTITY: ask_all(flags, rewriter, questions, guard, name=rewriter.target_model)}
+        found = {IDENTITY: ask_all(flags, rewriter, questions, guard, rewriter.target_model, arguments.clients)}
         for mode in (mode for mode in arguments.modes.split(",") if mode in ("gate", *rewriter.modes)):
             for threshold in map(float, arguments.min_meaning.split(",")):
                 served = replace(flags, mode=mode, min_meaning=threshold)
                 name = virtual_name(rewriter.target_model)
-                found[f"{mode} {threshold:g}"] = ask_all(served, rewriter, questions, guard, name=name)
+                found[f"{mode} {threshold:g}"] = ask_all(served, rewriter, questions, guard, name, arguments.clients)
     for name in found:
         print(json.dumps(row(name, found, questions, guard)), flush=True)
 
@@ -78,7 +86,12 @@ def questions_of(saved: SavedPolicy, *, held_out: bool) -> Sequence[Question]:
 
 
 def ask_all(
-    flags: ServeFlags, rewriter: Rewriter, questions: Sequence[Question], guard: Sequence[Question], *, name: str
+    flags: ServeFlags,
+    rewriter: Rewriter,
+    questions: Sequence[Question],
+    guard: Sequence[Question],
+    name: str,
+    clients: int,
 ) -> Asked:
     """Return the outcomes of all questions through a proxy with these flags."""
     calls = rewriter.task.calls
@@ -86,7 +99,7 @@ def ask_all(
     with (
         serving(flags, rewriter, None) as app,
         running(app) as url,
-        ThreadPoolExecutor(CLIENTS) as pool,
+        ThreadPoolExecutor(clients) as pool,
         requests.Session() as session,
     ):
         one: Callable[[Question], Outcome] = lambda question: ask(session, url, body, question)  # noqa: E731
@@ -105,7 +118,8 @@ def ask(session: requests.Session, url: str, body: dict[str, Any], question: Que
         parts += [json.loads(line) for line in lines if line]
     text = "".join(part["message"]["content"] for part in parts)
     vectors = {"question_vector": _NO_VECTOR, "rewrite_vector": _NO_VECTOR, "answer_vector": _NO_VECTOR}
-    success = right(Evidence(question=question, rewrite=question.text, answer=text, **vectors))
+    part = committed if any(tag.startswith(FAMILY) for tag in question.tags) else right
+    success = float(part(Evidence(question=question, rewrite=question.text, answer=text, **vectors)))
     used = reply.headers.get("x-qm-operators", "")
     return Outcome(
         question_id=question.id,
