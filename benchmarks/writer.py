@@ -117,6 +117,7 @@ def written(file: Path, questions: Sequence[Question], folder: Path) -> Found:
     flags = ["--gguf", "smollm2", str(file), "--operators", f"write,{CLEAN}", "--forms", FORM, "--ask", "policy"]
     config = config_of(["--config", str(CONFIG), *flags])
     cache = {"cache": "all", "cache_path": str(folder / f"{file.stem}.sqlite")}
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each of the two models' processes
     with open_models(group_of(ModelSettings, config, **cache)) as models:
         settings = task_settings(config)
         task = make_task(models, settings, split_dataset(settings).train, learns=True).on(questions)
