@@ -41,8 +41,9 @@ class _Logged(TrainerCallback):
     def __init__(self, tell: Callable[[int, Mapping[str, float]], None]) -> None:
         self.tell = tell
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, *_: Any, **told: Any) -> None:
         """Tell the figures of a step."""
+        logs = told.get("logs") or {}
         if known := {key: logs[name] for name, key in LOGGED.items() if name in logs}:
             self.tell(state.global_step, known)
 
