@@ -14,14 +14,15 @@ from query_mutator.files.gguf_file import PACKAGED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-APART = {"inspect", "openenv", "verifiers"}  # tested in environments of their own
+APART = {"grpo", "inspect", "openenv", "verifiers"}  # tested in environments of their own
 EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "reasoning-gym", "toolkits", "dev"} | APART
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:
     """Return the requirements of some extras, or of the package itself, by canonical name."""
     lines = [line for group in groups for line in PROJECT["optional-dependencies"][group]] or PROJECT["dependencies"]
-    return {canonicalize_name(one.name): one for one in map(Requirement, lines)}
+    found = {canonicalize_name(one.name): one for one in map(Requirement, lines)}
+    return {name: one for name, one in found.items() if name != PROJECT["name"]}  # an extra may hold another
 
 
 def pins(name: str) -> dict[str, str]:
