@@ -48,6 +48,19 @@ def test_replies_come_as_they_are(hash_encoder: Encoder) -> None:
     assert len(upstream.requests) == 3
 
 
+@pytest.mark.parametrize("closed", [CLOSE, RESET])
+def test_a_kept_connection_that_is_closed_costs_no_client_its_reply(closed: str, hash_encoder: Encoder) -> None:
+    body = {"model": "other", "messages": [{"role": "user", "content": "q"}], "stream": False}
+    with (
+        closing(ScriptedServer(http("{}"), closed, http('{"n": 2}'), closed, closed)) as upstream,
+        proxy(upstream.url, hash_encoder) as url,
+    ):
+        replies = [requests.post(f"{url}/api/chat", json=body, timeout=20) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 502]  # the third: a new connection is closed too
+    assert replies[1].json() == {"n": 2}
+    assert len(upstream.requests) == 5
+
+
 def test_cookies_of_one_client_are_not_sent_for_another(hash_encoder: Encoder) -> None:
     with (
         closing(ScriptedServer(http("", headers=["Set-Cookie: who=first"]), http(""))) as upstream,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -29,6 +30,7 @@ _HOP_BY_HOP = frozenset({
 OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+KEEP_ALIVE_S = 4.0  # llama.cpp and vLLM close a connection after 5 s without a call, even as one is sent
 MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 _MAX_HEADER_BYTES = 64 * 1024
 _PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
@@ -115,8 +117,9 @@ class Upstream:
         """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ssl=tls_context()),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls_context()),
                 timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
+                trace_configs=[_watching()],
                 cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
                 skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
                 auto_decompress=False,
@@ -143,13 +146,7 @@ class Upstream:
             sent.append((b"Content-Length", str(len(content)).encode()))
             content = _pieces(content)
         try:
-            reply = await self._opened().request(
-                method,
-                URL(self.url + target.decode("latin-1"), encoded=True),
-                headers=[(name.decode("latin-1"), _text(value)) for name, value in sent],
-                data=content,
-                allow_redirects=False,
-            )
+            reply = await self._reply(method, target, sent, content)
         except _ERRORS as error:
             raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
         try:
@@ -158,6 +155,25 @@ class Upstream:
             yield Response(reply, self.url, max_bytes=self._max_reply_bytes)
         finally:
             reply.close()
+
+    async def _reply(
+        self, method: str, target: bytes, headers: Iterable[Header], content: AsyncIterator[bytes] | bytes | None
+    ) -> aiohttp.ClientResponse:
+        """Return the reply; where the server has just closed a kept connection, ask again, as aiohttp does for GET."""
+        connection: dict[str, bool] = {}
+        while True:
+            try:
+                return await self._opened().request(
+                    method,
+                    URL(self.url + target.decode("latin-1"), encoded=True),
+                    headers=[(name.decode("latin-1"), _text(value)) for name, value in headers],
+                    data=content,
+                    allow_redirects=False,
+                    trace_request_ctx=connection,
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not connection.pop("is_kept", False) or not isinstance(content, bytes | None):
+                    raise
 
     def _sent(self, headers: Iterable[Header]) -> list[Header]:
         """Return a client's headers as the upstream gets them, with its own."""
@@ -202,6 +218,19 @@ def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> l
     }
     dropped = _HOP_BY_HOP | named | set(without)
     return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+def _watching() -> aiohttp.TraceConfig:
+    """Return what notes in a request's context that its connection was kept from an earlier one."""
+
+    async def kept(
+        _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceConnectionReuseconnParams
+    ) -> None:
+        context.trace_request_ctx["is_kept"] = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(kept)
+    return config
 
 
 def _named(error: BaseException) -> str:
