@@ -30,7 +30,7 @@ _HOP_BY_HOP = frozenset({
 OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-KEEP_ALIVE_S = 4.0  # llama.cpp and vLLM close a connection after 5 s without a call, even as one is sent
+KEEP_ALIVE_S = 4.0  # llama.cpp says Keep-Alive: timeout=5, and closes then
 MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 _MAX_HEADER_BYTES = 64 * 1024
 _PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
