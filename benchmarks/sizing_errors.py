@@ -31,6 +31,7 @@ from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
 __all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measure_rows", "workload_of"]
 
+OUR_PRESETS = "query_mutator.commands.size_presets"
 THIS = "benchmarks.sizing_errors"  # children import it by this name
 OPTIMIZERS = ("sgd-momentum", "adamw", "adafactor")
 #: Batch sizes of presets on a GPU, and the variants they are tried in.
@@ -54,7 +55,7 @@ class Recurrent(nn.Module):
         """Return the outputs [B, T, H]."""
         if not self.packed:
             return self.inner(x)[0]  # type: ignore[no-any-return]
-        rows = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        rows = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(self.inner(rows)[0], batch_first=True)[0]
 
 
@@ -285,7 +286,7 @@ def on_gpu(words: Sequence[str], optimizers: Sequence[str], jobs: int) -> None:
         for variant, optimizer, size in itertools.product(kind.precisions, optimizers, kind.sizes)
     ]
     presets = [
-        (name, ModelSpec(model=name, variant=variant), size)
+        (name, ModelSpec(model=name, variant=variant, plugins=(OUR_PRESETS,)), size)
         for name, sizes in PRESETS.items()
         for variant, size in itertools.product(VARIANTS, sizes)
     ]

@@ -27,7 +27,7 @@ SMOLVLA = "smolvla"
 _PRESETS = "query_mutator.commands.size_presets"  # registers those of the trainer's learners
 _NOT_COUNTED = {
     "cpu": "all that PyTorch and oneDNN allocate",
-    "cuda": "reserved is what a caching allocator may hold; workspaces of cuDNN are not counted",
+    "cuda": "reserved is what a caching allocator may hold; workspaces of cuBLAS and cuDNN are not counted",
 }
 PLAIN = "as it is"  # the variant without --what-if
 TrainingDevice = Annotated[str, Matches(r"auto|cpu|cuda(:\d+)?", "must be auto, cpu, cuda or cuda:N")]
@@ -78,7 +78,7 @@ class DeviceFlags(ModelFlags):
 class SizeFlags(DeviceFlags, JsonFlags):
     """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
 
-    The figures are what PyTorch allocates. The CUDA context, fragmentation and cuDNN's workspaces are not known.
+    The figures are what PyTorch allocates. The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
     """
 
     device: TrainingDevice = "auto"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from threadpoolctl import threadpool_limits
+
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
 from query_mutator.encoder import CachedEncoder, resolve_encoder
@@ -155,6 +157,8 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
     that gives the same rows. The files of ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
+        # Calls search and encode from many threads at once: BLAS threads beside each would outnumber the cores.
+        stack.enter_context(threadpool_limits(1, user_api="blas"))
         choice = _choice(settings)
         starts_server = choice.kind == EMBEDDED
         check_open_files(settings, servers=len(choice.urls), embedded=starts_server)

@@ -13,7 +13,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,7 +190,7 @@ class Trainer:
         self.module = module if device == "cpu" else module.to(device)  # fake weights cannot be moved
         _freeze(self.module, recipe.frozen)
         if recipe.checkpointing:
-            _checkpoint_blocks(self.module)
+            _checkpoint_blocks(self.module, self._emulated)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = _OPTIMIZERS[recipe.optimizer](self.trained, lr=1e-3, foreach=recipe.foreach)
 
@@ -229,20 +229,25 @@ class Trainer:
         if self.recipe.precision == "fp32":
             yield
             return
-        kind = self.device.partition(":")[0]
-        emulated = CudaFullPrecision() if kind == "cpu" and self.recipe.autocast == "cuda" else nullcontext()
-        with torch.autocast(kind, dtype=_DTYPES[self.recipe.precision]), emulated:
+        with torch.autocast(self.device.partition(":")[0], dtype=_DTYPES[self.recipe.precision]), self._emulated():
             yield
 
+    def _emulated(self) -> AbstractContextManager[Any]:
+        """Return what runs a GPU's list of operations in fp32 on a CPU."""
+        on_cpu, half = self.device == "cpu", self.recipe.precision != "fp32"
+        return CudaFullPrecision() if on_cpu and half and self.recipe.autocast == "cuda" else nullcontext()
 
-def _checkpoint_blocks(module: nn.Module) -> None:
-    """Recompute the blocks of the largest list of modules in the backward pass, instead of keeping activations."""
+
+def _checkpoint_blocks(module: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Recompute the largest list's blocks in the backward pass within `recomputing`, instead of keeping activations."""
     lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1]
     if not lists:
         raise UsageError("checkpointing needs a list of blocks (ModuleList or Sequential), and the model has none")
     blocks = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = functools.partial(
+            checkpoint, block.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), recomputing())
+        )
 
 
 def _freeze(module: nn.Module, frozen: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.errors import ModelMissingError, UsageError
@@ -32,6 +33,16 @@ def test_resolved_settings_open_the_same_models() -> None:
     assert (resolved.backend, resolved.target_model, resolved.batch_size) == ("embedded", EMBEDDED_TARGETS[0], 1)
     with open_models(resolved) as models:
         assert models.resolved == resolved
+
+
+def test_blas_has_one_thread_while_models_are_open() -> None:
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        with open_models(EMBEDDED):
+            assert threads() == {1}
+        assert threads() == {2}
 
 
 def test_files_of_models_must_have_their_digests() -> None:

@@ -23,7 +23,7 @@ from query_mutator.lab.sizing.memory import (
     measured_peak,
 )
 from query_mutator.lab.sizing.networks import GPTShape
-from query_mutator.lab.sizing.presets import dqn, gpt, iqn_conv, resnet18
+from query_mutator.lab.sizing.presets import dqn, gpt, iqn_conv, preset, resnet18
 from query_mutator.lab.sizing.workload import Recipe, Workload, with_what_if
 
 pytestmark = pytest.mark.slow
@@ -130,6 +130,13 @@ def test_what_an_estimate_is_made_of() -> None:
     assert found.optimizer == 2 * 4 * weights + 6 * 4  # two moments, and six counters of steps
     assert found.flops == 2 * 64 * (3 * (256 * 128 + 128 * 128 + 128 * 10) - 256 * 128)  # no gradient for the input
     assert set(found.phases) == {"inputs", "forward", "backward", "clip", "optimizer"}
+
+
+def test_recomputed_blocks_keep_a_gpu_s_list_of_operations_in_fp32() -> None:
+    """Transformers' layer norm of a recomputed block has the types it had at first; PyTorch refuses other ones."""
+    workload, recipe = preset("minilm", tokens=16), Recipe(precision="bf16")
+    plain, recomputed = (estimate(workload, 32, replace(recipe, checkpointing=on)) for on in (False, True))
+    assert recomputed.phases["forward"] < plain.phases["forward"]
 
 
 def test_accumulation_takes_a_gradient_buffer_and_checkpointing_saves_activations() -> None:
