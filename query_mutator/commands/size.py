@@ -78,7 +78,8 @@ class DeviceFlags(ModelFlags):
 class SizeFlags(DeviceFlags, JsonFlags):
     """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
 
-    The figures are what PyTorch allocates. The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
+    The figures are what PyTorch allocates.
+    The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
     """
 
     device: TrainingDevice = "auto"
