@@ -32,8 +32,8 @@ class Learning(Group):
     """Which learner, and what it imitates first."""
 
     algo: str = "ppo"
-    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear; the default with a language model),
-    direct (boosted trees fitted to all steps so far, for expensive calls), or the name of a plugin's."""
+    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear), direct (boosted
+    trees fitted to all steps so far, for expensive calls; the default with a language model), or a plugin's name."""
     max_policy_lag: Retries = 0
     """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
     next rollout during the update, and a resumed run starts new episodes."""

@@ -264,9 +264,11 @@ def in_thread(dataset: Path, models: EmbeddedServer, **changes: Any) -> Iterator
         server.config.ws_ping_interval = server.config.ws_ping_timeout = 0.3
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:  # or a test that fails never ends
+            server.should_exit = True
+            thread.join()
 
 
 def test_a_client_rewrites_in_its_own_words(dataset: Path, tiny_server: EmbeddedServer) -> None:
@@ -357,7 +359,10 @@ def test_a_step_that_takes_too_long_is_a_visible_failure(dataset: Path) -> None:
         assert (late.observation.text, late.observation.answers) == (before.text, [])
         last = env.step(QueryRewritingAction(name="submit"))
         assert (last.reward, last.done, last.observation.error.kind) == (None, True, "timeout")
-        assert (env.state().step_count, env.state().failed_steps, env.state().failed_calls) == (2, 2, {"timeout": 2})
+        state = env.state()
+        # On a busy machine the last step waits for the call that was cut, until that has ended.
+        assert (state.step_count, state.failed_steps, state.failed_calls.pop("timeout")) == (2, 2, 2)
+        assert set(state.failed_calls) <= {"incomplete"}
 
 
 def test_the_lines_of_the_page_run(served: Served) -> None:
