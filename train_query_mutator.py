@@ -27,6 +27,7 @@ from typing import Any, Self
 from query_mutator.cli.console import note, progress, run_cli
 from query_mutator.cluster.connection import connected
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
@@ -61,6 +62,7 @@ from query_mutator.training.callbacks.validation import Validation
 from query_mutator.training.checkpoints import Checkpoints
 from query_mutator.training.checks import check_run
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.off_policy import EnvGroups
@@ -141,7 +143,9 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     restore_counts(models.calls, checkpoint)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
-        config, task = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
+        config, task, answers = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
+        if checkpoint is None:
+            recall(learner, task, answers, seed=config.seed)
     journal = open_journal(config, models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
@@ -163,16 +167,20 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
 
 def with_confidence(
     config: TrainConfig, task: Task, evaluator: Evaluator, path: Path, *, must_learn: bool
-) -> tuple[TrainConfig, Task]:
+) -> tuple[TrainConfig, Task, dict[int, QuestionMemory]]:
     """Return the settings, and the task with the P(right) that --answer learned submits by: kept in `path`, or learned.
 
-    Unless it must be learned, answers are submitted by vote where there are too few to learn from.
+    With it come the answers that it was learned from, if it was not kept. Unless it must be learned, answers are
+    submitted by vote where there are too few to learn from.
     """
+    answers: dict[int, QuestionMemory] = {}
 
     def learn() -> ConfidenceModel:
-        return learn_confidence(
+        found = learn_confidence(
             evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
         )
+        answers.update(found.answers)
+        return found.confidence
 
     try:
         found = load_or_learn(path, learn)
@@ -180,9 +188,9 @@ def with_confidence(
         if must_learn:
             raise
         note(f"--answer vote: {error}")
-        return replace(config, answer="vote"), task.with_rules(answer="vote")
+        return replace(config, answer="vote"), task.with_rules(answer="vote"), {}
     note(found.report.in_words)
-    return config, replace(task, confidence=found)
+    return config, replace(task, confidence=found), answers
 
 
 def make_envs(

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +38,7 @@ from benchmarks.memoised import memoised_system
 from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
 from query_mutator.encoder.documents import cache_dir
+from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
@@ -55,6 +57,7 @@ from query_mutator.session.task import make_task
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import SEARCH, TrainConfig, parse_config
+from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner, teach
 from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
@@ -146,6 +149,7 @@ def train(
     config: TrainConfig,
     *,
     teacher: Plan | None = None,
+    answers: Mapping[int, QuestionMemory] = MappingProxyType({}),
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
     on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
@@ -162,6 +166,7 @@ def train(
     learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditBaseline(task)
     if teacher is not None:
         teach(learner, teacher, task, config)
+    recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),
         "num_steps": config.num_steps,
@@ -223,10 +228,11 @@ def train_seed(
 ) -> Trained:
     """Return a trained policy; `--teacher search` searches first. `on_rollout` is told all calls so far."""
     task, spent, teacher = world.task_of(task_settings(config)), 0, None
+    answers: Mapping[int, QuestionMemory] = {}
     if config.answer == "learned":
         spent = config.answer_calls
         try:
-            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            confidence, answers = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")
@@ -238,6 +244,7 @@ def train_seed(
         task,
         config,
         teacher=teacher,
+        answers=answers,
         max_calls=max_calls - spent,
         on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
     )

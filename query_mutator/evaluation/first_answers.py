@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from query_mutator.confidence import ConfidenceModel, LoggedAnswer
 from query_mutator.data.split import target_key
 from query_mutator.env.episode import Attempt
+from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.evaluation.plans import Caller, PlanScores
 from query_mutator.learners.plan import Plan
 from query_mutator.types import ASK
 
-__all__ = ["graded_answers", "learn_confidence", "logged"]
+__all__ = ["Learned", "graded_answers", "learn_confidence", "logged"]
 
 ANSWERS = (2, 6)  # to a question, at least and at most
 CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite first
 QUESTIONS_OF_A_PLAN = 32
 
 
+class Learned(NamedTuple):
+    """P(right), and the answers that it was learned from, by the question's number."""
+
+    confidence: ConfidenceModel
+    answers: dict[int, QuestionMemory]
+
+
 def learn_confidence(
     caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
-) -> ConfidenceModel:
-    """Return the model of P(right) of the answers that random plans get within about so many calls.
+) -> Learned:
+    """Return the model of P(right) of the answers that random plans get within about so many calls, and these.
 
     UsageError for too few answers to learn from.
     """
@@ -47,7 +55,8 @@ def learn_confidence(
     finally:
         if bar is not None:
             bar.close()
-    return ConfidenceModel.fit(list(graded_answers(scores, asked)), seed=seed)
+    confidence = ConfidenceModel.fit(list(graded_answers(scores, asked)), seed=seed)
+    return Learned(confidence, {row: QuestionMemory(attempts=dict(scores.answers(row))) for row in asked})
 
 
 def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:

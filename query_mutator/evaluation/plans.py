@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Attempt
+from query_mutator.env.episode import Asked, Attempt
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.env.memory import QuestionMemory, Rewriting
 from query_mutator.env.scheduling import PooledScheduler
@@ -85,7 +85,12 @@ class PlanScores:
 
     def attempts(self, row: int) -> list[Attempt]:
         """Return all answers to a question so far, in whatever wording and form."""
-        return [found for found in self._memories[row].attempts.values() if isinstance(found, Attempt)]
+        return list(self.answers(row).values())
+
+    def answers(self, row: int) -> dict[Asked, Attempt]:
+        """Return the same by what was asked."""
+        attempts = self._memories[row].attempts
+        return {asked: found for asked, found in attempts.items() if isinstance(found, Attempt)}
 
     @property
     def rewrites(self) -> dict[str, dict[str, Any]]:

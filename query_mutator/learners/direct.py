@@ -111,15 +111,24 @@ class DirectMethod:
                 actions[row] = values[env % len(values), row].argmax()
         return actions
 
+    def recall(self, steps: Steps) -> None:
+        """Fit the models to steps that another policy took before the training; `env_ids` number their episodes."""
+        self._keep(steps, steps.env_ids)
+        self._episodes += int(steps.env_ids.max()) + 1
+        self._refit()
+
     def observe(self, steps: Steps) -> None:
         """Keep finished steps, at most one per environment."""
         self.env_steps += len(steps.env_ids)
+        self._keep(steps, self._episodes[steps.env_ids])
+        self._episodes[steps.env_ids[steps.terminations | steps.truncations]] += self.config.num_processes
+
+    def _keep(self, steps: Steps, episodes: NDArray[np.int64]) -> None:
         ended = steps.terminations | steps.truncations
         gains = steps.rewards + self._prices_of(steps.obs) * steps.calls
-        columns = (steps.obs, steps.next_obs, steps.actions, gains, steps.calls.astype(np.float64), ended)
-        for name, column in zip(_COLUMNS, (*columns, self._episodes[steps.env_ids]), strict=True):
+        columns = (steps.obs, steps.next_obs, steps.actions, gains, steps.calls.astype(np.float64), ended, episodes)
+        for name, column in zip(_COLUMNS, columns, strict=True):
             self._steps[name].append(np.asarray(column)[steps.valid])
-        self._episodes[steps.env_ids[ended]] += self.config.num_processes
 
     def _prices_of(self, obs: FloatArray) -> DoubleArray:
         if self._price is None:
@@ -135,9 +144,13 @@ class DirectMethod:
     def update(self) -> dict[str, float]:
         """Finish a rollout: fit the models again if there are enough new steps; return statistics."""
         self.updates_done += 1
+        return {} if self.env_steps < GROWTH * self._fitted_to else self._refit()
+
+    def _refit(self) -> dict[str, float]:
+        """Fit the models if there are enough steps; return statistics."""
         self._merge()
         count = len(self._steps["actions"][0]) if self._steps["actions"] else 0
-        if count < FEWEST or self.env_steps < GROWTH * self._fitted_to:
+        if count < FEWEST:
             return {}
         self._fitted_to = self.env_steps
         values = self._fit({name: parts[0] for name, parts in self._steps.items()})
