@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.confidence.scorers import TreeScorer
@@ -153,7 +154,10 @@ class DirectMethod:
         if count < FEWEST:
             return {}
         self._fitted_to = self.env_steps
-        values = self._fit({name: parts[0] for name, parts in self._steps.items()})
+        with threadpool_limits(
+            1, user_api="openmp"
+        ):  # few rows: more threads would only wait
+            values = self._fit({name: parts[0] for name, parts in self._steps.items()})
         return {"rl/avg_value": float(values.mean())}
 
     def _merge(self) -> None:
