@@ -91,6 +91,8 @@ def run(world: World, argv: Sequence[str], arguments: argparse.Namespace) -> dic
     """Search for plans, train every seed, score all methods; return the report."""
     settings = task_settings(parse_config(argv))
     task, started = world.task_of(settings), time.perf_counter()
+    if settings.answer == "learned":  # by the seeds alone, each of which learns P(right)
+        task = task.with_rules(answer="best")
     search = find_plan(world.evaluator, task, max_calls=arguments.plan_calls, seed=1)
     front = {budget: search.best_plan_at(budget).plan for budget in BUDGETS}
     say(f"plan search: {search.calls:,} calls, {search.seconds:.0f} s: {search.best.plan}")
@@ -106,11 +108,17 @@ def run(world: World, argv: Sequence[str], arguments: argparse.Namespace) -> dic
             "bandit": by_policy(trained.bandit),
             "policy": by_policy(trained.policy),
         }
-        methods += [Method(name=f"{name}@{seed}", make=make) for name, make in baselines.items()]
+        rules = partial(as_trained, trained.task)
+        methods += [Method(name=f"{name}@{seed}", make=make, rules=rules) for name, make in baselines.items()]
         say(f"seed {seed}: {trained.calls:,} calls, {time.perf_counter() - started:.0f} s")
     results = score(world, task, methods, arguments, settings)
     say(f"scored {len(methods)} methods, {time.perf_counter() - started:.0f} s")
     return report(results, search, front, costs) | {"flags": list(argv), "blind": arguments.blind}
+
+
+def as_trained(trained: Task, task: Task) -> Task:
+    """Return a task with the rules, and the P(right), of a training."""
+    return replace(task, rules=trained.rules, confidence=trained.confidence)
 
 
 def score(

@@ -154,9 +154,7 @@ class DirectMethod:
         if count < FEWEST:
             return {}
         self._fitted_to = self.env_steps
-        with threadpool_limits(
-            1, user_api="openmp"
-        ):  # few rows: more threads would only wait
+        with threadpool_limits(1, user_api="openmp"):  # few rows: more threads would only wait
             values = self._fit({name: parts[0] for name, parts in self._steps.items()})
         return {"rl/avg_value": float(values.mean())}
 

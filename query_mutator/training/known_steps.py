@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.memory import QuestionMemory
+from query_mutator.env.scheduling import run_flow
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import Learner
+from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import ASK, SUBMIT, ChatRequest, Completion
-from rl_query_mutator_env import QueryMutationEnv
 
 __all__ = ["RecallingLearner", "known_steps", "recall"]
 
@@ -39,20 +40,44 @@ def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int)
 
     Actions are drawn from the allowed ones that need no call whose result is not known.
     """
-    env, taken = _KnownEnv(task, answers), list[tuple[Any, ...]]()
-    env.np_random = np.random.default_rng((seed, _STREAM))
-    for episode, question in enumerate(answers):
-        try:
-            obs, _ = env.reset(options={"question": question})
-            while not env.has_ended and (choices := env.choices()):
-                action = int(env.np_random.choice(choices))
-                next_obs, reward, terminated, truncated, info = env.step(action)
-                step = (obs, action, reward, next_obs, terminated, truncated)
-                taken.append((episode, *step, True, 0, info["step_calls"]))
-                obs = next_obs
-        except _UnknownError:  # where asking is no action of its own
-            continue
+    rng, taken = np.random.default_rng((seed, _STREAM)), list[tuple[Any, ...]]()
+    if not task.rules.asking.asks_original:
+        for episode, (question, memory) in enumerate(answers.items()):
+            engine = EpisodeEngine.open(task, question, memory=memory)
+            taken += [(episode, *step) for step in _steps(engine, memory, rng)]
     return Steps(*map(np.array, zip(*taken, strict=True))) if taken else None
+
+
+def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of Steps after the first, until the episode ends or needs a call."""
+    task, episode = engine.task, engine.episode
+    episode.call_price, ended = float(rng.choice(task.rules.call_price)), False
+    while not ended and (choices := [action for action in _allowed(engine) if _is_known(action, engine, memory)]):
+        action = int(rng.choice(choices))
+        obs, worth, calls = engine.observe(), engine.worth, episode.calls
+        try:
+            run_flow(engine.act(action), client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
+        except _UnknownError:
+            return
+        calls = episode.calls - calls
+        reward = engine.worth - worth - episode.call_price * calls
+        ended = task.actions[action] == SUBMIT or episode.steps >= task.rules.max_episode_steps
+        yield obs, action, reward, engine.observe(), ended, False, True, 0, calls
+
+
+def _allowed(engine: EpisodeEngine) -> Iterator[int]:
+    return (action for action, is_allowed in enumerate(engine.action_mask()) if is_allowed)
+
+
+def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> bool:
+    """Return whether an action makes no call, or asks what has a known answer."""
+    task, episode, name, form = engine.task, engine.episode, engine.task.actions[action], engine.task.form_of(action)
+    if action < len(task.operators):
+        return task.is_local(action)
+    if form is not None and task.rules.asking.asks_forms:
+        return (episode.text, form.name) in memory.attempts
+    asks = name == ASK or (name == SUBMIT and episode.best is None)
+    return not asks or episode.asked in memory.attempts
 
 
 class _UnknownError(Exception):
@@ -68,33 +93,3 @@ class _NoModel:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-class _KnownEnv(QueryMutationEnv):
-    """An environment whose target gives known answers alone."""
-
-    def __init__(self, task: Task, answers: Mapping[int, QuestionMemory]) -> None:
-        super().__init__(task, client=_NoModel())
-        self._answers = answers
-
-    def choices(self) -> list[int]:
-        """Return the allowed actions whose answer, if they ask, is known."""
-        assert self.engine is not None
-        return [
-            action for action, allowed in enumerate(self.engine.action_mask()) if allowed and self._is_known(action)
-        ]
-
-    def _open(self, question: int | None) -> EpisodeEngine:
-        assert question is not None
-        return EpisodeEngine.open(self.task, question, memory=self._answers[question])
-
-    def _is_known(self, action: int) -> bool:
-        assert self.engine is not None
-        episode, name, form = self.engine.episode, self.task.actions[action], self.task.form_of(action)
-        attempts = self._answers[episode.index].attempts
-        if action < len(self.task.operators):
-            return self.task.is_local(action)
-        if form is not None and self.task.rules.asking.asks_forms:
-            return (episode.text, form.name) in attempts
-        asks = name == ASK or (name == SUBMIT and episode.best is None)
-        return not asks or episode.asked in attempts
