@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.confidence.scorers import TreeScorer
@@ -154,8 +153,7 @@ class DirectMethod:
         if count < FEWEST:
             return {}
         self._fitted_to = self.env_steps
-        with threadpool_limits(1, user_api="openmp"):  # few rows: more threads would only wait
-            values = self._fit({name: parts[0] for name, parts in self._steps.items()})
+        values = self._fit({name: parts[0] for name, parts in self._steps.items()})
         return {"rl/avg_value": float(values.mean())}
 
     def _merge(self) -> None:
