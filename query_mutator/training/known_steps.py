@@ -56,8 +56,11 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
         action = int(rng.choice(choices))
         obs, worth, calls = engine.observe(), engine.worth, episode.calls
         try:
-            run_flow(engine.act(action), client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
+            flow = engine.act(action)
+            error = run_flow(flow, client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
         except _UnknownError:
+            return
+        if error is not None:  # of an encoder on a server
             return
         calls = episode.calls - calls
         reward = engine.worth - worth - episode.call_price * calls

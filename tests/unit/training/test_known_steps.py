@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from query_mutator import forms
 from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.task import Task
+from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plans import PlanScores
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
+from query_mutator.operators import LocalOperator
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.training.known_steps import known_steps, recall
-from query_mutator.types import ASK, Question
+from query_mutator.types import ASK, FloatArray, Question
 from rl_query_mutator_env import QueryMutationEnv
 
 MakeTask = Callable[..., Task]
 PLAN = Plan(steps=(ASK, "question_answer", ASK, "short_answer"))
+MANY = [Question(id=f"q{number}", text=f"sort list {number}", accept=("sorted",)) for number in range(80)]
 
 
 def asked(task: Task, client: Client) -> dict[int, QuestionMemory]:
@@ -31,8 +35,23 @@ def asked(task: Task, client: Client) -> dict[int, QuestionMemory]:
 
 
 def form_task(tiny_task: MakeTask, **rules: object) -> Task:
+    """Return a task of three forms, two operators that need a model, and one that adds a mark."""
     chosen = forms.select("question_answer,short_answer,statement")
-    return tiny_task(forms=chosen, ask="form", max_asks=4, max_episode_steps=6, call_price=(0.05,), **rules)
+    task = tiny_task(forms=chosen, ask="form", max_asks=4, max_episode_steps=6, call_price=(0.05,), **rules)
+    mark = LocalOperator(name="mark", summary="Add a mark.", function=lambda text, context: f"{text.rstrip('!')}!")
+    return replace(task, operators=(mark, *task.operators[1:]))
+
+
+class FailingEncoder:
+    """An encoder on a server that fails on texts with a mark."""
+
+    name, dim, source, fingerprint = "failing", 1, "", ""
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        raise BackendError(f"no vector for {texts[0]}")
+
+    def close(self) -> None:
+        pass
 
 
 def test_they_are_the_steps_of_an_environment_that_asks(tiny_task: MakeTask, tiny_client: Client) -> None:
@@ -42,6 +61,7 @@ def test_they_are_the_steps_of_an_environment_that_asks(tiny_task: MakeTask, tin
     assert steps is not None
     assert steps.env_ids.tolist() == sorted(steps.env_ids)
     assert steps.calls.sum() > 2
+    assert {0, 3, 4} <= {*steps.actions.tolist()} <= {0, *range(3, len(task.actions))}  # no operator with a model
     env = QueryMutationEnv(task, client=tiny_client)
     for episode, question in enumerate(answers):
         obs, _ = env.reset(options={"question": question})
@@ -54,14 +74,20 @@ def test_they_are_the_steps_of_an_environment_that_asks(tiny_task: MakeTask, tin
         assert env.has_ended
 
 
+def test_a_wording_that_is_not_embedded_ends_the_episode(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task = form_task(tiny_task, questions=MANY)
+    steps = known_steps(replace(task, encoder=FailingEncoder()), asked(task, tiny_client), seed=3)
+    assert steps is not None
+    assert steps.actions.all()  # none is the first
+
+
 def test_where_every_episode_asks_first_there_are_none(tiny_task: MakeTask, tiny_client: Client) -> None:
     answers = asked(form_task(tiny_task), tiny_client)
     assert known_steps(tiny_task(), {row: QuestionMemory() for row in answers}, seed=0) is None
 
 
 def test_a_learner_starts_from_them(tiny_task: MakeTask, tiny_client: Client) -> None:
-    questions = [Question(id=f"q{number}", text=f"sort list {number}", accept=("sorted",)) for number in range(80)]
-    task, config = form_task(tiny_task, questions=questions), DirectConfig(num_processes=2)
+    task, config = form_task(tiny_task, questions=MANY), DirectConfig(num_processes=2)
     size, closed = task.observer.size, task.observer.slices["closed"]
     direct, again = (DirectMethod(size, len(task.actions), config, mask_columns=closed) for _ in range(2))
     recall(direct, task, asked(task, tiny_client), seed=3)
