@@ -157,8 +157,10 @@ class DirectMethod:
         return {"rl/avg_value": float(values.mean())}
 
     def _merge(self) -> None:
-        for name, parts in self._steps.items():
-            self._steps[name] = [np.concatenate(parts)[-MOST_KEPT:]] if parts else []
+        """Join the steps in the order of their episodes, whatever the order in which they arrived."""
+        if self._steps["episodes"]:
+            kept = np.concatenate(self._steps["episodes"]).argsort(kind="stable")[-MOST_KEPT:]
+            self._steps = {name: [np.concatenate(parts)[kept]] for name, parts in self._steps.items()}
 
     def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
         """Fit the models; return the values [n] that they were fitted to."""

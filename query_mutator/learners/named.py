@@ -92,6 +92,8 @@ class BanditSpec(LearnerSpec):
 class DirectSpec(LearnerSpec):
     """Fitted Q iteration with boosted trees."""
 
+    deterministic = True
+
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
         """Return a new learner."""

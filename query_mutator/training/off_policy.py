@@ -9,7 +9,7 @@ reach the learner, which is the calling thread, map_needs one queue. It observes
 
 Every action is in the journal before its step starts, and a resumed run takes the actions it finds there. So a run that
 was killed goes through the same episodes and never repeats a completed call; its learner may see the steps in another
-order.
+order, which makes no difference to one that learns in `update` alone, whatever the order.
 """
 
 from __future__ import annotations

@@ -47,10 +47,11 @@ def calls_of(run: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "direct"])
 def test_run_killed_twenty_times_ends_as_one_that_was_not(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    flags = only_url(flags, server.url)
+    flags = [*only_url(flags, server.url), "--algo", algo]
     (tmp_path / "whole").mkdir()
     train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
     whole = (tmp_path / "whole" / "latest").resolve()

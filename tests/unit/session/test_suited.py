@@ -36,9 +36,8 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--algo", "ppo"], {"algo"}),
         (["--entropy-coef", "0.02"], {"algo"}),
         (["--ask", "policy", "--teacher", "search"], {"ask", "algo"}),
-        (["--deterministic"], {"algo"}),
         (["--engine", "ray"], {"algo"}),
-        (["--num-steps", "16", "--lr", "0.001", "--teacher", "auto"], set()),
+        (["--num-steps", "16", "--lr", "0.001", "--teacher", "auto", "--deterministic"], set()),
     ],
 )
 def test_what_a_flag_says_or_excludes_stays(argv: list[str], left: set[str]) -> None:
