@@ -350,7 +350,12 @@ class Trainer:
 
     def _compare(self, task: Task) -> dict[str, Any]:
         config, parts = self.config, self.parts
-        baselines = Baselines(bandit=parts.bandit.fit(), search_calls=config.plan_calls, plan=self.teacher.plan)
+        baselines = Baselines(
+            bandit=parts.bandit.fit(),
+            search_calls=config.plan_calls,
+            budget=config.budget,
+            plan=self.teacher.plan,
+        )
         with server_worked_before():
             return compare(
                 parts.evaluator,

@@ -152,6 +152,7 @@ def flags_of(arguments: argparse.Namespace) -> list[str]:
     return [
         "--config",
         str(FIRST_RUN),
+        "--deterministic",
         *fold,
         *arguments.flags.split(),
         *(["--max-asks", "1"] if arguments.blind else []),
@@ -177,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; write JSON and picture."""
     arguments = arguments_of(argv)
     torch.set_num_threads(1)
-    world = World(ModelSettings(backend="embedded"), arguments.store)
+    world = World(ModelSettings(backend="embedded", deterministic=True), arguments.store)
     with world.system:
         found = run(world, flags_of(arguments), arguments)
     print(in_words(found))

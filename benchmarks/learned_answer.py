@@ -1,4 +1,4 @@
-"""Policies and plans that submit the answer that is most likely right, against rivals of at least as many calls.
+"""Policies and plans that submit the answer that is most likely right, against rivals of as many calls.
 
     python -m benchmarks.learned_answer --validation        learns on the training questions, reads the validation ones
     python -m benchmarks.learned_answer --json F            the same, reads the held-out ones
@@ -6,11 +6,11 @@
 
 Replies are recorded ones of a language model. Each seed is one `qm plan --answer learned` and one `qm train`; the price
 at which the policy acts is chosen on validation questions, for nine tenths of the further calls of each budget: new
-wordings take more. A rival has the calls that were really made on these questions, rounded up: the best plan, or
-among the forms that are right most often on the training questions, after cleaning, a vote, the likeliest by log
-probability, or with --gguf the one that the model calls true; or these of random replies in the best form. Intervals
-resample seeds and targets. P(right) is scored on the answers in all forms: within each family and form, against a fit
-on question and form alone.
+wordings take more. A rival has the calls that were really made on these questions; at 1.4 it is the best one of one
+call, and on a random four tenths of the questions the best one of two: the best plan, or among the forms that are right
+most often on the training questions, after cleaning, a vote, the likeliest by log probability, or with --gguf the one
+that the model calls true; or these of random replies in the best form. Intervals resample seeds and targets. P(right)
+is scored on the answers in all forms: within each family and form, against a fit on question and form alone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from query_mutator.training.config import TrainConfig
 from query_mutator.types import DoubleArray, Question
 
 BUDGETS = (1.5, 2.0, 3.0, 6.0)
+MOST_CALLS = 1 + math.ceil(max(BUDGETS))  # of a rival
 MAX_CALLS = 60_000
 SAMPLED = ("statement", "short_answer", "question_answer")  # forms of which random replies are recorded
 MOST_ASKED = 3  # answers to a question of which the model is asked whether they are true
@@ -83,7 +84,7 @@ def plan_rows(search: PlanSearch, task: Task, seed: int) -> list[Job]:
         plan = best_at(search, budget, learned=True).plan
         acting = replace(plan_task(plan, task), confidence=search.confidence)
         jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, make=by_policy(plan_policy(plan, task))))
-    for calls in range(1, 1 + math.ceil(max(BUDGETS)) + 1):
+    for calls in range(1, MOST_CALLS + 1):
         jobs += plan_jobs({f"best plan {calls}@{seed}": best_at(search, calls, learned=False).plan}, task)
     return jobs
 
@@ -204,16 +205,28 @@ def rivals_of(
     return found
 
 
-def against_strongest(ours: DoubleArray, rivals: Mapping[str, DoubleArray], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of a method [seeds, n] and of the rival that is right most often."""
-    strongest = max(rivals, key=lambda name: rivals[name].mean())
-    theirs = rivals[strongest]
+def strongest(rivals: Mapping[tuple[str, int], DoubleArray], calls: float) -> tuple[str, DoubleArray]:
+    """Return the rival that is right most often at a number of calls, and how often it is [seeds, n].
+
+    Between two whole numbers a random share of the questions gets the calls of the larger one.
+    """
+    fewer = math.floor(calls)
+    (low, of_low), (high, of_high) = (
+        max(((name, right) for name, right in rivals.items() if name[1] <= most), key=lambda one: one[1].mean())
+        for most in (fewer, fewer + 1)
+    )
+    share = calls - fewer
+    named = "" if low == high else f", {share:.0%} {high[0]}"
+    return f"{low[0]}{named}", (1 - share) * of_low + share * of_high
+
+
+def compared(ours: DoubleArray, theirs: DoubleArray, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of a method [seeds, n] and of a rival."""
     of_ours, of_rival, of_lead = crossed_intervals(np.stack([ours, theirs, ours - theirs], axis=2), keys).tolist()
     return {
         "success": float(ours.mean()), "ci": of_ours, "seeds": ours.mean(axis=1).tolist(),
-        "rival": strongest, "rival_success": float(theirs.mean()), "rival_ci": of_rival,
+        "rival_success": float(theirs.mean()), "rival_ci": of_rival,
         "lead": float((ours - theirs).mean()), "lead_ci": of_lead,
-        "rivals": {name: float(right.mean()) for name, right in rivals.items()},
     }  # fmt: skip
 
 
@@ -226,6 +239,7 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
         log_reading(arguments.log, ["benchmarks.learned_answer"], argv)
         questions = general_second_author()
     training, held_out = Answers(world, task, split.train), Answers(world, task, questions)
+    keys = [target_key(one) for one in questions]
     rates = dict(zip(training.forms, training.right().mean(axis=1), strict=True))
     blind = LogisticRegression(max_iter=1000).fit(training.inputs(), training.right().ravel())
     order = sorted(rates, key=lambda form: -rates[form])
@@ -243,20 +257,21 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
         rows = [found[f"{name}@{seed}"].values() for seed in arguments.seeds]
         return np.array([[float(getattr(one, measure)) for one in row] for row in rows])
 
+    everyone = {name: np.tile(right, (len(arguments.seeds), 1)) for name, right in rivals.items()}
+    everyone |= {(f"best plan {k}", k): column(f"best plan {k}", "is_right") for k in range(1, MOST_CALLS + 1)}
     rows = {}
     for kind, budget in itertools.product(("policy", "plan"), BUDGETS):
         name = f"{kind} {budget:g}"
         ours, calls = column(name, "is_right"), float(column(name, "calls").mean())
-        most = math.ceil(round(calls, 6))
-        within = {rival: np.tile(right, (len(ours), 1)) for (rival, k), right in rivals.items() if k <= most}
-        within |= {f"best plan {k}": column(f"best plan {k}", "is_right") for k in range(1, most + 1)}
-        rows[name] = {"calls": calls} | against_strongest(ours, within, [target_key(one) for one in questions])
+        rival, theirs = strongest(everyone, calls)
+        rows[name] = {"calls": calls, "rival": rival} | compared(ours, theirs, keys)
     first, model = searches[0], searches[0].confidence
     assert model is not None
     errors = {f"{b:g}": submitted_error(model, best_at(first, b, learned=True).plan, held_out) for b in BUDGETS}
     return {
         "questions": len(questions),
         "budgets": rows,
+        "rivals": {name: float(right.mean()) for (name, _), right in everyone.items()},
         "p_right": judged(model, held_out, blind) | {"submitted": errors},
         "plans": {f"{b:g}": [str(best_at(search, b, learned=True).plan) for search in searches] for b in BUDGETS},
     }
@@ -271,7 +286,7 @@ def in_words(found: Mapping[str, Any]) -> str:
          percent(row["lead"], row["lead_ci"], sign="+"))
         for name, row in found["budgets"].items()
     ]  # fmt: skip
-    title = f"{found['questions']} questions; the strongest rival has as many calls, rounded up"
+    title = f"{found['questions']} questions; the strongest rival has as many calls"
     columns = ("", "calls", "right", "lowest seed", "strongest rival", "lead")
     quality = found["p_right"]
     submitted = ", ".join(f"{error:.3f} at {budget}" for budget, error in quality["submitted"].items())

@@ -90,6 +90,7 @@ def _compared(
         baselines=Baselines(
             rewriter=flags.rewriter,
             search_calls=flags.plan_calls,
+            budget=_budget_of(saved),
             bandit=fitted_bandit(saved.checkpoint.bandit, task),
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
         ),
@@ -103,6 +104,12 @@ def _compared(
     if flags.inspect:
         _write_logs(Path(flags.inspect), *found[-1], saved, models, report, started)
     return report
+
+
+def _budget_of(saved: SavedPolicy) -> float | None:
+    """Return the calls per question that the run was trained for, None for a run without a budget."""
+    budget = saved.checkpoint.flags.get("budget")
+    return float(budget) if isinstance(budget, int | float) and budget >= 1 else None
 
 
 def _write_logs(

@@ -4,11 +4,13 @@
     random        uniform over all actions until submit or the last step, with the rules of the policy's episodes
     best_single   the operator that did best on training questions, applied once; its answer, the original is not asked
     best_of_k     the original question and k - 1 operators one at a time, ranked on training questions; the answer that
-                  best fits its own question wins, on a language model a vote; k is the smallest whose calls are at
-                  least the policy's
+                  best fits its own question wins, on a language model a vote. With forms: a vote of the k best ones,
+                  after local operators that do better than the original question. k is the smallest whose calls are
+                  at least the policy's
     rewriter      with --rewriter: one rewrite of the question by a model
     rewriter_fit  the same, but the original question is kept where its answer fits better
-    best_plan     with a plan search: the best plan that it found on training questions
+    best_plan     with a plan search: the best plan that it found on training questions, within the budget if there is
+                  one; it submits by P(right) as well where the policy does
     bandit        a ridge regression of the return for each action, fitted on the transitions of the policy's training
     policy        the trained policy, greedy
 
@@ -31,7 +33,17 @@ from query_mutator.types import ASK, SUBMIT, UNDO, AnswerRule
 
 __all__ = [
     "BANDIT",
-    "BEST_OF_K", "BEST_SINGLE", "RANDOM", "Method", "asking", "best_of", "best_single", "chain_of", "standard_methods",
+    "BEST_OF_K",
+    "BEST_SINGLE",
+    "RANDOM",
+    "Method",
+    "asking",
+    "best_of",
+    "best_single",
+    "chain_of",
+    "rule_of",
+    "standard_methods",
+    "votes_on_forms",
 ]  # fmt: skip
 
 BANDIT, BEST_OF_K, BEST_SINGLE, RANDOM = "bandit", "best_of_k", "best_single", "random"
@@ -80,8 +92,17 @@ def best_of_name(k: int) -> str:
     return f"best_of_{k}"
 
 
-def best_of(k: int, ranking: Sequence[str], task: Task) -> Method:
-    """Return best-of-k: the target is asked the original question and k - 1 rewrites of it."""
+def votes_on_forms(task: Task) -> bool:
+    """Return whether best-of-k is a vote of forms."""
+    return bool(task.forms) and rule_of(task) == "vote"
+
+
+def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] = ()) -> Method:
+    """Return best-of-k: the target is asked the original question and k - 1 rewrites of it, or `first` in k forms."""
+    if votes_on_forms(task):
+        forms = [name for name in ranking if name in {form.name for form in task.forms}][:k]
+        asked = chain.from_iterable((form, ASK) for form in forms)
+        return chain_of(best_of_name(k), task, [*first, *asked, SUBMIT], answer="vote")
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
     return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer=rule_of(task))
 

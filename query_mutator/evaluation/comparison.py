@@ -1,11 +1,12 @@
 """One evaluation of all methods in one pool of calls; methods that need the results of others start when these are in.
 
-operators are ranked on training questions   -> best_single; the order of best_of_k
+operators are ranked on training questions   -> best_single; the order of best_of_k, and what it begins with
 the policy's calls on the same questions     -> the k of best_of_k
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,11 +22,13 @@ from query_mutator.evaluation.baselines import (
     best_of_name,
     best_single,
     chain_of,
+    votes_on_forms,
 )
 from query_mutator.evaluation.methods import Evaluator, Found, Job, SharedCalls
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
 from query_mutator.evaluation.summary import Results
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
+from query_mutator.operators import local_rewrite
 from query_mutator.types import SUBMIT, ErrorInfo
 
 __all__ = ["Comparison", "QuestionTasks"]
@@ -53,7 +56,8 @@ class Comparison:
         self._found: Found = {}
         self._test: tuple[int, ...] = ()  # indices of the questions that are asked
         self._guard: tuple[int, ...] = ()
-        self.ranking: list[str] = []  # operators, the best on training questions first
+        self.ranking: list[str] = []  # operators and forms, the best on training questions first
+        self._first: list[str] = []  # local operators that do better than the original question
         self.k: int | None = None
         self._tried_k: int | None = None
         self._is_k_found = False
@@ -68,14 +72,19 @@ class Comparison:
         self._guard = _indices(guard, self._tasks.guard)
         self._tried_k, self._is_k_found = None, False
         jobs = [
-            self._job(chain_of(_ranked(name), self._tasks.ranking, [name, SUBMIT], answer="last"),
+            self._job(chain_of(_ranked(name), self._tasks.ranking, [*actions, SUBMIT], answer="last"),
                       self._tasks.ranking, is_first=True)
-            for name in operator_names(self._tasks.ranking.actions)
+            for name, actions in self._to_rank.items()
         ]  # fmt: skip
         fixed = [best_single(self.ranking, self._tasks.test)] if self.ranking else []
         for method in (*self._methods.values(), *fixed):
             jobs += self._jobs(method)
         self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs, shared=self.calls)
+
+    @property
+    def task(self) -> Task:
+        """Return the task of the questions."""
+        return self._tasks.test
 
     @property
     def asked(self) -> int:
@@ -128,15 +137,25 @@ class Comparison:
 
     def _next_jobs(self) -> list[Job]:
         """Return the jobs that can start now that one more is complete."""
-        ranked = {name: _ranked(name) for name in operator_names(self._tasks.ranking.actions)}
         jobs: list[Job] = []
         num_ranked = len(self._tasks.ranking.questions)
-        if not self.ranking and all(len(self._found[job]) == num_ranked for job in ranked.values()):
-            self.ranking = sorted(ranked, key=lambda name: self._merit(ranked[name]), reverse=True)
+        if not self.ranking and all(len(self._found[_ranked(name)]) == num_ranked for name in self._to_rank):
+            ranked = sorted(self._to_rank, key=lambda name: self._merit(_ranked(name)), reverse=True)
+            better = ranked[: ranked.index(IDENTITY)] if IDENTITY in ranked else []
+            local = [one.name for one in self._tasks.test.operators if local_rewrite(one) is not None]
+            self._first = [name for name in local if name in better]
+            self.ranking = [name for name in ranked if name != IDENTITY]
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
         if self.ranking and not self._is_k_found and self._is_complete(POLICY):
             jobs += self._best_of_jobs()
         return jobs
+
+    @property
+    def _to_rank(self) -> dict[str, list[str]]:
+        """Return what is tried on training questions, by name: the actions before submit."""
+        task = self._tasks.ranking
+        original = {IDENTITY: list[str]()} if votes_on_forms(task) else {}
+        return {name: [name] for name in operator_names(task.actions)} | original
 
     def _is_complete(self, job: str) -> bool:
         return len(self._found.get(job, ())) == len(self._test)
@@ -158,13 +177,15 @@ class Comparison:
             enough = self._is_enough(k)
             if enough and (k == 1 or (self._is_complete(best_of_name(k - 1)) and not self._is_enough(k - 1))):
                 self.k, self._is_k_found = k, True
-                return self._guard_jobs(best_of(k, self.ranking, self._tasks.test))
+                return self._guard_jobs(self._best_of(k))
             k += -1 if enough else 1
         if k == self._tried_k:
             return []
         self._tried_k = k
-        method = best_of(k, self.ranking, self._tasks.test)
-        return [self._job(method, self._tasks.test, is_first=True, rows=self._test)]
+        return [self._job(self._best_of(k), self._tasks.test, is_first=True, rows=self._test)]
+
+    def _best_of(self, k: int) -> Method:
+        return best_of(k, self.ranking, self._tasks.test, first=self._first)
 
     def _is_enough(self, k: int) -> bool:
         spent = mean(self._outcomes(best_of_name(k)), "calls")
@@ -176,6 +197,8 @@ class Comparison:
 
     def _expected_k(self) -> int:
         """Return the k whose calls on the training sample are enough; each operator costs a rewrite and an answer."""
+        if votes_on_forms(self._tasks.test):
+            return math.ceil(self._policy_calls)
         texts = [question.text for question in self._tasks.ranking.questions]
         costs = []
         for name in self.ranking:

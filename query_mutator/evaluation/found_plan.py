@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.task import Task
-from query_mutator.errors import CheckpointError
+from query_mutator.errors import CheckpointError, TooFewAnswersError
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plans import Caller
 from query_mutator.files import read_checked_json, write_checked_json
@@ -24,6 +25,7 @@ class FoundPlan:
     best: Plan
     teacher: Plan
     search: Mapping[str, Any]
+    confidence: ConfidenceModel | None = None  # by which the best plan submits; not in the file of a run
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -39,14 +41,28 @@ class FoundPlan:
 
 
 def search_plan(
-    caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
+    caller: Caller,
+    task: Task,
+    *,
+    max_calls: int,
+    seed: int,
+    budget: float | None = None,
+    learned: bool = False,
+    progress: Callable[[str, int], Any] | None = None,
 ) -> FoundPlan:
-    """Return the best plan on the questions of a task (training questions), found with at most `max_calls` calls."""
-    search = find_plan(caller, task, max_calls=max_calls, seed=seed, progress=progress)
-    plans = [point.plan for point in search.points]
+    """Return the best plan on the questions of a task (training questions), found with at most `max_calls` calls.
+
+    `budget` bounds its mean calls per question. With `learned` it may submit by P(right), where the calls suffice.
+    """
+    settings: dict[str, Any] = {"max_calls": max_calls, "seed": seed, "budget": budget, "progress": progress}
+    try:
+        search = find_plan(caller, task, learned=learned, **settings)
+    except TooFewAnswersError:
+        search = find_plan(caller, task, **settings)  # the replies are in the cache
     longest = task.rules.max_episode_steps  # the plan without a step fits
+    plans = [point.plan for point in search.points if point.plan.answer != "learned"]
     teacher = next(plan for plan in plans if len(plan.items) <= longest)
-    return FoundPlan(best=plans[0], teacher=teacher, search=search.to_json())
+    return FoundPlan(best=search.chosen.plan, teacher=teacher, search=search.to_json(), confidence=search.confidence)
 
 
 def load_or_search(path: Path, search: Callable[[], FoundPlan]) -> FoundPlan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.baselines import BANDIT, Method, standard_methods
+from query_mutator.evaluation.baselines import BANDIT, Method, rule_of, standard_methods
 from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.found_plan import FoundPlan, search_plan
@@ -24,7 +23,7 @@ from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.evaluation.verdict import PLAN
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.learner import InferencePolicy
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import plan_policy, plan_task
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
@@ -54,12 +53,14 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
 class Baselines:
     """What a policy is compared with besides the baselines.
 
-    `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none. A policy
-    that `is_plan` needs none. `bandit` was fitted on the training's transitions; `rewriter` names a model.
+    `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none, and
+    `budget` the plan's mean calls per question. A policy that `is_plan` needs none. `bandit` was fitted on the
+    training's transitions; `rewriter` names a model.
     """
 
     rewriter: str | None = None
     search_calls: int = 0
+    budget: float | None = None
     plan: FoundPlan | None = None
     bandit: InferencePolicy | None = None
     is_plan: bool = False
@@ -148,7 +149,15 @@ def _with_plan(
     """Return the baselines with the plan that a search of `max_calls` finds (0: no search), and the calls left."""
     if not max_calls:
         return baselines, left
-    found = search_plan(evaluator, task, max_calls=max_calls, seed=seed, progress=evaluator.progress)
+    found = search_plan(
+        evaluator,
+        task,
+        max_calls=max_calls,
+        seed=seed,
+        budget=baselines.budget,
+        learned=task.rules.answer == "learned",
+        progress=evaluator.progress,
+    )
     return replace(baselines, plan=found), left - int(found.search["calls"])
 
 
@@ -180,14 +189,17 @@ def _methods(task: Task, policy: InferencePolicy, baselines: Baselines, *, seed:
     """Return the methods that need no results of others."""
     methods = standard_methods(task, by_policy(policy), seed=seed, rewriter=baselines.rewriter)
     if baselines.plan is not None:
-        methods.append(_plan_row(baselines.plan.best, task))
+        methods.append(_plan_row(baselines.plan, task))
     if baselines.bandit is not None:
         methods.append(Method(name=BANDIT, make=by_policy(baselines.bandit)))
     return methods
 
 
-def _plan_row(plan: Plan, task: Task) -> Method:
-    return Method(name=PLAN, make=by_policy(plan_policy(plan, task)), rules=partial(plan_task, plan))
+def _plan_row(found: FoundPlan, task: Task) -> Method:
+    def rules(task: Task) -> Task:
+        return replace(plan_task(found.best, task), confidence=found.confidence or task.confidence)
+
+    return Method(name=PLAN, make=by_policy(plan_policy(found.best, task)), rules=rules)
 
 
 def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, num_guard: int) -> EvaluationCost:
@@ -214,6 +226,7 @@ def _report(
         **summarize(results, groups=groups, is_plan=baselines.is_plan),
         "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
         "k": comparison.k,
+        "votes": rule_of(comparison.task) == "vote",
         "plan_search": dict(baselines.plan.search) if baselines.plan else None,
         "target": models.target_model,
         "mutator": models.mutator_model,

@@ -14,7 +14,7 @@ import numpy as np
 
 from query_mutator.confidence import ConfidenceModel, greedy_order, training_table
 from query_mutator.confidence.table import TrainingTable
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.answer_paths import AnswerPaths
 from query_mutator.evaluation.first_answers import logged
 from query_mutator.evaluation.plan_result import PlanPoint
@@ -40,12 +40,14 @@ class LearnedPlans:
 def learned_plans(trials: Trials, *, budget: float | None, seed: int = 0) -> LearnedPlans:
     """Ask the questions of a search in all forms, as far as its calls go, and return plans that submit by P(right).
 
-    UsageError for a task with fewer than two forms, and for too few answers to learn from.
+    TooFewAnswersError for a task with fewer than two forms, and for too few answers to learn from.
     """
     task, rows = trials.scores.task, trials.compared_rows
     forms = [form.name for form in task.forms]
     if len(forms) < 2:
-        raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
+        raise TooFewAnswersError(
+            "--answer learned chooses among answers in several forms; name two or more with --forms"
+        )
     singles = [plan for plan in trials.tried[rows] if not plan.asks_early]
     ranked = [plan for group in trials.ranked(singles, rows) for plan in group]
     prefix = tuple(name for name in ranked[0].steps if name not in forms)
@@ -53,7 +55,7 @@ def learned_plans(trials: Trials, *, budget: float | None, seed: int = 0) -> Lea
     trials.score(by_form.values(), rows)
     asked = {form: plan for form, plan in by_form.items() if plan in trials.tried[rows]}
     if len(asked) < 2:
-        raise UsageError("the calls of the search do not suffice for --answer learned; give it more --minutes")
+        raise TooFewAnswersError("the calls of the search do not suffice for --answer learned; give it more --minutes")
     results = {form: trials.scores.results(plan, rows) for form, plan in asked.items()}
     table, scores = _graded(trials, rows, results)
     model = ConfidenceModel.fit(table, seed=seed)
@@ -63,7 +65,7 @@ def learned_plans(trials: Trials, *, budget: float | None, seed: int = 0) -> Lea
     )
     paths = AnswerPaths.of(table, model.out_of_fold, scores, order, agreement=model.agreement)
     if not paths.p:
-        raise UsageError("no question was answered in all forms; give the search more --minutes")
+        raise TooFewAnswersError("no question was answered in all forms; give the search more --minutes")
     prefix_calls = trials.point(asked[first], rows).calls - 1
     rules = paths.rules([*BUDGETS, budget or 0.0], price=trials.price, prefix_calls=prefix_calls)
     points = [paths.point(rule, prefix=prefix, prefix_calls=prefix_calls) for rule in rules]

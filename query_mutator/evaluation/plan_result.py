@@ -96,7 +96,7 @@ class PlanSearch:
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
         return {
-            "best": self.best.to_json(),
+            "best": self.chosen.to_json(),
             "original": self.original.to_json(),
             "verdict": self.verdict,
             "front": {str(budget): point.to_json() for budget, point in self.front.items()},

@@ -95,7 +95,8 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     if report["best_single_operator"]:
         chosen.append(f"best_single: {report['best_single_operator']}")
     if report["k"]:
-        chosen.append(f"best_of_k: k = {report['k']}, the smallest with at least as many calls as the policy")
+        vote = "a vote, " if report.get("votes") else ""
+        chosen.append(f"best_of_k: {vote}k = {report['k']}, the smallest with at least as many calls as the policy")
     if report["plan_search"]:
         search = report["plan_search"]
         cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"
