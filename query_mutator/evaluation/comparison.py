@@ -140,11 +140,11 @@ class Comparison:
         jobs: list[Job] = []
         num_ranked = len(self._tasks.ranking.questions)
         if not self.ranking and all(len(self._found[_ranked(name)]) == num_ranked for name in self._to_rank):
-            ranked = sorted(self._to_rank, key=lambda name: self._merit(_ranked(name)), reverse=True)
-            better = ranked[: ranked.index(IDENTITY)] if IDENTITY in ranked else []
+            merits = {name: self._merit(_ranked(name)) for name in self._to_rank}
+            original = merits.pop(IDENTITY, None)
             local = [one.name for one in self._tasks.test.operators if local_rewrite(one) is not None]
-            self._first = [name for name in local if name in better]
-            self.ranking = [name for name in ranked if name != IDENTITY]
+            self._first = [name for name in local if original is not None and merits[name] > original]
+            self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
         if self.ranking and not self._is_k_found and self._is_complete(POLICY):
             jobs += self._best_of_jobs()

@@ -29,8 +29,10 @@ from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.methods import Evaluator, Found, Job, always
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.whole import file_sha256
+from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
+from query_mutator.operators import LocalOperator
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.integration.conftest import write_dataset
@@ -124,6 +126,22 @@ def test_k_is_the_smallest_whose_calls_are_at_least_the_policys(
     if fewer is not None:
         task = fewer.rules(tiny_task(skip_unchanged=False))
         assert sum(outcome.calls for outcome in evaluator.run(task, fewer.make)) < spent["policy"]
+
+
+@pytest.mark.parametrize(("changed", "first"), [("stop", ["shout"]), ("kill", [])])
+def test_on_a_language_model_best_of_k_is_a_vote_of_forms(
+    changed: str, first: list[str], evaluator: Evaluator, tiny_task: MakeTask
+) -> None:
+    shout = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("kill", changed))
+    task = tiny_task(forms=[FORMS.get(name) for name in ("few_words", "restate", "read_twice")], ask="policy")
+    task = replace(task, operators=(shout, *task.operators[1:]))
+    ran = contest(evaluator, task, ["few_words", "ask", "restate", "ask", "submit"])
+    ran.run()
+    forms = [name for name in ran.ranking if name in {form.name for form in task.forms}]
+    outcome = ran.results().outcomes["best_of_k"][1]
+    assert ran.k == outcome.calls == 2
+    assert list(outcome.actions) == [*first, forms[0], "ask", forms[1], "ask", "submit"]
+    assert outcome.why == "the most frequent of 2 answers"
 
 
 def test_one_rewrite_alone_never_asks_the_original(
