@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from query_mutator.evaluation.baselines import BEST_SINGLE
+from query_mutator.evaluation.baselines import BEST_OF_K, BEST_SINGLE
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.summary import front
 from query_mutator.evaluation.verdict import IDENTITY, PLAN, POLICY, warning_of
@@ -66,8 +66,13 @@ def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
         }
         for name, found in report["methods"].items()
     ]
+    for row in methods:
+        if row["method"] == BEST_OF_K and report.get("votes"):
+            row["note"] = "k tries, a vote"
+    search = report.get("plan_search")
     return {
         "methods": methods,
+        "plan": search and search["best"]["plan"],
         "verdict": report["verdict"]["sentence"],
         "warnings": _warnings(report),
         "n": report["n"],

@@ -209,6 +209,17 @@ def test_the_page_shows_the_sentence_of_the_terminal(policy: int, plan: int, dep
     assert found["answer"]["verdict"].startswith(f"Deploy {deploy}")
 
 
+def test_the_page_says_what_the_plan_is_and_that_best_of_k_is_a_vote() -> None:
+    report = sections(100, 20)["report"]
+    report["methods"]["best_of_k"] = report["methods"]["identity"]
+    more = {"votes": True, "plan_search": {"best": {"plan": "clean > restate"}}}
+    answer = results_of(report | more, {}, evaluation_of())["answer"]
+    assert answer["plan"] == "clean > restate"
+    assert {row["method"]: row["note"] for row in answer["methods"] if "note" in row} == {
+        "best_of_k": "k tries, a vote"
+    }
+
+
 def test_few_questions_and_a_weaker_guard_are_warned_of() -> None:
     warnings = sections(4, 2, n=8, guard=0)["answer"]["warnings"]
     assert warnings[0] == "8 held-out questions: differences under 40 points mean nothing."

@@ -41,7 +41,7 @@ function stateLine(data) {
 
 function answerRow(row, best) {
   const bar = el("span", { class: "method", style: { "--color": methodColor(row.method) } }, row.method);
-  const note = METHOD_NOTES[row.method];
+  const note = row.note ?? METHOD_NOTES[row.method];
   const missing = Object.values(row.unscored ?? {});
   const unscored = isNumber(row.unscored) ? row.unscored : missing.reduce((sum, count) => sum + count, 0);
   return [
@@ -82,7 +82,8 @@ function drawAnswer(run) {
         table({
           caption: "The policy and the baselines", kind: "cards answer", rows: data.methods.map((row) => answerRow(row, best)),
           header: ["method", "success", "false refusals", "guard refusals", "calls", "tokens", "seconds", "unscored"],
-        })]
+        }),
+        data.plan && el("p", { class: "note" }, `best_plan: ${data.plan}`)]
       : !data.only_traffic && el("p", { class: "note" }, "No comparison with the baselines yet: it is made when training ends."),
   ];
 }
