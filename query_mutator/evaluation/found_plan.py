@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.task import Task
-from query_mutator.errors import CheckpointError, TooFewAnswersError
+from query_mutator.errors import CheckpointError
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plans import Caller
 from query_mutator.files import read_checked_json, write_checked_json
@@ -54,11 +54,16 @@ def search_plan(
 
     `budget` bounds its mean calls per question. With `learned` it may submit by P(right), where the calls suffice.
     """
-    settings: dict[str, Any] = {"max_calls": max_calls, "seed": seed, "budget": budget, "progress": progress}
-    try:
-        search = find_plan(caller, task, learned=learned, **settings)
-    except TooFewAnswersError:
-        search = find_plan(caller, task, **settings)  # the replies are in the cache
+    search = find_plan(
+        caller,
+        task,
+        max_calls=max_calls,
+        seed=seed,
+        budget=budget,
+        learned=learned,
+        must_learn=False,
+        progress=progress,
+    )
     longest = task.rules.max_episode_steps  # the plan without a step fits
     plans = [point.plan for point in search.points if point.plan.answer != "learned"]
     teacher = next(plan for plan in plans if len(plan.items) <= longest)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from query_mutator.env.task import Task
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.evaluation.plan_edits import Edits
 from query_mutator.evaluation.plan_learned import LearnedPlans, learned_plans
 from query_mutator.evaluation.plan_race import PlanRace, race_sizes
@@ -55,6 +55,7 @@ def find_plan(
     seed: int = 0,
     budget: float | None = None,
     learned: bool = False,
+    must_learn: bool = True,
     progress: Callable[[str, int], Any] | None = None,
     on_best: Callable[[PlanPoint], Any] = lambda point: None,
 ) -> PlanSearch:
@@ -62,7 +63,8 @@ def find_plan(
 
     With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
-    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right.
+    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right;
+    TooFewAnswersError where that does not suffice, or without `must_learn` a result without such plans.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far. UsageError for too few calls.
     """
@@ -88,7 +90,8 @@ def find_plan(
         found = None
         if learned:
             trials.extend(max_calls, seconds)
-            found = learned_plans(trials, budget=budget, seed=seed)
+            with nullcontext() if must_learn else suppress(TooFewAnswersError):
+                found = learned_plans(trials, budget=budget, seed=seed)
     search = trials.result(seconds=time.perf_counter() - started)
     return search if found is None else _with_learned(search, found, trials)
 

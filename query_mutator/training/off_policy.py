@@ -4,7 +4,7 @@
 
 In a rollout every environment takes `num_steps` steps; between rollouts nothing is in flight, so a checkpoint holds a
 whole state. Within one, an environment continues as soon as its step has finished, acting by the newest weights. Steps
-reach the learner, which is the calling thread, map_needs one queue. It observes them before it learns, unless more than
+reach the learner, which is the calling thread, through one queue. It observes them before it learns, unless more than
 `max_pending_updates` gradient steps are due: then the queue fills and collectors wait.
 
 Every action is in the journal before its step starts, and a resumed run takes the actions it finds there. So a run that
