@@ -236,7 +236,7 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     report = json.loads((tmp_path / "eval.json").read_text())
     methods, plan = report["methods"], report["plan_search"]["best"]
     assert "(learned answer, stop at P(right)" in plan["plan"]
-    assert plan["calls"] <= 2  # the budget
+    assert plan == report["plan_search"]["front"]["2"]  # within the budget the most often right, whatever its calls
     assert methods["best_plan"]["success"] > methods["best_single"]["success"] + 0.2
     assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2
     assert 1 < methods["policy"]["calls_per_question"] <= (3 if algo == "direct" else 5)  # PPO saw one price
