@@ -248,6 +248,15 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     assert "p_right.pt" in capsys.readouterr().err
 
 
+def test_the_plan_of_a_table_keeps_to_the_budget_of_the_run(two_forms: tuple[list[str], Task], tmp_path: Path) -> None:
+    small = ["--num-processes", "4", "--num-steps", "16", "--num-env-steps", "64", "--no-evaluate"]
+    assert train(*two_forms[0], *small, "--answer-calls", "300", "--budget", "1") == 0
+    assert qm("eval", "--checkpoint", the_run(tmp_path), "--json", tmp_path / "eval.json") == 0
+    search = json.loads((tmp_path / "eval.json").read_text())["plan_search"]
+    assert search["best"] == search["front"]["1"]
+    assert search["front"]["2"]["success"] > search["best"]["success"]
+
+
 def test_too_few_answers_are_voted_on_unless_the_flag_says_otherwise(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
