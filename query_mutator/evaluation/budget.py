@@ -15,7 +15,7 @@ from query_mutator.learners.learner import InferencePolicy
 
 __all__ = ["price_for_budget"]
 
-NUM_PRICES = 20
+NUM_PRICES = (20, 10)  # over all prices, then between the two next to the budget
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
@@ -23,15 +23,21 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, 
 
     The highest price where no price has so few, as with a learner that saw one price.
     """
-    prices = [float(f"{price:.2g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
-    jobs = {
-        price: Job(name=f"{price:g}", task=task.with_rules(call_price=(price,)), make=by_policy(policy))
-        for price in prices
-    }
-    found = Found()
-    evaluator.run_all(list(jobs.values()), found, title="price of a call")
-    calls = {price: _mean_calls(found[job.name].values()) for price, job in jobs.items()}
-    price = next((price for price in prices if calls[price] <= budget), prices[-1])
+    found, calls, ends = Found(), dict[float, float](), PRICES
+    for count in NUM_PRICES:
+        prices = [float(f"{price:.3g}") for price in np.geomspace(*ends, count)]
+        jobs = {
+            price: Job(name=f"{price:g}", task=task.with_rules(call_price=(price,)), make=by_policy(policy))
+            for price in prices
+            if price not in calls
+        }
+        evaluator.run_all(list(jobs.values()), found, title="price of a call")
+        calls |= {price: _mean_calls(found[job.name].values()) for price, job in jobs.items()}
+        at = next((at for at, price in enumerate(prices) if calls[price] <= budget), None)
+        if not at:  # all prices are low enough, or none is
+            break
+        ends = (prices[at - 1], prices[at])
+    price = prices[-1 if at is None else at]
     return price, calls[price]
 
 

@@ -63,14 +63,15 @@ class EvaluationCost:
     def within(self, max_calls: int | None) -> EvaluationCost:
         """Return the largest evaluation that is sure to take at most so many calls; all sets shrink by the same share.
 
-        So does the plan search, which is left out when it would be too small. UsageError when not even one question of
-        each set fits.
+        The plan search gets a third of the calls, or more where the sets leave it more: few calls find no plan. It is
+        left out when it would be too small. UsageError when not even one question of each set fits.
         """
         if max_calls is None or self.calls <= max_calls:
             return self
-        share = max_calls / self.calls
+        others = self.calls - self.search_calls
+        search = min(self.search_calls, max(max_calls // 3, max_calls - others))
+        share = (max_calls - search) / others
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
-        search = int(share * self.search_calls)
         search = search if search >= MIN_CALLS else 0
         without = 0 if self.search_calls else self.plan_calls  # without a search there is no plan, unless it was found
         plan = self.plan_calls if search else without

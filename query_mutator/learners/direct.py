@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, counts_of, restore_counts, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
+
+if TYPE_CHECKING:
+    from query_mutator.confidence.fitting import TreeRegressor
 
 __all__ = ["DirectMethod", "FrozenValues"]
 
@@ -82,7 +85,9 @@ class DirectMethod:
 
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
-        self.config = config
+        from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second: not between calls
+
+        self.config, self._regressor = config, TreeRegressor
         masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
         self.frozen = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
         # With --ask policy or form the price is the last column of an observation.
@@ -164,8 +169,6 @@ class DirectMethod:
 
     def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
         """Fit the models; return the values [n] that they were fitted to."""
-        from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second
-
         rng = np.random.default_rng((self.config.seed, self.gradient_steps))
         count = len(steps["actions"])
         if count > MOST_ROWS:
@@ -181,12 +184,12 @@ class DirectMethod:
                 targets = targets + np.where(steps["ended"], 0.0, best_values(model, next_obs, masked))
             rows = np.hstack([obs, chosen])
             if number < ITERATIONS - 1:
-                model = TreeRegressor(rows, targets, seed=number)
+                model = self._regressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
             times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
             drawn = np.repeat(np.arange(len(rows)), times)
-            trees = TreeRegressor(rows[drawn], targets[drawn], seed=number).trees()
+            trees = self._regressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         self.frozen = FrozenValues(state)
         self.gradient_steps += ITERATIONS - 1 + self.config.num_models

@@ -60,3 +60,5 @@ def test_the_price_is_the_lowest_that_the_budget_allows(
     lowest = 0.0 if calls == 3 else UPPER[calls + 1]
     expected = prices[-1] if budget < 1 else next(one for one in prices if one >= lowest)
     assert price == pytest.approx(expected)
+    if budget >= 1:
+        assert price <= max(1.03 * lowest, PRICES[0])  # close to the lowest

@@ -35,6 +35,15 @@ def test_any_number_from_the_least_on_is_enough() -> None:
     assert all(86 <= cost.within(calls).calls <= calls for calls in range(86, 2000))
 
 
+@pytest.mark.parametrize("max_calls", [300, 1500, 6000, 25_000])
+def test_a_plan_search_keeps_a_third_of_the_calls_or_all_that_it_asked_for(max_calls: int) -> None:
+    assert WHOLE.within(max_calls).search_calls == min(3000, max_calls // 3)
+    dear = replace(WHOLE, search_calls=50_000)
+    others = WHOLE.calls - WHOLE.search_calls
+    assert dear.within(others + 40_000).search_calls == 40_000
+    assert dear.within(others + 40_000).num_test == WHOLE.num_test
+
+
 def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
     first = WHOLE.within(5000)
     more = first.grown(WHOLE, 2000)
