@@ -46,13 +46,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def log_reading(path: Path, checkpoints: Sequence[str], flags: Sequence[str]) -> None:
-    """Append one reading to the log."""
+    """Append one reading to the log; files of the repository are named by their place in it."""
+    root = f"{Path(__file__).resolve().parents[1]}/"
     row = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "dataset_sha256": file_sha256(GENERAL_2),
         "checkpoints": list(checkpoints),
-        "flags": list(flags),
+        "flags": [flag.removeprefix(root) for flag in flags],
     }
     with path.open("a", encoding="utf-8") as log:
         log.write(json.dumps(row) + "\n")
