@@ -78,7 +78,8 @@ def killed_run(
         given = [*argv, *_places(killed)]
         while done < kills:
             before = _received(server)
-            moment = before + rng.randrange(1, max(2, 3 * total // (2 * kills)))
+            left = 2 * total - before  # calls until the end at most
+            moment = before + rng.randrange(1, max(2, left // (kills - done)))
             trainer, number = start(given, killed), signal.Signals[signals[done % len(signals)]]
             if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
                 break  # it has ended
