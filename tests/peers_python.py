@@ -22,7 +22,7 @@ def python_with(package: str) -> Path:
         environ = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), **os.environ}
         for words in (
             ["venv", "--clear", "--python", sys.executable, folder],
-            ["pip", "install", "--compile-bytecode", "--python", python, package],
+            ["pip", "install", "--python", python, package],
         ):
             made = subprocess.run([*uv, *map(str, words)], env=environ, capture_output=True, text=True, check=False)
             if made.returncode:

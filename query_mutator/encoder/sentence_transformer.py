@@ -49,8 +49,8 @@ class SentenceTransformerEncoder:
 
 def _load_quietly(folder: Path, *, device: str) -> SentenceTransformer:
     """Load with sentence-transformers, without its progress bar."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
         return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
     finally:
-        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.enable_progress_bar()

@@ -216,8 +216,10 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     algo: str, two_forms: tuple[list[str], Task], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags, task = two_forms
-    small = ["--algo", algo, "--num-processes", "4", "--num-steps", "32", "--num-env-steps", "1024", "--no-evaluate"]
-    assert train(*flags, *small, "--answer-calls", "300", "--no-use-linear-lr-decay") == 0
+    # The direct method is fitted after a rollout, which takes a second; PPO needs many of them.
+    num_steps = "128" if algo == "direct" else "32"
+    small = ["--algo", algo, "--num-processes", "4", "--num-steps", num_steps, "--num-env-steps", "1024"]
+    assert train(*flags, *small, "--no-evaluate", "--answer-calls", "300", "--no-use-linear-lr-decay") == 0
     run = the_run(tmp_path)
     said = capsys.readouterr().err
     assert "--ask form --max-asks 4" in said

@@ -44,7 +44,7 @@ def read_model(spec: str, *, attention: str = "sdpa") -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     source, of_gguf = source_of(spec)
     model: Any
     try:
