@@ -68,7 +68,8 @@ def killed_run(
 
     The kills take turns through `signals`.
     """
-    with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=4, latency_sigma=1.0) as server:
+    latency_ms = 2.0 * batch_size  # slow enough for a kill to be near its moment on a busy machine
+    with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=latency_ms, latency_sigma=1.0) as server:
         argv = _flags(algo, server, folder, batch_size=batch_size, env_steps=env_steps)
         whole = _started(folder / "whole")
         train([*argv, *_places(whole)], whole)
