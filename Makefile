@@ -85,7 +85,7 @@ lint: install-dev
 	$(BIN)/vulture --min-confidence 80 query_mutator ppo *.py
 
 short: install-dev
-	$(PYTEST) -n 3 --dist worksteal -m "not slow"
+	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(addprefix --ignore=,$(shell grep -rl --include='test_*.py' '^pytestmark.*mark[.]slow' tests))
 
 test-slow: install-dev
 	$(PYTEST) -n 3 --dist loadscope -m slow $(shell grep -rl --include='test_*.py' 'mark[.]slow' tests)
