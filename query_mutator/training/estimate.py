@@ -6,16 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from query_mutator.bounds import group_of
 from query_mutator.data import Split
-from query_mutator.env.rules import ASKING
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.evaluation.power import power_in_words
 from query_mutator.learners.named import LEARNERS
+from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
 from query_mutator.session.task import rewrites
 from query_mutator.training.checks import check_run, comparison_calls
 from query_mutator.training.config import SEARCH, TrainConfig
+from query_mutator.training.random_play import Play, random_play
 from query_mutator.training.timing import Timing, time_of
 from query_mutator.types import Question
 
@@ -24,10 +27,11 @@ __all__ = ["Estimate", "duration", "estimate", "size_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The size of a run; calls and times assume a policy that chooses uniformly among `num_actions`."""
+    """The size of a run; calls and times assume episodes of a policy that chooses uniformly, `play`."""
 
     config: TrainConfig
     num_actions: int
+    play: Play
     num_train: int
     num_validation: int
     test: Sequence[Question]
@@ -36,23 +40,10 @@ class Estimate:
     decided: tuple[str, ...] = ()  # lines about what the run leaves out
 
     @property
-    def episode_steps(self) -> float:
-        """Return the mean length of an episode, which ends with probability 1/A at each step, or at the limit."""
-        stays = 1 - 1 / self.num_actions
-        return sum(stays**step for step in range(self.config.max_episode_steps))
-
-    @property
     def calls(self) -> int:
-        """Return the calls for training: one per rewrite, one per ask, and one answer at an end of every episode.
-
-        A judge is asked about every answer.
-        """
-        asking = ASKING[self.config.ask]
-        operators = self.num_actions - len(asking.controls)
-        calls = (asking.calls_per_rewrite * operators + asking.policy_asks) / self.num_actions
-        episodes = self.config.total_steps / self.episode_steps + self.config.num_processes
-        answers = (1 if asking.policy_asks else operators) / self.num_actions * self.config.total_steps + episodes
-        return math.ceil(calls * self.config.total_steps + episodes + self.asking * answers)
+        """Return the calls for training, those of judges about every answer included."""
+        episodes = self.config.total_steps / self.play.steps
+        return math.ceil(episodes * (self.play.calls + self.asking * self.play.answers))
 
     @property
     def gradient_steps(self) -> int:
@@ -73,7 +64,7 @@ class Estimate:
     @property
     def evaluation_steps(self) -> int:
         """Return the environment steps of the periodic evaluations."""
-        return math.ceil(self.evaluations * self.evaluation_questions * self.episode_steps)
+        return math.ceil(self.evaluations * self.evaluation_questions * self.play.steps)
 
     @property
     def timing(self) -> Timing:
@@ -127,11 +118,13 @@ def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estim
 
 def size_of(config: TrainConfig, split: Split) -> Estimate:
     """Return the size of a run on the questions of a split."""
-    num_rewrites, num_train = sum(map(len, rewrites(config))), len(split.train)
+    operators, forms = rewrites(config)
+    local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
     return Estimate(
         config=config,
-        num_actions=num_rewrites + len(ASKING[config.ask].controls),
-        num_train=num_train,
+        num_actions=len(operators) + len(forms) + len(rules.asking.controls),
+        play=random_play(rules, asked=len(operators) - local, local=local, forms=len(forms)),
+        num_train=len(split.train),
         num_validation=len(split.validation),
         test=split.test,
         asking=make_reward(config).asking,

@@ -1,8 +1,8 @@
 """Bound what a run does before its first step by its own length and by the speed of its calls.
 
-    --answer learned         P(right) learned within a quarter of the calls that training makes
-    --teacher auto           a search within half as many calls as training makes, and 15 minutes; or no teacher
-    periodic evaluations     within as many calls, unless a flag says which
+    --answer learned         P(right) learned within half as many calls as training makes
+    --teacher auto           a search within as many, and 15 minutes; or no teacher
+    periodic evaluations     within as many, unless a flag says which
 
 The embedded assistant answers in milliseconds: with it nothing is left out.
 """
@@ -66,7 +66,7 @@ def bounded(size: Estimate, *, call_time: CallTime | None) -> tuple[TrainConfig,
         config, line = _with_evaluations(config, size)
         lines += line
     if call_time is not None and config.answer == "learned" and "answer_calls" not in config.given:
-        config = replace(config, answer_calls=min(config.answer_calls, int(SHARE / 2 * size.calls)))
+        config = replace(config, answer_calls=min(config.answer_calls, int(SHARE * size.calls)))
     if config.teacher == AUTO_TEACHER:
         config, line = _with_teacher(config, size.calls, call_time)
         lines += line
@@ -98,7 +98,7 @@ def _with_teacher(config: TrainConfig, calls: int, call_time: CallTime | None) -
 
 def _with_evaluations(config: TrainConfig, size: Estimate) -> tuple[TrainConfig, list[str]]:
     """Return the settings with as many periodic evaluations and questions as their share of the calls allows."""
-    most = SHARE * size.calls / (size.calls / config.total_steps * size.episode_steps)  # episodes
+    most = SHARE * config.total_steps / size.play.steps  # episodes
     fewest = min(FEWEST_QUESTIONS, size.evaluation_questions)
     if size.evaluations * size.evaluation_questions <= most:
         return config, []

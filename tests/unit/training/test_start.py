@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from query_mutator.bounds import group_of
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate
+from query_mutator.training.random_play import random_play
 from query_mutator.training.start import CallTime, bounded, foreseen
 
 PROJECT: dict[str, Any] = {"ask": "policy", "teacher": "auto", "plan_calls": 4000, "max_episode_steps": 12}
@@ -18,7 +21,10 @@ LIVE = "--teacher search --plan-calls N searches all the same"
 def started(call_time: CallTime | None, *, validation: int = 20, **flags: Any) -> tuple[TrainConfig, Sequence[str]]:
     """Return what `bounded` makes of a run."""
     config = TrainConfig(**{**PROJECT, **flags})
-    size = Estimate(config=config, num_actions=8, num_train=60, num_validation=validation, test=(), comparison_calls=0)
+    play = random_play(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
+    size = Estimate(
+        config=config, num_actions=8, play=play, num_train=60, num_validation=validation, test=(), comparison_calls=0
+    )
     return bounded(size, call_time=call_time)
 
 
@@ -30,18 +36,18 @@ def test_a_short_run_on_a_live_model_starts_at_once() -> None:
     config, lines = started(never, num_env_steps=64, num_processes=4, num_steps=16)
     assert (config.teacher, config.eval_interval) == (None, 0)
     assert lines == [
-        "periodic evaluations: none; two of 20 questions exceed half of the 63 calls of training; "
+        "periodic evaluations: none; two of 20 questions exceed half of the 55 calls of training; "
         "--eval-questions N makes them",
-        f"teacher: none; a search takes 960 calls or more, half of the 63 of training are 31; {LIVE}",
+        f"teacher: none; a search takes 960 calls or more, half of the 55 of training are 27; {LIVE}",
     ]
 
 
 @pytest.mark.parametrize(
     ("call_s", "plan_calls", "words"),
     [
-        (0.2, 1400, "at most 1,400 calls (half of the 2,801 of training), about 5 min"),
+        (0.2, 1316, "at most 1,316 calls (half of the 2,633 of training), about 4 min"),
         (0.9, 1000, "at most 1,000 calls (those of 15 min at 0.9 s a call), about 15 min"),
-        (None, 1400, "at most 1,400 calls (half of the 2,801 of training)"),
+        (None, 1316, "at most 1,316 calls (half of the 2,633 of training)"),
     ],
 )
 def test_a_long_run_searches_for_a_share_of_its_calls(call_s: float | None, plan_calls: int, words: str) -> None:
@@ -65,13 +71,20 @@ def test_fewer_calls_than_the_bound_are_searched_with() -> None:
 
 
 def test_periodic_evaluations_take_a_share_of_the_calls() -> None:
-    for steps, every, questions in ((8192, 2, 71), (1024, 1, 26), (400_000, None, 120)):
+    for steps, every, questions in ((8192, 2, 75), (1024, 1, 28), (400_000, None, 120)):
         config, lines = started(never, validation=120, num_env_steps=steps, teacher=None)
         assert (config.eval_interval, config.eval_questions) == (every, questions)
         assert len(lines) == (every is not None)
     config, [line] = started(never, validation=120, num_env_steps=2048, num_steps=4, teacher=None)
-    assert (config.eval_interval, config.eval_questions) == (32, 80)
-    assert line.startswith("periodic evaluations: 2 x 80 questions, half of the 1,873 calls of training;")
+    assert (config.eval_interval, config.eval_questions) == (32, 84)
+    assert line.startswith("periodic evaluations: 2 x 84 questions, half of the 1,756 calls of training;")
+
+
+@pytest.mark.parametrize(("steps", "answer_calls"), [(1024, 439), (100_000, 3000)])
+def test_answers_to_learn_from_take_a_share_of_the_calls(steps: int, answer_calls: int) -> None:
+    config, _ = started(lambda: 0.1, num_env_steps=steps, teacher=None, answer="learned")
+    assert config.answer_calls == answer_calls
+    assert started(None, num_env_steps=steps, answer="learned")[0].answer_calls == 3000
 
 
 @pytest.mark.parametrize("flags", [{"eval_interval": 1}, {"eval_questions": 30}, {"teacher": "search"}])
