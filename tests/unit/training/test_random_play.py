@@ -19,7 +19,7 @@ from query_mutator.training.random_play import random_play
 from query_mutator.types import SUBMIT, Completion
 
 FORMS = forms.select("question_answer,few_words,steps,restate")
-EPISODES = 300
+EPISODES = 1000
 
 
 def drive(flow: Flow, encoder: Encoder, numbers: Iterator[int]) -> Any:
@@ -57,7 +57,7 @@ def played(task: Task, rng: random.Random, numbers: Iterator[int]) -> tuple[int,
         {"ask": "every_step"},
         {"ask": "policy", "max_episode_steps": 12},
         {"ask": "policy", "max_asks": 1},
-        {"ask": "form", "max_asks": 3},
+        {"ask": "form", "max_asks": 2, "max_episode_steps": 8},
         {"ask": "form", "max_episode_steps": 4, "answer": "round_trip"},
     ],
     ids=lambda rules: "-".join(map(str, rules.values())),
@@ -67,10 +67,11 @@ def test_steps_calls_and_answers_are_those_of_the_engine(rules: dict[str, Any], 
     columns = zip(*(played(task, rng, numbers) for _ in range(EPISODES)), strict=True)
     steps, calls, answers = (sum(column) / EPISODES for column in columns)
     found = random_play(EpisodeRules(**rules), asked=len(task.operators), local=0, forms=len(FORMS))
-    assert (found.steps, found.calls, found.answers) == pytest.approx((steps, calls, answers), rel=0.1)
+    assert (found.steps, found.calls, found.answers) == pytest.approx((steps, calls, answers), rel=0.06)
 
 
-def test_an_operator_that_no_model_carries_out_costs_no_call() -> None:
+def test_an_operator_that_no_model_carries_out_costs_no_call_and_changes_a_question_once() -> None:
     rules = EpisodeRules(ask="policy", max_asks=1)
     assert random_play(rules, asked=0, local=5, forms=0).calls == 1
     assert random_play(rules, asked=5, local=0, forms=0).calls > 2
+    assert random_play(rules, asked=0, local=1, forms=0).steps == pytest.approx(1.5, abs=0.05)
