@@ -32,7 +32,7 @@ from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.bandit_baseline import BanditBaseline
-from query_mutator.evaluation.budget import price_for_budget
+from query_mutator.evaluation.budget import NUM_QUESTIONS, price_for_budget
 from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
 from query_mutator.evaluation.methods import Evaluator
@@ -62,6 +62,7 @@ from query_mutator.training.callbacks.validation import Validation
 from query_mutator.training.checkpoints import Checkpoints
 from query_mutator.training.checks import check_run
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
+from query_mutator.training.estimate import size_of
 from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner
 from query_mutator.training.loop import TrainingLoop
@@ -337,8 +338,9 @@ class Trainer:
         parts, config = self.parts, self.config
         if config.budget is None:
             return parts.task
-        most = parts.training_calls.calls // (4 * parts.task.rules.max_calls)  # a quarter of the training's calls
-        count = max(1, min(config.eval_questions, most))
+        # A quarter of the calls of training, those from the cache included.
+        most = size_of(config, parts.split).calls // (4 * parts.task.rules.max_calls)
+        count = max(1, min(NUM_QUESTIONS, most))
         questions = fixed_sample(parts.split.validation or parts.split.train, count)
         with server_worked_before():
             price, calls = price_for_budget(

@@ -13,8 +13,9 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.learners.direct import PRICES
 from query_mutator.learners.learner import InferencePolicy
 
-__all__ = ["price_for_budget"]
+__all__ = ["NUM_QUESTIONS", "price_for_budget"]
 
+NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
 NUM_PRICES = (20, 10)  # over all prices, then between the two next to the budget
 
 

@@ -219,6 +219,7 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     # The direct method is fitted after a rollout, which takes a second; PPO needs many of them.
     num_steps = "128" if algo == "direct" else "32"
     small = ["--algo", algo, "--num-processes", "4", "--num-steps", num_steps, "--num-env-steps", "1024"]
+    small += ["--eval-questions", "2"]
     assert train(*flags, *small, "--no-evaluate", "--answer-calls", "300", "--no-use-linear-lr-decay") == 0
     run = the_run(tmp_path)
     said = capsys.readouterr().err
@@ -231,8 +232,9 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     said = capsys.readouterr().err
     assert "P(right): learned from" in said
     assert "answers to learn" not in said  # the model of the run's folder
-    price = re.search(r"--budget 2: at ([0-9.e-]+) a call", said)
+    price = re.search(r"--budget 2: at ([0-9.e-]+) a call [0-9.]+ calls, on ([0-9]+) questions", said)
     assert price is not None
+    assert int(price[2]) > 2  # more than a periodic evaluation has
     assert read_checkpoint(run).task.call_price == (float(price[1]),)
     assert qm("eval", "--checkpoint", run, "--json", tmp_path / "eval.json") == 0
     report = json.loads((tmp_path / "eval.json").read_text())
