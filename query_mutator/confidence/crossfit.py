@@ -5,14 +5,16 @@ n answers, F columns
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from query_mutator.confidence.attempts import LoggedAnswer
-from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
+from query_mutator.confidence.scorers import SCORERS, BothScorer, Candidate, Scorer
 from query_mutator.confidence.submission import combined
 from query_mutator.confidence.table import TrainingTable, form_rates, training_table, with_forms
 from query_mutator.encoder.base import Encoder
@@ -79,6 +81,14 @@ class CrossFit:
     calibration: Platt
 
 
+class OutOfFold(NamedTuple):
+    """The log odds [n] of answers, and of each fold its scorer and the rates of forms."""
+
+    raw: DoubleArray
+    scorers: Sequence[Scorer]
+    rates: list[dict[str, float]]
+
+
 def cross_fitted(
     rows: Sequence[LoggedAnswer] | TrainingTable,
     *,
@@ -100,8 +110,18 @@ def cross_fit(
     fold = table.fold_of(folds)
     best: CrossFit | None = None
     least = math.inf
+
+    @functools.cache
+    def out_of_fold(name: Candidate) -> OutOfFold:
+        if name != "both":
+            return _out_of_fold(table, weights, name, fold, seed)
+        linear, trees = out_of_fold("linear"), out_of_fold("trees")
+        pairs = zip(linear.scorers, trees.scorers, strict=True)
+        scorers = [BothScorer(linear=one, trees=other) for one, other in pairs]
+        return OutOfFold((linear.raw + trees.raw) / 2, scorers, linear.rates)
+
     for name in candidates:
-        raw, scorers, rates = _out_of_fold(table, weights, name, fold, seed)
+        raw, scorers, rates = out_of_fold(name)
         p = np.empty(len(table))
         fits = []
         for part in range(folds):  # the calibration of a fold comes from the others
@@ -150,12 +170,10 @@ def log_loss(p: DoubleArray, right: DoubleArray, weights: DoubleArray) -> float:
     return float(-(weights @ np.log(likely)) / weights.sum())
 
 
-def _out_of_fold(
-    table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int
-) -> tuple[DoubleArray, list[Scorer], list[dict[str, float]]]:
-    """Return the log odds [n] of answers, and of each fold its scorer and the rates of forms."""
+def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int) -> OutOfFold:
     raw = np.empty(len(table))
-    scorers, all_rates = [], []
+    scorers: list[Scorer] = []
+    all_rates = []
     for part in range(int(fold.max()) + 1):
         held_out = fold == part
         kept = np.where(held_out, 0.0, weights)
@@ -166,7 +184,7 @@ def _out_of_fold(
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
         scorers.append(scorer)
         all_rates.append(rates)
-    return raw, scorers, all_rates
+    return OutOfFold(raw, scorers, all_rates)
 
 
 def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:

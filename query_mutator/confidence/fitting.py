@@ -8,12 +8,11 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 
-from query_mutator.confidence.scorers import Candidate, LinearScorer, Scorer, TreeScorer, standardized
+from query_mutator.confidence.scorers import BothScorer, Candidate, LinearScorer, Scorer, TreeScorer, standardized
 from query_mutator.types import DoubleArray
 
 __all__ = ["TreeRegressor", "fitted_scorer"]
 
-_FEW_TREES = {"max_iter": 100, "learning_rate": 0.05, "max_leaf_nodes": 4, "min_samples_leaf": 30}
 _TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
 _VALUES = {"max_iter": 120, "learning_rate": 0.06, "max_leaf_nodes": 16, "min_samples_leaf": 20}  # trees of a regressor
 _SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}
@@ -27,7 +26,10 @@ def fitted_scorer(
     """Fit a scorer by name to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
     if name == "linear":
         return _linear(columns, right, weights, seed=seed)
-    return _trees(columns, right, weights, seed=seed, settings=_FEW_TREES if name == "few_trees" else _TREES)
+    trees = _trees(columns, right, weights, seed=seed)
+    if name == "trees":
+        return trees
+    return BothScorer(linear=_linear(columns, right, weights, seed=seed), trees=trees)
 
 
 class TreeRegressor:
@@ -59,11 +61,9 @@ def _linear(columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, s
     return LinearScorer(weights=model.coef_[0], means=means, scales=scales, intercept=float(model.intercept_[0]))
 
 
-def _trees(
-    columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int, settings: dict[str, Any]
-) -> TreeScorer:
+def _trees(columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> TreeScorer:
     filled = np.where(np.isnan(columns).all(axis=0), 0.0, columns)  # scikit-learn takes no column without a value
-    model = HistGradientBoostingClassifier(random_state=seed, **_SHARED, **settings)
+    model = HistGradientBoostingClassifier(random_state=seed, **_SHARED, **_TREES)
     # Equal weights are left out: weighted quantiles take ten times as long.
     model.fit(filled, right, sample_weight=weights if np.ptp(weights) else None)
     return _as_arrays(model, filled[:_CHECKED_ROWS], model.decision_function(filled[:_CHECKED_ROWS]))

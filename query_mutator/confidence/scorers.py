@@ -1,4 +1,4 @@
-"""The two models behind P(right), as arrays: a logistic regression, and boosted trees. Each gives log odds [n].
+"""The models behind P(right), as arrays: a logistic regression, boosted trees, or both. Each gives log odds [n].
 
     n answers, F columns, T trees, M nodes of all trees
 
@@ -17,11 +17,11 @@ import numpy as np
 from query_mutator.errors import CheckpointError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
-__all__ = ["SCORERS", "Candidate", "LinearScorer", "Scorer", "TreeScorer", "load_scorer", "real_array"]
+__all__ = ["SCORERS", "BothScorer", "Candidate", "LinearScorer", "Scorer", "TreeScorer", "load_scorer", "real_array"]
 
 #: What cross-validation chooses from, the simplest first.
-Candidate = Literal["linear", "few_trees", "trees"]
-SCORERS: tuple[Candidate, ...] = ("linear", "few_trees", "trees")
+Candidate = Literal["linear", "both", "trees"]
+SCORERS: tuple[Candidate, ...] = ("linear", "both", "trees")
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -146,6 +146,30 @@ class TreeScorer:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothScorer:
+    """The mean log odds of a regression and of trees, whose errors on other wordings differ."""
+
+    linear: Scorer
+    trees: Scorer
+
+    def log_odds(self, columns: DoubleArray) -> DoubleArray:
+        """Return the log odds [n] of answers with these columns [n, F]."""
+        return (self.linear.log_odds(columns) + self.trees.log_odds(columns)) / 2
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of both, whose names differ."""
+        return {**self.linear.to_arrays(), **self.trees.to_arrays()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, *, columns: int) -> Self:
+        """Return what arrays hold; CheckpointError as for each."""
+        return cls(
+            linear=LinearScorer.from_arrays(arrays, columns=columns),
+            trees=TreeScorer.from_arrays(arrays, columns=columns),
+        )
+
+
 def standardized(columns: DoubleArray, means: DoubleArray, scales: DoubleArray) -> DoubleArray:
     """Return columns [n, F] in standard deviations, at most 5, beyond which one value would decide alone."""
     return np.asarray(np.clip(np.where(np.isnan(columns), 0.0, (columns - means) / scales), -5, 5))
@@ -153,7 +177,9 @@ def standardized(columns: DoubleArray, means: DoubleArray, scales: DoubleArray) 
 
 def load_scorer(arrays: Arrays, *, columns: int) -> Scorer:
     """Return the scorer in arrays; CheckpointError of one line for arrays that hold none."""
-    kind = LinearScorer if "weights" in arrays else TreeScorer
+    if "weights" not in arrays:
+        return TreeScorer.from_arrays(arrays, columns=columns)
+    kind = BothScorer if "roots" in arrays else LinearScorer
     return kind.from_arrays(arrays, columns=columns)
 
 

@@ -28,7 +28,6 @@ SUITED: Mapping[str, Any] = {
     "budget": 2.0,
     "call_price": (0.005, 0.02, 0.08),
     "algo": "direct",
-    "embedding_dims": 16,
 }
 #: Those of a search for a plan, which asks once.
 SUITED_PLAN = {"operators": SUITED["operators"], "forms": SUITED["forms"], "max_asks": 1}

@@ -13,6 +13,7 @@ import pytest
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
 from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.features import CLOSENESS, FEATURES
+from query_mutator.confidence.scorers import SCORERS
 from query_mutator.encoder.hashing import HashEncoder
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.session.confidence_file import load_or_learn
@@ -35,11 +36,11 @@ def linear(rows: list[LoggedAnswer]) -> ConfidenceModel:
 
 
 @pytest.fixture(scope="module")
-def trees(rows: list[LoggedAnswer]) -> ConfidenceModel:
-    return ConfidenceModel.fit(rows, candidates=("few_trees",), folds=2)
+def both(rows: list[LoggedAnswer]) -> ConfidenceModel:
+    return ConfidenceModel.fit(rows, candidates=("both",), folds=2)
 
 
-@pytest.fixture(params=["linear", "trees"])
+@pytest.fixture(params=["linear", "both"])
 def model(request: pytest.FixtureRequest) -> ConfidenceModel:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, ConfidenceModel)
@@ -77,8 +78,8 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
 def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_gold_says(
     rows: list[LoggedAnswer],
 ) -> None:
-    model = ConfidenceModel.fit(rows[:200], candidates=("linear", "few_trees"), folds=2)
-    assert model.report.scorer in ("linear", "few_trees")
+    model = ConfidenceModel.fit(rows[:200], folds=2)
+    assert model.report.scorer in SCORERS
     spoken = [replace(row, gold="yes", right=False) for row in rows[:50]]
     spoken += [replace(row, attempt=Attempt(text="12? Yes."), gold="yes", right=True) for row in rows[:50]]
     assert training_table(spoken).kind == "yes_no"
@@ -115,7 +116,7 @@ def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
         right = bool(rng.random() < 0.5)
         question = f"Thing {number}? " + "w " * int(rng.integers(1, 400))
         rows += [LoggedAnswer(question=question, attempt=Attempt(text="It is so."), right=right) for _ in range(5)]
-    p = cross_fitted(rows, candidates=("few_trees",))
+    p = cross_fitted(rows, candidates=("trees",))
     assert auroc(p, np.array([row.right for row in rows], dtype=float)) < 0.6
 
 
@@ -167,8 +168,8 @@ def about(arrays: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray
         ("roots", np.zeros(5_000, dtype=np.int64)), ("left", None), ("baseline", np.zeros((1, 1))),
     ],
 )  # fmt: skip
-def test_hostile_arrays_are_refused_in_one_line(trees: ConfidenceModel, name: str, value: Any) -> None:
-    arrays = trees.to_arrays()
+def test_hostile_arrays_are_refused_in_one_line(both: ConfidenceModel, name: str, value: Any) -> None:
+    arrays = both.to_arrays()
     if isinstance(value, str):
         changed = arrays[name].astype(np.float64)
         changed[:] = {"beyond": 10_000, "circle": 0, "fraction": 0.5, "huge": 1e300, "nan": np.nan}[value]
@@ -189,10 +190,10 @@ def test_hostile_json_is_refused_in_one_line(linear: ConfidenceModel, changes: d
         ConfidenceModel.from_arrays(about(linear.to_arrays(), **changes))
 
 
-def test_a_deep_chain_of_nodes_is_refused(trees: ConfidenceModel) -> None:
+def test_a_deep_chain_of_nodes_is_refused(both: ConfidenceModel) -> None:
     n = 500
     chain = np.minimum(np.arange(n) + 1, n - 1)
-    arrays = {**trees.to_arrays(), "left": chain, "right": chain, "roots": np.zeros(1)}
+    arrays = {**both.to_arrays(), "left": chain, "right": chain, "roots": np.zeros(1)}
     arrays |= {name: np.zeros(n) for name in ("column", "threshold", "unknown_left", "value")}
     with pytest.raises(CheckpointError, match="deeper"):
         ConfidenceModel.from_arrays(arrays)
@@ -234,6 +235,6 @@ def test_folds_are_read_again_from_the_file_of_a_run(
             load_or_learn(path, lambda: model)
 
 
-def test_an_answer_is_read_next_to_the_wording_that_was_asked(trees: ConfidenceModel) -> None:
+def test_an_answer_is_read_next_to_the_wording_that_was_asked(both: ConfidenceModel) -> None:
     cleaned = replace(GOOD, asked=QUESTION)
-    assert trees.p_alone("hw many pens lol", [cleaned]) == trees.p_alone(QUESTION, [GOOD])
+    assert both.p_alone("hw many pens lol", [cleaned]) == both.p_alone(QUESTION, [GOOD])
