@@ -12,6 +12,7 @@ import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
 from query_mutator.confidence import crossfit as crossfit_module
+from query_mutator.confidence.crossfit import log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES
 from query_mutator.confidence.scorers import SCORERS
 from query_mutator.encoder.hashing import HashEncoder
@@ -78,11 +79,26 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
 def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_gold_says(
     rows: list[LoggedAnswer],
 ) -> None:
-    model = ConfidenceModel.fit(rows[:200], folds=2)
-    assert model.report.scorer in SCORERS
+    table = training_table(rows[:200])
+    model = ConfidenceModel.fit(table, folds=2)
+    equal = np.ones(len(table))
+    losses = {name: log_loss(cross_fitted(table, folds=2, candidates=(name,)), table.right, equal) for name in SCORERS}
+    assert model.report.scorer == min(SCORERS, key=lambda name: losses[name])
     spoken = [replace(row, gold="yes", right=False) for row in rows[:50]]
     spoken += [replace(row, attempt=Attempt(text="12? Yes."), gold="yes", right=True) for row in rows[:50]]
     assert training_table(spoken).kind == "yes_no"
+
+
+def test_both_is_the_mean_of_a_regression_and_of_trees(rows: list[LoggedAnswer]) -> None:
+    table = training_table(rows)
+    linear, trees, both = (
+        crossfit_module.fit_scorer(name, table.columns, table.right, np.ones(len(table)), seed=0).log_odds(
+            table.columns
+        )
+        for name in ("linear", "trees", "both")
+    )
+    assert np.abs(linear - trees).max() > 0.1
+    assert both == pytest.approx((linear + trees) / 2)
 
 
 def test_cross_fitting_never_learns_from_the_target_that_it_scores(

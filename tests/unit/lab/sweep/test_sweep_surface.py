@@ -12,7 +12,7 @@ from query_mutator.stats.intervals import Floats
 
 pytestmark = pytest.mark.slow
 
-REPEATS = 40  # benchmarks/sweep_surfaces.py has more of them
+REPEATS = 60  # benchmarks/sweep_surfaces.py has more of them
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
 
 
