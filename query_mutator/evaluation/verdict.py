@@ -71,13 +71,14 @@ def _others(deploy: str, safe: Summaries, summaries: Summaries, minus: Minus, na
     rows = [name for name, summary in summaries.items() if name not in _NAMES and summary["scored"]]
     best = max(rows, key=lambda name: float(summaries[name]["success"]), default=IDENTITY)
     if deploy != IDENTITY != best and minus(best, deploy)["success_ci"][1] >= 0:
-        words.append(f"{best} is not clearly worse ({_points(minus(best, deploy))})")
+        words.append(_against(best, minus(best, deploy), summaries[best], tie="is not clearly worse"))
     return "".join(f"; {word}" for word in words)
 
 
-def _against(name: str, difference: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    how = "is not better" if difference["success"] <= 0 else "is not clearly better"
-    how = "is worse" if difference["success_ci"][1] < 0 else how
+def _against(name: str, difference: Mapping[str, Any], summary: Mapping[str, Any], *, tie: str = "") -> str:
+    low, high = difference["success_ci"]
+    how = tie or ("is not better" if difference["success"] <= 0 else "is not clearly better")
+    how = "is better" if low > 0 else "is worse" if high < 0 else how
     return f"{name} {how} ({_points(difference)}, {summary['calls_per_question']:.1f} calls)"
 
 

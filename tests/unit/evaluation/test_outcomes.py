@@ -140,6 +140,15 @@ def test_another_method_that_does_as_well_is_named() -> None:
     verdict = report_of(identity=[NO] * 30, best_of_k=[GOOD] * 30, random=[NO] * 30, policy=[GOOD] * 30)["verdict"]
     assert verdict["deploy"] == "policy"
     assert "; best_of_k is not clearly worse (+0.0 points [" in verdict["sentence"]
+    assert verdict["sentence"].endswith(", 2.0 calls).")
+
+
+def test_another_method_that_does_better_at_more_calls_is_said_to_be_better() -> None:
+    bandit, policy = [replace(GOOD, calls=9)] * 30, [GOOD] * 20 + [POOR] * 10
+    verdict = report_of(identity=[NO] * 30, bandit=bandit, policy=policy)["verdict"]
+    assert verdict["deploy"] == "policy"
+    assert "; bandit is better (+33.3 points [" in verdict["sentence"]
+    assert verdict["sentence"].endswith(", 9.0 calls).")
 
 
 def test_fewer_than_20_questions_are_no_verdict() -> None:
