@@ -339,7 +339,7 @@ class Trainer:
         if config.budget is None:
             return parts.task
         # A quarter of the calls of training, those from the cache included.
-        most = size_of(config, parts.split).calls // (4 * parts.task.rules.max_calls)
+        most = size_of(config, parts.split).calls // (4 * parts.task.max_episode_calls)
         count = max(1, min(NUM_QUESTIONS, most))
         questions = fixed_sample(parts.split.validation or parts.split.train, count)
         with server_worked_before():

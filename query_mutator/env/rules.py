@@ -26,18 +26,9 @@ class Asking:
         """Return whether asking is an action; an episode that ends without an answer asks then."""
         return ASK in self.controls
 
-    @property
-    def calls_per_rewrite(self) -> int:
-        """Return the maximum calls of a step with an operator."""
-        return 2 if self.asks_rewrites else 1
-
-    def max_calls(self, max_episode_steps: int) -> int:
-        """Return the maximum calls of an episode: one answer in addition to its steps."""
-        return 1 + self.calls_per_rewrite * max_episode_steps
-
     def max_answers(self, max_episode_steps: int) -> int:
         """Return the maximum answers of an episode: where the policy asks, a rewrite lies between two of them."""
-        return 1 + max_episode_steps if self.asks_forms else (max_episode_steps + 1) // 2
+        return self.asks_original + max_episode_steps if self.asks_forms else (max_episode_steps + 1) // 2
 
 
 EVERY_STEP = Asking(controls=(UNDO, SUBMIT), asks_original=True, asks_rewrites=True, asks_forms=True)
@@ -60,8 +51,13 @@ class EpisodeRules(Episode):
         """Return what `ask` stands for."""
         return ASKING[self.ask]
 
-    @property
-    def max_calls(self) -> int:
-        """Return the maximum calls of one episode; a round trip makes one more for every answer."""
-        answers = self.asking.max_answers(self.max_episode_steps) if self.answer == "round_trip" else 0
-        return self.asking.max_calls(self.max_episode_steps) + answers
+    def max_calls(self, *, asked: int) -> int:
+        """Return the maximum calls of one episode with `asked` operators that a model carries out.
+
+        A step makes one call, or two where rewrites are asked at once; an answer comes before or after the steps, and a
+        round trip makes one more call for every answer.
+        """
+        steps = self.max_episode_steps
+        answers = min(self.asking.max_answers(steps), self.max_asks or steps + 1)
+        calls = min(answers + steps * (asked > 0), 1 + steps * (1 + self.asking.asks_rewrites))
+        return calls + answers * (self.answer == "round_trip")

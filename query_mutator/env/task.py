@@ -118,6 +118,16 @@ class Task:
         """Return the number of actions that change the wording or the form: operators and forms, which come first."""
         return len(self.operators) + len(self.forms)
 
+    @cached_property
+    def num_asked(self) -> int:
+        """Return the number of operators that a model carries out."""
+        return sum(not self.is_local(action) for action in range(len(self.operators)))
+
+    @property
+    def max_episode_calls(self) -> int:
+        """Return the maximum calls of one episode."""
+        return self.rules.max_calls(asked=self.num_asked)
+
     def form_of(self, action: int) -> Form | None:
         """Return the form that an action chooses, None for other actions."""
         return self.forms[action - len(self.operators)] if len(self.operators) <= action < self.num_rewrites else None

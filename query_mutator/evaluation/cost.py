@@ -24,7 +24,8 @@ class EvaluationCost:
     num_test: int
     num_guard: int
     num_train: int
-    num_operators: int
+    num_operators: int  # and forms
+    num_asked: int  # of them, those that a model carries out
     episode_calls: int  # of the policy
     asking: int = 0  # parts of the reward that ask a model, about each answer but those to the guard's requests
     more_calls: int = 0  # of further methods for one question, together
@@ -51,7 +52,7 @@ class EvaluationCost:
     @property
     def calls(self) -> int:
         """Return the calls at most."""
-        per_ranked = (1 + self.asking) * (1 + 2 * self.num_operators)
+        per_ranked = (1 + self.asking) * (1 + self.num_operators + self.num_asked)
         asked = self.num_test * self.per_question + self.guard_calls
         return asked + self.num_ranking * per_ranked + self.search_calls
 

@@ -106,7 +106,7 @@ def compare(
     note(f"evaluation: {cost.announced(whole, bound)}")
     baselines, calls_left = _with_plan(evaluator, task, baselines, max_calls=cost.search_calls, left=bound, seed=seed)
     if baselines.plan is not None:
-        cost = cost.with_plan(plan_task(baselines.plan.best, task).rules.max_calls, max_calls)
+        cost = cost.with_plan(plan_task(baselines.plan.best, task).max_episode_calls, max_calls)
     sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
     embed_questions(models.encoder, sample.questions)
     tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, seed=seed)
@@ -208,8 +208,9 @@ def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, nu
         num_guard=num_guard,
         num_train=len(task.train_questions),
         num_operators=task.num_rewrites,
+        num_asked=task.num_asked,
         asking=task.reward.asking,
-        episode_calls=task.rules.max_calls,
+        episode_calls=task.max_episode_calls,
         search_calls=baselines.calls_to_search,
         plan_calls=PLAN_CALLS if baselines.have_plan else 0,
         more_calls=REWRITER_CALLS if baselines.rewriter else 0,

@@ -8,6 +8,7 @@ from query_mutator.env.rules import ASKING, EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.plan_search import check_calls
+from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
 from query_mutator.session.judging import make_reward
@@ -50,12 +51,15 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
 
 def comparison_calls(config: TrainConfig, split: Split) -> int:
     """Return the calls of the final comparison at most; UsageError when --eval-calls does not allow one question."""
+    operators, forms = rewrites(config)
+    asked = sum(local_rewrite(operator) is None for operator in operators)
     cost = EvaluationCost(
         num_test=len(split.test),
         num_guard=len(guard_requests(split.guard, with_bundled=config.guard)),
         num_train=len(split.train),
-        num_operators=sum(map(len, rewrites(config))),
-        episode_calls=group_of(EpisodeRules, config).max_calls,
+        num_operators=len(operators) + len(forms),
+        num_asked=asked,
+        episode_calls=group_of(EpisodeRules, config).max_calls(asked=asked),
         asking=make_reward(config).asking,
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,

@@ -159,7 +159,7 @@ def test_choosing_a_form_asks_where_forms_ask(tiny_task: MakeTask, tiny_client: 
     assert env.action_masks()[[FRAME, STEPS, ASK]].tolist() == [False, True, False]  # another form asks again
     env.step(SPELLING)
     assert env.action_masks()[STEPS]  # also before an answer to the new wording
-    assert task.rules.max_calls == 7
+    assert task.max_episode_calls == 7
 
 
 @pytest.mark.parametrize(("answers", "submitted"), [("abb", 1), ("aba", 0), ("abc", 0)])

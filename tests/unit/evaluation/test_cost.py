@@ -10,13 +10,21 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import EvaluationCost
 
 WHOLE = EvaluationCost(
-    num_test=300, num_guard=28, num_train=200, num_operators=14, episode_calls=11, search_calls=3000, plan_calls=12
+    num_test=300,
+    num_guard=28,
+    num_train=200,
+    num_operators=14,
+    num_asked=14,
+    episode_calls=11,
+    search_calls=3000,
+    plan_calls=12,
 )
 
 
 def test_the_bound_is_that_of_every_method_ranking_and_search() -> None:
     per_question = 4 * 11 + 1 + 12  # policy, bandit, random and best of k, and the plan
-    assert WHOLE.calls == (300 + 28) * per_question + 120 * (1 + 2 * 14) + 3000
+    assert WHOLE.calls == (300 + 28) * per_question + 120 * (1 + 14 + 14) + 3000
+    assert replace(WHOLE, num_asked=9).calls == WHOLE.calls - 120 * 5  # five of them are local
 
 
 @pytest.mark.parametrize("max_calls", [600, 1000, 5000, 12_345, 25_000])
@@ -28,7 +36,14 @@ def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
 
 def test_any_number_from_the_least_on_is_enough() -> None:
     cost = EvaluationCost(
-        num_test=57, num_guard=0, num_train=75, num_operators=4, episode_calls=19, search_calls=4000, plan_calls=12
+        num_test=57,
+        num_guard=0,
+        num_train=75,
+        num_operators=4,
+        num_asked=4,
+        episode_calls=19,
+        search_calls=4000,
+        plan_calls=12,
     )
     with pytest.raises(UsageError, match="give at least 86"):
         cost.within(85)
